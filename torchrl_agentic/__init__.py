@@ -1,0 +1,68 @@
+"""Tool use for language-model reinforcement learning in TorchRL.
+
+The names below are loaded when they are first used: importing the package loads no torch and starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Not lazily: the function has the name of its module, and the first import of a module takes the name.
+from torchrl_agentic.tool import tool
+
+_WHERE = {
+    "errors": ("InfrastructureError", "MissingExtra", "SandboxError", "StopSignal", "ToolError"),
+    "messages": (
+        "CallError", "DispatchResult", "FileRefPart", "ImagePart", "JsonPart", "Message", "ParsedCall",
+        "ParseResult", "Status", "TextPart", "ToolResult", "ToolResultPart", "Turn",
+    ),
+    "schema": ("json_schema_from_pydantic", "validate_args"),
+    "tool": ("Effects", "Tool", "ToolContext", "Toolset"),
+    "limits": ("RateLimiter",),
+    "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
+    "records": ("Recorder", "read_records"),
+    "tools": ("FileReadTool", "PythonTool", "ShellTool", "StopTool", "as_tool"),
+    "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted([*_MODULE_OF, "tool"])  # pyright: ignore[reportUnsupportedDunderAll]  the names stand in _WHERE
+
+if TYPE_CHECKING:
+    from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
+    from torchrl_agentic.limits import RateLimiter
+    from torchrl_agentic.messages import (
+        CallError,
+        DispatchResult,
+        FileRefPart,
+        ImagePart,
+        JsonPart,
+        Message,
+        ParsedCall,
+        ParseResult,
+        Status,
+        TextPart,
+        ToolResult,
+        ToolResultPart,
+        Turn,
+    )
+    from torchrl_agentic.parsers import PARSERS, ToolCallParser, get_parser
+    from torchrl_agentic.records import Recorder, read_records
+    from torchrl_agentic.schema import json_schema_from_pydantic, validate_args
+    from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset
+    from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool, as_tool
+    from torchrl_agentic.transforms import AgentHistory, EndTrajectory, ToolCompose
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

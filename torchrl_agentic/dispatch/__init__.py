@@ -1,0 +1,6 @@
+"""From parsed calls to results: look up, validate, order, limit, run, under deadlines. Plain asyncio."""
+
+from torchrl_agentic.dispatch.dispatcher import Dispatcher
+from torchrl_agentic.dispatch.session import Session
+
+__all__ = ["Dispatcher", "Session"]

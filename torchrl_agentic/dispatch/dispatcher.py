@@ -1,0 +1,210 @@
+"""The tools of a ToolCompose, ready to be called, and the turns that run on them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchrl_agentic.dispatch.session import Session
+from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.turn import TurnRun
+from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.messages import ParsedCall, ToolResult
+from torchrl_agentic.schema import Validator
+from torchrl_agentic.tool import Effects, Tool, effects_of, ensure_tool, has_sessions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTool:
+    """What the dispatcher knows about a tool, worked out once."""
+
+    tool: Tool
+    effects: Effects
+    has_sessions: bool
+    validator: Validator
+    limiter: RateLimiter | None
+
+
+class Dispatcher:
+    """Runs the calls of any number of trajectories, concurrently where their effects allow it.
+
+    Args:
+        tools: tools, look-alikes or typed functions; see `ensure_tool`.
+        rate_limits: tool name → limiter. Share a limiter between dispatchers that use the same service.
+        per_call_timeout: seconds that one run may take, from its start; None: no bound.
+        per_turn_timeout: seconds that all calls of a turn may take, with their queueing; None: no bound.
+        validate_inputs: check arguments against the tool's schema before it runs.
+        max_threads: how many blocking tools run at once.
+        max_calls_per_turn: calls beyond it are answered SKIPPED; None: no bound.
+        compose: what tools find as `ToolContext.compose`.
+
+    Raises:
+        TypeError: an item is no tool.
+        ValueError: two tools of one name, a limit for a tool that is not there, a schema that is none, a
+            bound that is not above 0.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Any] = (),
+        *,
+        rate_limits: Mapping[str, RateLimiter] | None = None,
+        per_call_timeout: float | None = 30.0,
+        per_turn_timeout: float | None = None,
+        validate_inputs: bool = True,
+        max_threads: int = 64,
+        max_calls_per_turn: int | None = None,
+        compose: Any = None,
+    ) -> None:
+        for name, seconds in (("per_call_timeout", per_call_timeout), ("per_turn_timeout", per_turn_timeout)):
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{name} must be above 0 seconds, or None for no bound; got {seconds}")
+        if max_calls_per_turn is not None and max_calls_per_turn < 1:
+            raise ValueError(f"max_calls_per_turn must be 1 or more, or None; got {max_calls_per_turn}")
+        self.per_call_timeout = per_call_timeout
+        self.per_turn_timeout = per_turn_timeout
+        self.validate_inputs = validate_inputs
+        self.max_calls_per_turn = max_calls_per_turn
+        self.compose = compose
+        self.bound: dict[str, BoundTool] = {}
+        self._limits = dict(rate_limits or {})
+        self._max_threads = max_threads
+        self._threads = WorkerThreads(max_threads)
+        self._sessions: set[Session] = set()
+        self._set_up: dict[str, Tool] = {}  # in the order of their set-up
+        self._setting_up: asyncio.Task[None] | None = None
+        for item in tools:
+            self.add(item)
+        if unknown := [name for name in self._limits if name not in self.bound]:
+            known = ", ".join(self.bound) or "none"
+            raise ValueError(f"a rate limit for {unknown[0]!r}, but no such tool; tools: {known}")
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools, in the order they came."""
+        return tuple(bound.tool for bound in self.bound.values())
+
+    @property
+    def threads(self) -> WorkerThreads:
+        """The threads for blocking tools."""
+        return self._threads
+
+    def add(self, item: Any, *, index: int | None = None) -> Tool:
+        """Add a tool, at the end or before position `index`."""
+        tool = ensure_tool(item)
+        if not tool.name:
+            raise ValueError(f"{tool!r} has no name that a model could call")
+        if tool.name in self.bound:
+            raise ValueError(f"two tools are named {tool.name!r}; give one another name")
+        try:
+            validator = Validator(tool.input_schema)
+        except ValueError as error:
+            raise ValueError(f"tool {tool.name!r}: {error}") from None
+        limiter = self._limits.get(tool.name)
+        entry = BoundTool(tool, effects_of(tool), has_sessions(tool), validator, limiter)
+        entries = list(self.bound.values())
+        entries.insert(len(entries) if index is None else index, entry)
+        self.bound = {entry.tool.name: entry for entry in entries}
+        if type(tool).setup is Tool.setup:
+            self._set_up[tool.name] = tool
+        return tool
+
+    def remove(self, name: str) -> Tool:
+        """Take a tool out; what trajectories hold of it closes with them."""
+        self._set_up.pop(name, None)
+        return self.bound.pop(name).tool
+
+    def session(self, trajectory: str, *, row: int = 0) -> Session:
+        """Open a trajectory. Nothing starts before its first call."""
+        session = Session(self, trajectory, row)
+        self._sessions.add(session)
+        return session
+
+    def forget(self, session: Session) -> None:
+        """Take note that a session is closed."""
+        self._sessions.discard(session)
+
+    async def run(self, batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]]) -> list[list[ToolResult]]:
+        """Run one turn of several trajectories at once: (session, calls, state) each, results in that order."""
+        if not self.ready:
+            await self.setup()
+        loop = asyncio.get_running_loop()
+        all_done: asyncio.Future[None] = loop.create_future()
+        open_runs = 0
+
+        def finished() -> None:
+            nonlocal open_runs
+            open_runs -= 1
+            if open_runs == 0 and not all_done.done():
+                all_done.set_result(None)
+
+        runs = [TurnRun(self, session, calls, state, finished) for session, calls, state in batch]
+        open_runs = len(runs) + 1
+        for run in runs:
+            run.start()
+        finished()
+        deadline = None
+        if self.per_turn_timeout is not None:
+            deadline = loop.call_later(self.per_turn_timeout, lambda: [run.expire() for run in runs])
+        try:
+            await all_done
+        except asyncio.CancelledError:
+            await asyncio.gather(*(run.cancel() for run in runs))
+            raise
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+        return [run.results() for run in runs]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every tool is set up."""
+        return len(self._set_up) == len(self.bound)
+
+    async def setup(self) -> None:
+        """Set up each tool that is not set up yet, one after the other.
+
+        Raises:
+            Exception: what a tool's `setup` raised; those before it are torn down again.
+        """
+        if self._setting_up is None:
+            self._setting_up = asyncio.create_task(self._setup())
+            self._setting_up.add_done_callback(self._setup_over)
+        await asyncio.shield(self._setting_up)
+
+    def _setup_over(self, _: asyncio.Task[None]) -> None:
+        self._setting_up = None
+
+    async def _setup(self) -> None:
+        for name, bound in list(self.bound.items()):
+            if name in self._set_up:
+                continue
+            try:
+                await bound.tool.setup()
+            except BaseException as error:
+                await self._teardown()
+                if isinstance(error, Exception | asyncio.CancelledError):
+                    raise
+                raise RuntimeError(f"setting up tool {name!r} raised {error!r}") from error
+            self._set_up[name] = bound.tool
+
+    async def close(self) -> None:
+        """Close all sessions, tear the tools down, let the threads end. Whoever uses it again sets it up anew."""
+        await asyncio.gather(*(session.close() for session in list(self._sessions)))
+        await self._teardown()
+        self._threads.close()
+        self._threads = WorkerThreads(self._max_threads)
+
+    async def _teardown(self) -> None:
+        tools = list(self._set_up.values())
+        self._set_up = {tool.name: tool for tool in tools if type(tool).setup is Tool.setup}
+        for tool in reversed(tools):
+            try:
+                await tool.teardown()
+            except Exception:
+                logger.exception("tearing down tool %s failed", tool.name)

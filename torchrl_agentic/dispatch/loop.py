@@ -1,0 +1,86 @@
+"""The one event-loop thread of the process.
+
+Made on first use, shared by all environments, made anew after a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+GRACE_S = 5.0
+"""How long an interrupted caller waits for what it started to end."""
+
+
+class _LoopThread:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._serve, name="torchrl_agentic", daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+_current: _LoopThread | None = None
+_lock = threading.Lock()
+
+
+def _loop_thread() -> _LoopThread:
+    global _current, _lock
+    current = _current
+    if current is not None and current.pid == os.getpid():
+        return current
+    if current is not None:  # after a fork the thread is gone, and the lock may have been copied while held
+        _lock = threading.Lock()
+    with _lock:
+        if _current is None or _current.pid != os.getpid():
+            _current = _LoopThread()
+        return _current
+
+
+def start(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Start a coroutine on the process's event loop and wait for nothing."""
+    asyncio.run_coroutine_threadsafe(coroutine, _loop_thread().loop)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the process's event loop and wait for its result; any thread may call.
+
+    It works inside a running event loop too, as in Jupyter, whose loop stands still meanwhile. An interrupt
+    (Ctrl-C) cancels the coroutine and waits for its end before it goes on.
+
+    Raises:
+        RuntimeError: called on the event-loop thread itself, from inside a tool; it would wait for itself.
+    """
+    host = _loop_thread()
+    if threading.get_ident() == host.thread.ident:
+        coroutine.close()
+        raise RuntimeError(
+            "this would wait for its own event loop, on which a tool runs: await inside tools, or use ctx.in_thread"
+        )
+    task: asyncio.Task[T] | None = None
+    finished = threading.Lock()
+    finished.acquire()
+
+    def begin() -> None:
+        nonlocal task
+        task = host.loop.create_task(coroutine)
+        task.add_done_callback(lambda _: finished.release())
+
+    host.loop.call_soon_threadsafe(begin)
+    try:
+        finished.acquire()
+    except BaseException:
+        host.loop.call_soon_threadsafe(lambda: task and task.cancel())
+        finished.acquire(timeout=GRACE_S)
+        raise
+    assert task is not None
+    return task.result()

@@ -1,0 +1,120 @@
+"""What one trajectory holds open: a live tool per stateful tool, each opened and closed by one owner task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchrl_agentic.messages import ParsedCall, ToolResult
+from torchrl_agentic.tool import Tool
+
+if TYPE_CHECKING:
+    from torchrl_agentic.dispatch.dispatcher import Dispatcher
+
+logger = logging.getLogger(__name__)
+
+CLOSE_GRACE_S = 10.0
+"""How long closing one live tool may take before it is cancelled."""
+
+
+class _Owner:
+    """The task that opens a tool's session and closes it: anyio refuses to leave a cancel scope from another task."""
+
+    def __init__(self, tool: Tool, trajectory: str) -> None:
+        self.tool = tool
+        self.trajectory = trajectory
+        self.ready: asyncio.Future[Tool] = asyncio.get_running_loop().create_future()
+        self.closing = asyncio.Event()
+        self.task = asyncio.create_task(self._own())
+
+    async def _own(self) -> None:
+        try:
+            async with self.tool.session(self.trajectory) as live:
+                self.ready.set_result(live)
+                await self.closing.wait()
+        except BaseException as error:
+            if self.ready.done():
+                logger.exception("closing tool %s failed (trajectory %s)", self.tool.name, self.trajectory)
+            else:
+                self.ready.set_exception(error)
+                self.ready.exception()  # looked at, so that asyncio does not complain if nobody else does
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    async def close(self) -> None:
+        self.closing.set()
+        _, pending = await asyncio.wait((self.task,), timeout=CLOSE_GRACE_S)
+        if pending:
+            logger.error(
+                "closing tool %s took over %s s (trajectory %s)",
+                self.tool.name,
+                CLOSE_GRACE_S,
+                self.trajectory,
+            )
+            self.task.cancel()
+            await asyncio.wait((self.task,), timeout=1.0)
+
+
+class Session:
+    """One trajectory's side of a dispatcher, from its reset to its end. Made by `Dispatcher.session`.
+
+    turn: how many turns it has run. row: its place in the batch. An async context manager; `close` may be
+    called any number of times, and calls that come after it open everything anew.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, trajectory: str, row: int = 0) -> None:
+        self.dispatcher = dispatcher
+        self.trajectory = trajectory
+        self.row = row
+        self.turn = 0
+        self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
+        self._owners: dict[str, _Owner] = {}
+        self._ids: set[str] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is open or still ending."""
+        return bool(self._owners or self.lingering)
+
+    async def run(self, calls: Sequence[ParsedCall], *, state: Any = None) -> list[ToolResult]:
+        """Answer the calls of one turn: one result per call, in their order."""
+        return (await self.dispatcher.run([(self, calls, state)]))[0]
+
+    async def live(self, tool: Tool) -> Tool:
+        """Give what this trajectory talks to when it calls a tool that has sessions; opened at the first call."""
+        owner = self._owners.get(tool.name)
+        if owner is None or (owner.task.done() and owner.ready.exception() is not None):
+            owner = self._owners[tool.name] = _Owner(tool, self.trajectory)
+        return await asyncio.shield(owner.ready)
+
+    def unique(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:
+        """Give the calls ids that are unique in this trajectory; of equal ids the later ones get a suffix."""
+        unique: list[ParsedCall] = []
+        for call in calls:
+            call_id, n = call.call_id, 1
+            while call_id in self._ids:
+                n += 1
+                call_id = f"{call.call_id}_{n}"
+            self._ids.add(call_id)
+            unique.append(
+                call if n == 1 else replace(call, call_id=call_id, notes=(*call.notes, "duplicate_id"))
+            )
+        return tuple(unique)
+
+    async def close(self) -> None:
+        """Close what is open, after what was cancelled has had a moment to end."""
+        if self.lingering:
+            await asyncio.wait(set(self.lingering), timeout=1.0)
+        owners, self._owners = self._owners, {}
+        if owners:
+            await asyncio.gather(*(owner.close() for owner in owners.values()))
+        self.dispatcher.forget(self)
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(self.close())

@@ -1,0 +1,171 @@
+"""Threads for blocking tools: bounded, never the event loop's default ones, and given up when a call runs out of time.
+
+`concurrent.futures` does not serve here: its threads cannot be abandoned, so that tools which hang would use
+up the pool, and the interpreter waits for them at exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+IDLE_S = 30.0
+"""How long a thread without work stays."""
+
+
+class _Abandoned(BaseException):
+    """Raised inside a thread whose call is over; Python code ends at once, a blocking C call once it returns."""
+
+
+class _Job:
+    __slots__ = ("call", "context", "future", "loop", "verdict", "worker")
+
+    def __init__(self, call: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.call = call
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.context = contextvars.copy_context()
+        self.worker: threading.Thread | None = None
+        self.verdict = deque(
+            (None,)
+        )  # whoever takes the item out decides: the worker "done", or we "given up"
+
+    def decide(self) -> bool:
+        """Whether we are the first to say how this job ends. Atomic, without a lock."""
+        try:
+            self.verdict.pop()
+        except IndexError:
+            return False
+        return True
+
+    def deliver(self, value: Any, error: BaseException | None) -> None:
+        def settle() -> None:
+            if self.future.done():
+                return
+            if error is None:
+                self.future.set_result(value)
+            elif isinstance(error, StopIteration):  # a future refuses it
+                self.future.set_exception(RuntimeError(f"the tool raised {error!r}"))
+            else:
+                self.future.set_exception(error)
+
+        try:
+            self.loop.call_soon_threadsafe(settle)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits
+
+
+class _Pool:
+    """The state that threads share. It does not refer to `WorkerThreads`, so that one can be garbage collected."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.alive = 0
+        self.idle = 0
+        self.closed = False
+        self.jobs: deque[_Job] = deque()
+        self.changed = threading.Condition(threading.Lock())
+
+    def submit(self, job: _Job) -> None:
+        with self.changed:
+            self.jobs.append(job)
+            if self.idle >= len(self.jobs):
+                self.changed.notify()
+            elif self.alive < self.size:
+                self._spawn()
+
+    def abandon(self, job: _Job) -> None:
+        with self.changed:
+            if not job.decide():
+                return
+            if job.worker is None:
+                self.jobs.remove(job)
+                return
+            # Having lost the decision, that thread takes no lock any more; an exception may come to it
+            # anywhere.
+            ident = ctypes.c_ulong(job.worker.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_Abandoned))
+            self.alive -= 1
+            if self.jobs and not self.closed:
+                self._spawn()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.jobs.clear()
+            self.changed.notify_all()
+
+    def _spawn(self) -> None:
+        self.alive += 1
+        threading.Thread(target=self._work, name="torchrl_agentic-tool", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                value, error = None, None
+                try:
+                    value = job.context.run(job.call)
+                except _Abandoned:
+                    raise
+                except BaseException as raised:
+                    error = raised
+                if not job.decide():
+                    return
+                job.deliver(value, error)
+                del job, value, error
+        except _Abandoned:
+            pass
+
+    def _next(self) -> _Job | None:
+        with self.changed:
+            self.idle += 1
+            self.changed.wait_for(lambda: self.jobs or self.closed, IDLE_S)
+            self.idle -= 1
+            if not self.jobs:
+                self.alive -= 1
+                return None
+            job = self.jobs.popleft()
+            job.worker = threading.current_thread()
+            return job
+
+
+class WorkerThreads:
+    """At most `size` blocking functions at once, on daemon threads made when needed.
+
+    A cancelled call gives up its thread: another takes its place in the count, and the function is stopped at
+    its next bytecode. One that blocks in C for ever costs a thread, and nothing waits for it.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"at least one thread is needed; got {size}")
+        self._pool = _Pool(size)
+        self._finalizer = weakref.finalize(self, self._pool.close)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run a function on a thread, in a copy of the caller's context.
+
+        Raises:
+            RuntimeError: the threads are closed.
+        """
+        if self._pool.closed:
+            raise RuntimeError("these threads are closed")
+        job = _Job(function, asyncio.get_running_loop())
+        self._pool.submit(job)
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._pool.abandon(job)
+            raise
+
+    def close(self) -> None:
+        """Let the threads end once their work is done."""
+        self._finalizer()

@@ -1,0 +1,237 @@
+"""One turn of one trajectory while it runs: which call starts when, and how each comes to its one result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchrl_agentic.dispatch.schedule import dependencies
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.limits.local import Slot
+from torchrl_agentic.messages import JSON, ParsedCall, Status, Timing, ToolResult
+from torchrl_agentic.schema import SchemaValidationError
+from torchrl_agentic.tool import Effects, ToolContext
+
+if TYPE_CHECKING:
+    from torchrl_agentic.dispatch.dispatcher import BoundTool, Dispatcher
+    from torchrl_agentic.dispatch.session import Session
+
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 1.0
+"""How long a cancelled turn waits for its calls to end."""
+
+
+class _Entry:
+    """A call on its way to its result."""
+
+    __slots__ = (
+        "args", "began", "bound", "call", "dependents", "notes", "result", "slot", "task", "timer", "waits_for",
+    )  # fmt: skip
+
+    def __init__(self, call: ParsedCall) -> None:
+        self.call = call
+        self.bound: BoundTool | None = None
+        self.args: Mapping[str, JSON] = call.args
+        self.notes = call.notes
+        self.result: ToolResult | None = None
+        self.began: float | None = None
+        self.slot: Slot | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.waits_for = 0
+        self.dependents: list[_Entry] = []
+
+
+class TurnRun:
+    """The calls of one turn. `start` it; `finished` is called once every call has its result."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        session: Session,
+        calls: Sequence[ParsedCall],
+        state: Any,
+        finished: Callable[[], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._session = session
+        self._state = state
+        self._finished = finished
+        self._loop = asyncio.get_running_loop()
+        self._entries = [_Entry(call) for call in calls]
+        self._open = len(self._entries)
+        self._turn = session.turn
+        self._started_at = self._loop.time()
+        self._started = time.time()
+        session.turn += 1
+
+    def start(self) -> None:
+        """Answer what cannot run, work out the order of the rest, and start what waits for nothing."""
+        if not self._entries:
+            self._finished()
+            return
+        runnable: list[_Entry] = []
+        for number, entry in enumerate(self._entries):
+            refusal = self._refuse(entry, number)
+            if refusal is None:
+                runnable.append(entry)
+            else:
+                self._finish(entry, refusal)
+        effects = [entry.bound.effects for entry in runnable if entry.bound is not None]
+        if any(effect is not Effects.PURE for effect in effects):
+            for entry, earlier in zip(runnable, dependencies(effects), strict=True):
+                entry.waits_for = len(earlier)
+                for index in earlier:
+                    runnable[index].dependents.append(entry)
+        for entry in runnable:
+            if entry.waits_for == 0:
+                entry.task = self._loop.create_task(self._perform(entry))
+
+    def results(self) -> list[ToolResult]:
+        """The results in the order of the calls, once finished."""
+        return [entry.result for entry in self._entries if entry.result is not None]
+
+    def expire(self) -> None:
+        """The time of the turn is over: what runs or waits gets a TIMEOUT result now."""
+        seconds = self._dispatcher.per_turn_timeout
+        for entry in self._entries:
+            if entry.result is None:
+                text = f"Error: this turn's time of {seconds:g} s was over before {entry.call.tool!r} had finished"
+                self._stop(entry, _failure(Status.TIMEOUT, text))
+
+    async def cancel(self) -> None:
+        """Cancel what runs and wait a moment for it to end."""
+        for entry in self._entries:
+            if entry.result is None:
+                self._stop(entry, _failure(Status.CANCELLED, "Error: cancelled"))
+        if self._session.lingering:
+            await asyncio.wait(set(self._session.lingering), timeout=CANCEL_GRACE_S)
+
+    def _refuse(self, entry: _Entry, number: int) -> ToolResult | None:
+        """Look the tool up and check the arguments. None: the call may run."""
+        call, most = entry.call, self._dispatcher.max_calls_per_turn
+        if call.error is not None:
+            over = call.error.code == "over_limit"
+            return _failure(Status.SKIPPED if over else Status.MALFORMED, f"Error: {call.error.message}")
+        if most is not None and number >= most:
+            return _failure(Status.SKIPPED, f"Error: not run, one message may hold {most} calls at most")
+        entry.bound = self._dispatcher.bound.get(call.tool)
+        if entry.bound is None:
+            known = ", ".join(self._dispatcher.bound) or "none"
+            return _failure(Status.UNKNOWN_TOOL, f"Error: no tool named {call.tool!r}; available: {known}")
+        if self._dispatcher.validate_inputs:
+            try:
+                entry.args, passed_over = entry.bound.validator.accept(call.args)
+            except SchemaValidationError as error:
+                return _failure(Status.INVALID_ARGS, f"Error: {call.tool}: {error}")
+            if passed_over:
+                entry.notes += passed_over
+        return None
+
+    async def _perform(self, entry: _Entry) -> None:
+        assert entry.bound is not None
+        bound, dispatcher = entry.bound, self._dispatcher
+        name = bound.tool.name
+        try:
+            if bound.limiter is not None:
+                entry.slot = bound.limiter.slot()
+                await entry.slot.acquire()
+            entry.began = self._loop.time()
+            timeout = dispatcher.per_call_timeout
+            if timeout is not None:
+                entry.timer = self._loop.call_later(timeout, self._expire_call, entry)
+            live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
+            value = await live.run(entry.args, self._context(entry, bound, live, timeout))
+            result = value if type(value) is ToolResult else ToolResult.from_value(value)
+        except StopSignal as signal:
+            result = ToolResult.from_text(f"[stop] {signal}", stop=True)
+        except ToolError as error:
+            result = ToolResult.from_text(
+                f"Error: {error.message}", meta=error.detail or None, status=Status.ERROR
+            )
+        except InfrastructureError as error:
+            logger.warning("tool %s: %s %s", name, error, self._where(entry))
+            result = _failure(Status.INFRA, f"Error: {name} is not available at the moment: {error}")
+        except TimeoutError as error:
+            result = _failure(Status.TIMEOUT, f"Error: {name} timed out{f': {error}' if str(error) else ''}")
+        except asyncio.CancelledError:
+            if entry.result is not None:  # stopped by us, and answered already
+                raise
+            result = _failure(Status.CANCELLED, f"Error: {name} was cancelled")
+        except BaseException as error:  # a tool that raises SystemExit must not end the loop that all share
+            if entry.result is None:
+                logger.exception("tool %s crashed %s", name, self._where(entry))
+            result = _failure(
+                Status.CRASH, f"Error: {name} crashed ({type(error).__name__}); it did not finish"
+            )
+        self._finish(entry, result)
+
+    def _context(self, entry: _Entry, bound: BoundTool, live: Any, timeout: float | None) -> ToolContext:
+        call, session = entry.call, self._session
+        began = entry.began or 0.0
+        return ToolContext(
+            call.call_id,
+            call.tag,
+            self._state if bound.tool.wants_state else None,
+            getattr(live, "sandbox", None),
+            getattr(live, "repl", None),
+            self._dispatcher.compose,
+            session.row,
+            session.trajectory,
+            self._turn,
+            None if timeout is None else began + timeout,
+            self._dispatcher.threads,
+        )
+
+    def _expire_call(self, entry: _Entry) -> None:
+        seconds = self._dispatcher.per_call_timeout
+        text = f"Error: {entry.call.tool} did not finish within {seconds:g} s and was stopped"
+        self._stop(entry, _failure(Status.TIMEOUT, text))
+
+    def _stop(self, entry: _Entry, result: ToolResult) -> None:
+        """Answer a call that has not finished, and take back what it holds."""
+        task = entry.task
+        if task is not None and not task.done():
+            self._session.lingering.add(task)
+            task.add_done_callback(self._session.lingering.discard)
+            task.add_done_callback(_looked_at)
+            task.cancel()
+        self._finish(entry, result)
+
+    def _finish(self, entry: _Entry, result: ToolResult) -> None:
+        if entry.result is not None:
+            return
+        now = self._loop.time()
+        began = entry.began if entry.began is not None else now
+        timing = Timing(self._started, began - self._started_at, now - began)
+        entry.result = ToolResult(
+            result.parts, result.is_error, result.meta, status=result.status, stop=result.stop, reward=result.reward,
+            metrics=result.metrics, timing=timing, notes=entry.notes + result.notes,
+        )  # fmt: skip
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.slot is not None:
+            entry.slot.release()
+        for dependent in entry.dependents:
+            dependent.waits_for -= 1
+            if dependent.waits_for == 0 and dependent.result is None:
+                dependent.task = self._loop.create_task(self._perform(dependent))
+        self._open -= 1
+        if self._open == 0:
+            self._finished()
+
+    def _where(self, entry: _Entry) -> str:
+        return f"(trajectory {self._session.trajectory}, turn {self._turn}, call {entry.call.call_id})"
+
+
+def _failure(status: Status, text: str) -> ToolResult:
+    return ToolResult.from_text(text, status=status)
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,244 @@
+"""The rate limiter of one process: decisions in `Gate`, which is pure, and the waiting in `RateLimiter`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+WAITS_KEPT = 512
+"""How many of the latest waits the quantiles of `stats()` are over."""
+
+
+class Gate:
+    """At most `concurrent` calls in flight and `per_second` starts a second after a burst; time comes in as a number.
+
+    The bucket is one number, the time from which the next call may start (virtual scheduling, ITU-T I.371): a
+    start moves it on by one interval, and it may lie up to `burst - 1` intervals ahead.
+    """
+
+    __slots__ = ("concurrent", "in_flight", "interval", "next_start", "slack")
+
+    def __init__(self, concurrent: float, per_second: float, burst: float) -> None:
+        self.concurrent = concurrent
+        self.interval = 1.0 / per_second
+        self.slack = (burst - 1.0) * self.interval if math.isfinite(per_second) else 0.0
+        self.in_flight = 0
+        self.next_start = -math.inf
+
+    def delay(self, now: float) -> float | None:
+        """Seconds until the next call may start; None: a slot has to come back first."""
+        if self.in_flight >= self.concurrent:
+            return None
+        return max(0.0, self.next_start - self.slack - now)
+
+    def grant(self, now: float) -> None:
+        """Take slot and token in the same instant."""
+        self.in_flight += 1
+        self.next_start = max(self.next_start, now) + self.interval
+
+    def release(self, *, started: bool = True) -> None:
+        """Give the slot back; the token too, if the call was granted but never began."""
+        self.in_flight -= 1
+        if not started:
+            self.next_start -= self.interval
+
+
+@dataclass(frozen=True, slots=True)
+class LimiterStats:
+    """What a limiter is doing. wait_p50_s, wait_p99_s: seconds, over the latest waits; 0.0 before the first."""
+
+    in_flight: int
+    waiting: int
+    granted: int
+    wait_p50_s: float
+    wait_p99_s: float
+
+
+class Slot:
+    """The right to run one call; `async with limiter.slot():` waits for it and gives it back.
+
+    Whoever cannot use a `with` block calls `acquire` and `release`; a second `release` does nothing.
+    """
+
+    __slots__ = ("_held", "_limiter")
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._limiter = limiter
+        self._held = False
+
+    async def acquire(self) -> None:
+        """Wait in line. A cancelled wait takes nothing with it."""
+        if not self._limiter.try_acquire():
+            await self._limiter.wait()
+        self._held = True
+
+    def release(self) -> None:
+        """Give slot back; any thread may do it."""
+        if self._held:
+            self._held = False
+            self._limiter.release()
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Waiter:
+    __slots__ = ("future", "granted", "loop", "since")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, since: float) -> None:
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.since = since
+        self.granted = False
+
+    def wake(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class RateLimiter:
+    """At most `max_concurrent` calls at once, and `rate_per_second` starts per second after the first `burst`.
+
+    None means no such limit; `burst` defaults to max(1, rate_per_second). First come, first served, also
+    between event loops and threads. A limiter belongs to the service it protects: share one object among all
+    environments that use it. A pickled limiter arrives as a new one with the same limits.
+
+    clock, call_later: where time comes from, for tests; `call_later(seconds, callback)` as on an event loop.
+
+    Raises:
+        ValueError: a limit is zero, negative or NaN, `burst` is below 1, or comes without a rate.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrent: int | None = None,
+        rate_per_second: float | None = None,
+        burst: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        call_later: Callable[[float, Callable[[], None]], Any] | None = None,
+    ) -> None:
+        # Written so that NaN, of which every comparison is false, is refused too.
+        if max_concurrent is not None and not max_concurrent >= 1:
+            raise ValueError(f"max_concurrent must be 1 or more, or None for no limit; got {max_concurrent}")
+        if rate_per_second is not None and not rate_per_second > 0:
+            raise ValueError(f"rate_per_second must be above 0, or None for no limit; got {rate_per_second}")
+        if burst is not None and rate_per_second is None:
+            raise ValueError("burst has a meaning only together with rate_per_second")
+        if burst is not None and not burst >= 1:
+            raise ValueError(
+                f"burst must be 1 or more: a burst of less would never let a call start; got {burst}"
+            )
+        self.max_concurrent = max_concurrent
+        self.rate_per_second = rate_per_second
+        self.burst = burst if burst is not None else max(1.0, rate_per_second or 1.0)
+        self._gate = Gate(max_concurrent or math.inf, rate_per_second or math.inf, self.burst)
+        self._clock = clock
+        self._call_later = call_later
+        self._lock = threading.Lock()
+        self._line: deque[_Waiter] = deque()
+        self._timer_for: _Waiter | None = None
+        self._granted = 0
+        self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
+
+    def slot(self) -> Slot:
+        """Give the right to run one call, as an async context manager."""
+        return Slot(self)
+
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free and nobody stands in line; whoever gets True owes a `release`."""
+        with self._lock:
+            now = self._clock()
+            if self._line or self._gate.delay(now) != 0.0:
+                return False
+            self._gate.grant(now)
+            self._granted += 1
+            self._waits.append(0.0)
+            return True
+
+    async def wait(self) -> None:
+        """Stand in line until a slot is ours; whoever returns from it owes a `release`."""
+        waiter = _Waiter(asyncio.get_running_loop(), self._clock())
+        with self._lock:
+            self._line.append(waiter)
+            self._serve()
+        try:
+            await waiter.future
+        except asyncio.CancelledError:
+            with self._lock:
+                if waiter.granted:
+                    self._gate.release(started=False)
+                    self._granted -= 1
+                else:
+                    self._line.remove(waiter)
+                self._serve()
+            raise
+
+    def release(self) -> None:
+        """Give back what `try_acquire` or `wait` took."""
+        with self._lock:
+            self._gate.release()
+            self._serve()
+
+    def stats(self) -> LimiterStats:
+        """Tell what is going on now, and how long calls have waited."""
+        with self._lock:
+            waits = sorted(self._waits)
+            p50, p99 = (waits[int(q * (len(waits) - 1))] for q in (0.5, 0.99)) if waits else (0.0, 0.0)
+            return LimiterStats(self._gate.in_flight, len(self._line), self._granted, p50, p99)
+
+    def _serve(self) -> None:
+        """Let in who may start now, and have the head of the line looked at again when its time comes. Locked."""
+        while self._line:
+            head, now = self._line[0], self._clock()
+            delay = self._gate.delay(now)
+            if delay is None:
+                return
+            try:
+                if delay > 0.0 and not head.loop.is_closed():
+                    self._arm(head, delay)
+                    return
+                self._line.popleft()
+                head.loop.call_soon_threadsafe(head.wake)
+            except RuntimeError:  # its event loop is closed: nobody waits there any more
+                continue
+            head.granted = True
+            self._gate.grant(now)
+            self._granted += 1
+            self._waits.append(now - head.since)
+
+    def _arm(self, head: _Waiter, delay: float) -> None:
+        if self._timer_for is head:
+            return
+        if self._call_later is not None:
+            self._call_later(delay, self._on_time)
+        else:
+            head.loop.call_soon_threadsafe(head.loop.call_later, delay, self._on_time)
+        self._timer_for = head
+
+    def _on_time(self) -> None:
+        with self._lock:
+            self._timer_for = None
+            self._serve()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.max_concurrent, self.rate_per_second, self.burst))
+
+    def __repr__(self) -> str:
+        limits = f"max_concurrent={self.max_concurrent}, rate_per_second={self.rate_per_second}, burst={self.burst}"
+        return f"RateLimiter({limits})"
+
+
+def _rebuild(max_concurrent: int | None, rate: float | None, burst: float) -> RateLimiter:
+    return RateLimiter(
+        max_concurrent=max_concurrent, rate_per_second=rate, burst=None if rate is None else burst
+    )

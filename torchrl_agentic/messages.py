@@ -1,0 +1,322 @@
+"""The values that travel in one turn: Message → ParsedCall… → ToolResult… → Message…, and the Turn that records it.
+
+All are frozen dataclasses of plain Python. A TensorDict appears only at the border (`transforms/history.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias, cast
+
+import pydantic_core
+
+JSON: TypeAlias = Any
+"""A value that `json.loads` can return. Python's type system cannot say it without recursion in each signature."""
+
+Content: TypeAlias = str | list[JSON] | None
+"""The content of a chat message: text, a list of parts as API servers send them, or nothing."""
+
+
+class Status(StrEnum):
+    """How a call was answered. `is_error` is true for all but OK."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The tool says so: it raised `ToolError` or returned an error."""
+    MALFORMED = "malformed"
+    """The parser found an attempt to call, but could not read it."""
+    UNKNOWN_TOOL = "unknown_tool"
+    INVALID_ARGS = "invalid_args"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+    """Over a budget: the call was not tried."""
+    CRASH = "crash"
+    """A bug in the tool: it raised something that is no `ToolError`."""
+    INFRA = "infra"
+    """Not the model's fault: a sandbox was lost, a service is overloaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of text in a result."""
+
+    text: str
+    kind: Literal["text"] = "text"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class JsonPart:
+    """A JSON value in a result; its text is compact JSON in UTF-8."""
+
+    data: JSON
+    kind: Literal["json"] = "json"
+
+    def __str__(self) -> str:
+        return json.dumps(self.data, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image in a result: the bytes of an image file."""
+
+    data: bytes
+    media_type: str = "image/png"
+    kind: Literal["image"] = "image"
+
+    def __str__(self) -> str:
+        return f"[image {self.media_type}, {len(self.data)} bytes]"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRefPart:
+    """A file that a tool made, by its path inside the sandbox."""
+
+    path: str
+    media_type: str | None = None
+    kind: Literal["file_ref"] = "file_ref"
+
+    def __str__(self) -> str:
+        return f"[file {self.path}]"
+
+
+ToolResultPart: TypeAlias = TextPart | JsonPart | ImagePart | FileRefPart
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a call started and where its time went.
+
+    start: Unix time in seconds at which the turn took it up. queue_s: from there until the tool ran.
+    run_s: inside the tool.
+    """
+
+    start: float
+    queue_s: float
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call is answered with.
+
+    `is_error` follows from `status`; give either. `stop` ends the trajectory after this turn. `reward` and
+    `metrics` are the tool's own, None and empty where it has none. The dispatcher fills in `timing` and
+    notes.
+    """
+
+    parts: tuple[ToolResultPart, ...] = ()
+    is_error: bool = False
+    meta: Mapping[str, Any] | None = None
+    status: Status | None = field(default=None, kw_only=True)
+    stop: bool = field(default=False, kw_only=True)
+    reward: float | None = field(default=None, kw_only=True)
+    metrics: Mapping[str, JSON] | None = field(default=None, kw_only=True)
+    timing: Timing | None = field(default=None, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Let status and is_error agree."""
+        if self.status is None:
+            object.__setattr__(self, "status", Status.ERROR if self.is_error else Status.OK)
+        elif self.is_error is not (self.status is not Status.OK):
+            object.__setattr__(self, "is_error", self.status is not Status.OK)
+
+    @property
+    def text(self) -> str:
+        """All parts as one text, one part a line; what a model without eyes reads."""
+        parts = self.parts
+        if len(parts) == 1:
+            return str(parts[0])
+        return "\n".join(map(str, parts))
+
+    @classmethod
+    def from_text(
+        cls,
+        text: str,
+        *,
+        is_error: bool = False,
+        meta: Mapping[str, Any] | None = None,
+        status: Status | None = None,
+        stop: bool = False,
+    ) -> ToolResult:
+        """Make the common result: one part of text."""
+        return cls((TextPart(text),), is_error, meta, status=status, stop=stop)
+
+    @classmethod
+    def from_value(cls, value: Any) -> ToolResult:
+        """Make a result of whatever a tool returned.
+
+        str: text. None, bool, numbers, lists, dicts, pydantic models, dataclasses, enums, dates: JSON.
+        A part, or a tuple of parts: as they are. `(value,)`, `(value, reward)`, `(value, reward, metrics)`:
+        reward (None: none) and metrics along with the value. ToolResult: itself.
+
+        Raises:
+            TypeError: nothing of these, or an empty tuple, or one of more than three items.
+        """
+        if isinstance(value, str):
+            return cls((TextPart(value),))
+        if isinstance(value, ToolResult):
+            return value
+        if isinstance(value, TextPart | JsonPart | ImagePart | FileRefPart):
+            return cls((value,))
+        if isinstance(value, tuple):
+            return _from_tuple(cast("tuple[Any, ...]", value))
+        return cls((JsonPart(jsonable(value)),))
+
+
+def _from_tuple(value: tuple[Any, ...]) -> ToolResult:
+    if value and all(isinstance(item, TextPart | JsonPart | ImagePart | FileRefPart) for item in value):
+        return ToolResult(cast("tuple[ToolResultPart, ...]", value))
+    if not 1 <= len(value) <= 3:
+        raise TypeError(
+            f"a tool returned a tuple of {len(value)} items; expected (value[, reward[, metrics]])"
+        )
+    reward = value[1] if len(value) > 1 else None
+    metrics = value[2] if len(value) > 2 else None
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+        raise TypeError(
+            f"the second item of a tool's tuple is its reward, a number; got {type(reward).__name__}"
+        )
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"the third item of a tool's tuple is its metrics, a mapping; got {type(metrics).__name__}"
+        )
+    result = ToolResult.from_value(next(iter(value)))
+    return replace(
+        result,
+        reward=result.reward if reward is None else float(reward),
+        metrics=cast("Mapping[str, JSON] | None", metrics) or result.metrics,
+    )
+
+
+def jsonable(value: Any) -> JSON:
+    """Turn a value into what `json.dumps` takes.
+
+    Raises:
+        TypeError: there is no JSON for it; the message names the type.
+    """
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    try:
+        return pydantic_core.to_jsonable_python(value)
+    except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
+        raise TypeError(f"a tool returned a {type(value).__name__} that is no JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """Why an attempt to call could not be read: a code for programs, a message for the model."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One attempt to call a tool, readable or not.
+
+    Where `error` is set, `args` is empty, and `tool` is empty if not even the name could be read. `index`
+    counts the attempts of a message from 0. `span`: the attempt is `raw[span[0]:span[1]]`, in characters;
+    None where a call was no text. `notes`: one word for each liberty that was taken in reading it.
+    """
+
+    tool: str
+    args: Mapping[str, JSON]
+    call_id: str
+    tag: str | None = None
+    error: CallError | None = None
+    index: int = field(default=0, kw_only=True)
+    span: tuple[int, int] | None = field(default=None, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ParseResult:
+    """What a parser read in one message.
+
+    `text` is the message without the spans of its calls, each byte kept. `reasoning` repeats what stood
+    inside closed thinking tags. `raw` is what was parsed.
+    """
+
+    text: str
+    calls: tuple[ParsedCall, ...] = ()
+    raw: str | Mapping[str, JSON] = ""
+    reasoning: str = field(default="", kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    content: Content
+    tool_calls: Sequence[Mapping[str, JSON]] = ()
+    tool_call_id: str | None = None
+    is_complete: bool = True
+
+    @property
+    def text(self) -> str:
+        """The content as text; parts that are not text appear by their type."""
+        return content_text(self.content)
+
+
+def content_text(content: Content) -> str:
+    """All text of a message's content, whichever form it has."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(map(_part_text, content))
+
+
+def _part_text(part: JSON) -> str:
+    if isinstance(part, Mapping):
+        piece = cast("Mapping[str, JSON]", part)
+        text = piece.get("text")
+        return text if isinstance(text, str) else f"[{piece.get('type', 'part')}]"
+    return str(part)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchResult:
+    """The outcome of one assistant message: the text around its calls, and one result per call, in their order."""
+
+    cleaned_text: str = ""
+    calls: tuple[ParsedCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+
+    @property
+    def any_error(self) -> bool:
+        """Whether any call was not answered OK."""
+        return any(result.is_error for result in self.results)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether any call asked for the end of the trajectory."""
+        return any(result.stop for result in self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The record of one pass: what the model wrote, what it called, what came of it.
+
+    trajectory: its id. index: counts the turns of a trajectory from 0. context: the messages that were added
+    since the turn before (system prompt and question, in turn 0). messages: what was appended to the
+    conversation.
+    """
+
+    trajectory: str
+    index: int
+    message: Message
+    outcome: DispatchResult
+    messages: tuple[Message, ...] = ()
+    context: tuple[Message, ...] = ()
+    notes: tuple[str, ...] = ()

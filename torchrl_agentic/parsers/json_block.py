@@ -1,0 +1,96 @@
+"""TorchRL's own JSON: the whole message is `{"message": …, "tools": [{"tool", "args", "id"}]}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, cast
+
+from torchrl_agentic.messages import JSON, Content, ParsedCall, ParseResult, ToolResult, content_text
+from torchrl_agentic.parsers.base import (
+    MAX_CALLS,
+    Attempt,
+    ToolCallParser,
+    Unreadable,
+    explain,
+    number,
+    over_limit,
+)
+from torchrl_agentic.parsers.jsontext import decode, dumps, read_arguments, skip_whitespace
+
+_FENCES = ("```json", "```")
+
+
+class JSONToolCallParser(ToolCallParser):
+    """`{"message": "text", "tools": [{"tool": "f", "args": {…}, "id": "c1"}]}`, in a code fence or bare.
+
+    Anything else is text without calls; what begins with "{" and speaks of "tools", but is broken, is one
+    unreadable attempt.
+    """
+
+    name: ClassVar[str] = "json"
+    shape: ClassVar[str] = (
+        '{"message": "text", "tools": [{"tool": "tool name", "args": {"argument": "value"}}]}'
+    )
+
+    def parse(self, response: str | Mapping[str, JSON], *, turn: int = 0) -> ParseResult:
+        """Read one assistant message."""
+        text = (
+            response if isinstance(response, str) else content_text(cast("Content", response.get("content")))
+        )
+        if not isinstance(response, str) and "tools" in response:
+            return self._result(response, response, "", turn)
+        start = skip_whitespace(text, 0)
+        fence = next((fence for fence in _FENCES if text.startswith(fence, start)), "")
+        start = skip_whitespace(text, start + len(fence))
+        if not text.startswith("{", start):
+            return ParseResult(text, (), response)
+        try:
+            value, end = decode(text, start)
+        except Unreadable as error:
+            if '"tools"' not in text:
+                return ParseResult(text, (), response)
+            attempt = Attempt(error=explain(0, error, text, self.shape), span=(0, len(text)))
+            return ParseResult("", number([attempt], turn), response)
+        fields = cast("Mapping[str, JSON]", value)
+        if "tools" not in fields:
+            return ParseResult(text, (), response)
+        rest = text[end:].strip()
+        return self._result(fields, response, rest.removesuffix("```").rstrip() if fence else rest, turn)
+
+    def _result(
+        self, fields: Mapping[str, JSON], raw: str | Mapping[str, JSON], rest: str, turn: int
+    ) -> ParseResult:
+        message = fields.get("message")
+        text = message if isinstance(message, str) else "" if message is None else dumps(message)
+        tools = fields.get("tools")
+        items = cast("list[JSON]", tools) if isinstance(tools, list) else [tools] if tools else []
+        attempts = [self._attempt(item, index) for index, item in enumerate(items)]
+        return ParseResult(f"{text}\n{rest}" if rest else text, number(attempts, turn), raw)
+
+    def _attempt(self, item: JSON, index: int) -> Attempt:
+        if index >= MAX_CALLS:
+            return Attempt(error=over_limit(index))
+        fields = cast("Mapping[str, JSON]", item) if isinstance(item, Mapping) else {}
+        given, tag = fields.get("id"), fields.get("tag")
+        own_tag = tag if isinstance(tag, str) and tag else None
+        call_id = given if isinstance(given, str) and given else own_tag
+        try:
+            name = fields.get("tool")
+            if not isinstance(name, str) or not name.strip():
+                raise Unreadable("missing_name", 'the call has no "tool"')
+            args, notes = read_arguments(fields.get("args"))
+        except Unreadable as error:
+            return Attempt(error=explain(index, error, "", self.shape), call_id=call_id, tag=own_tag)
+        return Attempt(name.strip(), args, call_id=call_id, tag=own_tag, notes=notes)
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a whole message that holds one call."""
+        tag = {"tag": call.tag} if call.tag else {}
+        return dumps(
+            {"message": "", "tools": [{"tool": call.tool, "args": call.args, "id": call.call_id, **tag}]}
+        )
+
+    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        """Write one result as a JSON object."""
+        content = dumps({"id": call_id, "is_error": result.is_error, "output": result.text})
+        return {"role": "tool", "content": content, "tool_call_id": call_id}

@@ -1,0 +1,188 @@
+"""Turns as JSON lines: one line per turn, versioned, readable while the file grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from torchrl_agentic.messages import (
+    JSON,
+    CallError,
+    DispatchResult,
+    Message,
+    ParsedCall,
+    Status,
+    TextPart,
+    Timing,
+    ToolResult,
+    Turn,
+)
+
+SCHEMA_VERSION = 1
+
+
+def turn_to_json(turn: Turn) -> dict[str, JSON]:
+    """Write a turn as plain data. Of results the text is kept; images and files appear in it by name."""
+    outcome = turn.outcome
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "trajectory": turn.trajectory,
+        "turn": turn.index,
+        "context": [_message_to_json(message) for message in turn.context],
+        "message": _message_to_json(turn.message),
+        "text": outcome.cleaned_text,
+        "calls": [
+            _call_to_json(call, result) for call, result in zip(outcome.calls, outcome.results, strict=True)
+        ],
+        "messages": [_message_to_json(message) for message in turn.messages],
+        "notes": list(turn.notes),
+    }
+
+
+def turn_from_json(data: Mapping[str, Any]) -> Turn:
+    """Read back what `turn_to_json` wrote.
+
+    Raises:
+        ValueError: it was written by a later version.
+    """
+    if data["schema_version"] > SCHEMA_VERSION:
+        raise ValueError(
+            f"a record of version {data['schema_version']}; this package reads up to {SCHEMA_VERSION}"
+        )
+    pairs = [_call_from_json(index, call) for index, call in enumerate(data["calls"])]
+    outcome = DispatchResult(
+        data["text"], tuple(call for call, _ in pairs), tuple(result for _, result in pairs)
+    )
+    return Turn(
+        data["trajectory"],
+        data["turn"],
+        _message_from_json(data["message"]),
+        outcome,
+        tuple(map(_message_from_json, data["messages"])),
+        tuple(map(_message_from_json, data["context"])),
+        tuple(data["notes"]),
+    )
+
+
+def _message_to_json(message: Message) -> dict[str, JSON]:
+    data: dict[str, JSON] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        data["tool_calls"] = list(message.tool_calls)
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    if not message.is_complete:
+        data["is_complete"] = False
+    return data
+
+
+def _message_from_json(data: Mapping[str, Any]) -> Message:
+    return Message(
+        data["role"],
+        data["content"],
+        tuple(data.get("tool_calls", ())),
+        data.get("tool_call_id"),
+        data.get("is_complete", True),
+    )
+
+
+def _call_to_json(call: ParsedCall, result: ToolResult) -> dict[str, JSON]:
+    timing = result.timing or Timing(0.0, 0.0, 0.0)
+    text = result.text
+    return {
+        "id": call.call_id,
+        "tool": call.tool,
+        "args": dict(call.args),
+        "tag": call.tag,
+        "error": None if call.error is None else {"code": call.error.code, "message": call.error.message},
+        "status": result.status,
+        "result": text,
+        "stop": result.stop,
+        "reward": result.reward,
+        "start": timing.start,
+        "queue_s": timing.queue_s,
+        "run_s": timing.run_s,
+        "bytes": len(text.encode("utf-8", "replace")),
+        "notes": list(result.notes),
+    }
+
+
+def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, ToolResult]:
+    error = None if data["error"] is None else CallError(data["error"]["code"], data["error"]["message"])
+    call = ParsedCall(data["tool"], data["args"], data["id"], data["tag"], error, index=index)
+    result = ToolResult(
+        (TextPart(data["result"]),),
+        status=Status(data["status"]),
+        stop=data["stop"],
+        reward=data["reward"],
+        timing=Timing(data["start"], data["queue_s"], data["run_s"]),
+        notes=tuple(data["notes"]),
+    )
+    return call, result
+
+
+class Recorder:
+    """Appends each turn to a file of JSON lines; give it to `ToolCompose(recorder=…)`.
+
+    A line is written in one piece, so that readers of a growing file meet only whole ones, save perhaps the
+    last after a crash. Lone surrogates of model text are written as escapes. One recorder may serve several
+    environments. Use it as a context manager, or close it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._file: TextIO | None = None
+
+    def __call__(self, turn: Turn) -> None:
+        """Record a turn."""
+        data = turn_to_json(turn)
+        try:
+            line = json.dumps(data, ensure_ascii=False, default=str)
+            line.encode()
+        except UnicodeEncodeError:
+            line = json.dumps(data, default=str)
+        with self._lock:
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; a turn that comes later opens it again."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Recorder, (os.fspath(self.path),))
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line of a record file that cannot be read, and why."""
+
+    number: int
+    reason: str
+
+
+def read_records(path: str | Path) -> Generator[Turn | BadLine]:
+    """Read a file of records, one turn after the other; a line that cannot be read is reported in its place."""
+    with Path(path).open(encoding="utf-8", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield turn_from_json(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                yield BadLine(number, f"{type(error).__name__}: {error}")

@@ -1,0 +1,115 @@
+"""What every interpreter is: it runs code, keeps what the code defined, and says what came of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+from torchrl_agentic.sandbox import Sandbox
+
+ReplStatus = Literal["ok", "error", "timeout", "died"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplDisplay:
+    """Something that code showed other than by printing: an image, say."""
+
+    media_type: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReplError:
+    """An exception that code let through: its type's name, its text, and the traceback through the code's cells."""
+
+    ename: str
+    evalue: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplResult:
+    """What came of running some code.
+
+    value: the repr of its last line, if that is an expression that is not None. message: what the interpreter
+    itself has to say: that the code was stopped, or that state was lost. execution_count: numbers the cells
+    from 1; -1 if the code did not run. state_lost: whether what earlier cells defined is gone. omitted_bytes:
+    output that was cut.
+    """
+
+    stdout: str = ""
+    stderr: str = ""
+    display: tuple[ReplDisplay, ...] = ()
+    error: ReplError | None = None
+    timed_out: bool = False
+    execution_count: int = -1
+    value: str | None = None
+    status: ReplStatus = "ok"
+    message: str = ""
+    state_lost: bool = False
+    omitted_bytes: int = 0
+
+    @property
+    def text(self) -> str:
+        """All of it as one text, without the last newline of each part."""
+        trace = (
+            "" if self.error is None else self.error.traceback or f"{self.error.ename}: {self.error.evalue}"
+        )
+        parts = (self.stdout, self.stderr, self.value or "", trace, self.message)
+        return "\n".join(part.rstrip("\n") for part in parts if part.rstrip("\n"))
+
+
+class Repl(ABC):
+    """A stateful interpreter in a sandbox; an async context manager.
+
+    What code defines stays until `restart` or `close`. Errors of the code are results, never exceptions.
+    """
+
+    name: ClassVar[str] = ""
+    sandbox: Sandbox
+
+    @abstractmethod
+    def fresh(self) -> Repl:
+        """Make another one with the same settings, in a sandbox of its own, not open yet."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Start it, and its sandbox if need be; opening what is open does nothing.
+
+        Raises:
+            SandboxError: it cannot be started.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it, and its sandbox if it opened that; closing what is closed does nothing."""
+
+    @abstractmethod
+    async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
+        """Run code. The time, in seconds, covers waiting for earlier code too.
+
+        Code that exceeds it is interrupted; if it does not react, the interpreter is killed and begins anew
+        at the next call. Either way the result says so. Cancelling does the same.
+
+        Raises:
+            InfrastructureError: the interpreter or its sandbox was lost through no fault of the code.
+        """
+
+    @abstractmethod
+    async def interrupt(self) -> None:
+        """Stop the code that runs now, as Ctrl-C would; what was defined stays."""
+
+    @abstractmethod
+    async def restart(self) -> None:
+        """Forget all that was defined. Files stay."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,303 @@
+"""A sandbox of Linux namespaces, set up by bubblewrap: one set of namespaces per command, one folder for its files.
+
+Stops:
+- reading or writing host files, other than /usr and the roots that were granted, as root too
+- seeing or signalling host processes; keeping processes alive after the command or the sandbox has ended
+- the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
+- gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
+- typing into the trainer's terminal; reading the trainer's environment, arguments or open files
+- one process using more memory, processor time or file size than its limits; more processes than its limit
+- output without end costing the trainer memory
+Does not stop:
+- many processes together using max_processes × memory_bytes, or many files together filling the host's disk
+- bugs in the kernel: for code of strangers, put a virtual machine around it
+- code learning about the machine: processor, kernel version, load
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox import seccomp
+from torchrl_agentic.sandbox.base import WORK, Sandbox, SandboxResult, checked
+from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.offloop import off_loop
+from torchrl_agentic.sandbox.process import Child, run_to_end, start
+from torchrl_agentic.sandbox.python import find_python
+from torchrl_agentic.sandbox.workspace import NOBODY, Workspace, inside
+
+CLEAN_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": WORK,
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+TMPFS_BYTES = 64 << 20
+INSTALL = (
+    "bubblewrap is the program 'bwrap': apt install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). "
+    "In a container it needs user namespaces: docker run --security-opt seccomp=unconfined --security-opt "
+    "apparmor=unconfined"
+)
+
+_NAMESPACES = (
+    "--die-with-parent", "--new-session", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
+    "--unshare-cgroup-try", "--disable-userns", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000",
+    "--hostname", "sandbox",
+)  # fmt: skip
+_ROOT = (
+    "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib",
+    "--symlink", "usr/lib64", "/lib64", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
+    "--ro-bind-try", "/etc/alternatives", "/etc/alternatives", "--proc", "/proc", "--dev", "/dev",
+    "--size", str(TMPFS_BYTES), "--tmpfs", "/tmp", "--size", str(TMPFS_BYTES // 4), "--tmpfs", "/dev/shm",
+)  # fmt: skip
+_SH = "/bin/sh"
+
+
+class BubblewrapSandbox(Sandbox):
+    """Commands in Linux namespaces of their own, made by bubblewrap; files in a private folder, seen as /work.
+
+    network in the limits: "none", "loopback" (an interface of its own), or "full" (the host's, its loopback
+    too).
+    """
+
+    name: ClassVar[str] = "bubblewrap"
+
+    def __init__(self, limits: ResourceLimits | None = None) -> None:
+        super().__init__(limits)
+        if self.limits.network == "allowlist":
+            raise ValueError(
+                "bubblewrap cannot allow single hosts; network is 'none', 'loopback' or 'full' here"
+            )
+        self._workspace: Workspace | None = None
+        self._children: set[Child] = set()
+
+    @property
+    def limits_enforced(self) -> Mapping[str, bool]:
+        """Which limits hold here."""
+        return {
+            "cpu_seconds": True,
+            "memory_bytes": True,
+            "memory_total": False,
+            "max_processes": True,
+            "disk_bytes": True,
+            "disk_total": False,
+            "network": True,
+            "seccomp": seccomp.program() is not None,
+        }
+
+    def fresh(self) -> BubblewrapSandbox:
+        """Make another one with the same settings, not open yet."""
+        return BubblewrapSandbox(self.limits)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._workspace is not None
+
+    async def open(self) -> None:
+        """Make ready."""
+        if self._workspace is not None:
+            return
+        reason = await off_loop(why_not)
+        if reason:
+            raise SandboxError(reason)
+        self._workspace = Workspace()
+
+    async def close(self) -> None:
+        """End all processes and remove all files."""
+        children, self._children = self._children, set()
+        for child in children:
+            await child.kill()
+        workspace, self._workspace = self._workspace, None
+        if workspace is not None:
+            await off_loop(workspace.remove)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        limits: ResourceLimits | None = None,
+    ) -> SandboxResult:
+        """Run one command to its end."""
+        effective = self.limits.narrow(limits)
+        status_fd, status_end = os.pipe()
+        try:
+            child = await self._start(checked(argv), effective, cwd=cwd, stdin=stdin, status_fd=status_end)
+        except BaseException:
+            os.close(status_fd)
+            raise
+        finally:
+            os.close(status_end)
+        try:
+            ended = await run_to_end(
+                child, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
+            )
+        finally:
+            self._children.discard(child)
+            with os.fdopen(status_fd, "rb") as status:
+                code = _exit_code(status.read(1 << 16))
+        if ended.code is not None and code is None:
+            # bwrap writes an exit code if and only if the program inside ran: this failure is ours.
+            raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
+        return SandboxResult(
+            stdout=ended.stdout.text(),
+            stderr=ended.stderr.text(),
+            exit_code=-9 if ended.code is None or code is None else code if code <= 128 else 128 - code,
+            wall_seconds=ended.wall_s,
+            timed_out=ended.code is None,
+            truncated=bool(ended.stdout.omitted or ended.stderr.omitted),
+        )
+
+    async def spawn(self, argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> Child:
+        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+        limits = replace(self.limits, cpu_seconds=None)
+        return await self._start(checked(argv), limits, pass_fds=pass_fds)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file inside."""
+        await off_loop(self._opened().write, path, data)
+
+    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
+        """Read a file inside."""
+        return await off_loop(self._opened().read, path, max_bytes)
+
+    @property
+    def python_argv(self) -> tuple[str, ...]:
+        """The command that starts Python inside.
+
+        Raises:
+            SandboxError: there is none that whoever runs inside may read.
+        """
+        found = find_python()
+        if found is None:
+            raise SandboxError(
+                f"no Python that can be shown inside a sandbox: {sys.base_prefix} is for root alone"
+            )
+        return (found[0],)
+
+    def _opened(self) -> Workspace:
+        if self._workspace is None:
+            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
+        return self._workspace
+
+    async def _start(
+        self,
+        argv: Sequence[str],
+        limits: ResourceLimits,
+        *,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        pass_fds: Sequence[int] = (),
+        status_fd: int | None = None,
+    ) -> Child:
+        options = [*_NAMESPACES, *_ROOT, "--bind", self._opened().path, WORK]
+        options += ["--chdir", "/".join((WORK, *inside(cwd or WORK)))]
+        for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
+            for root in roots:
+                options += [option, os.path.abspath(root), os.path.abspath(root)]
+        found = find_python()
+        if found is not None and found[1] is not None:
+            options += ["--ro-bind", found[1], found[1]]
+        if limits.network != "full":
+            options.append("--unshare-net")
+        if status_fd is not None:
+            options += ["--json-status-fd", str(status_fd)]
+        with _filter_fd(limits) as filter_fd:
+            fds = [fd for fd in (*pass_fds, status_fd, filter_fd) if fd is not None]
+            if filter_fd is not None:
+                options += ["--seccomp", str(filter_fd)]
+            # Everything from the model stands behind "--": nothing in it can be taken for an option of
+            # bwrap's.
+            command = [_bwrap(), *options, "--remount-ro", "/", "--", _SH, "-c", _shim(limits), "sh", *argv]
+            env = CLEAN_ENV if limits.env is None else limits.env
+            try:
+                child = await start(command, env=env, stdin=stdin, pass_fds=fds, drop_root=True)
+            except OSError as error:
+                raise SandboxError(f"bubblewrap cannot be started: {error}") from error
+        self._children.add(child)
+        return child
+
+
+@contextmanager
+def _filter_fd(limits: ResourceLimits) -> Generator[int | None]:
+    families = () if limits.network == "none" else (seccomp.AF_UNIX, seccomp.AF_INET, seccomp.AF_INET6)
+    program = seccomp.program(families=families)
+    if program is None:
+        yield None
+        return
+    fd = os.memfd_create("seccomp")
+    try:
+        os.write(fd, program)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _shim(limits: ResourceLimits) -> str:
+    """The shell script that sets the limits inside and then becomes the command; 127 if there is no such command.
+
+    The number of processes must be limited inside: outside, it would count all of that user's. dash says -p
+    for it where bash says -u. A limit that is set lower already stays.
+    """
+    lines = ["ulimit -c 0"]
+    if limits.cpu_seconds is not None:
+        lines.append(f"ulimit -t {math.ceil(limits.cpu_seconds)}")
+    if limits.memory_bytes is not None:
+        lines.append(f"ulimit -v {max(1, limits.memory_bytes // 1024)}")
+    if limits.disk_bytes is not None:
+        lines.append(f"ulimit -f {max(1, limits.disk_bytes // 512)}")
+    if limits.max_processes is not None:
+        lines.append(f"ulimit -u {limits.max_processes} || ulimit -p {limits.max_processes}")
+    return "{ " + "; ".join(lines) + '; } 2>/dev/null; exec "$@"'
+
+
+def _exit_code(status: bytes) -> int | None:
+    for line in status.splitlines():
+        report: dict[str, Any] = json.loads(line)
+        if "exit-code" in report:
+            return int(report["exit-code"])
+    return None
+
+
+@functools.cache
+def _bwrap() -> str:
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxError(INSTALL)
+    return found
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Say why bubblewrap does not work here; None if it does. Tries it, once per process."""
+    if sys.platform != "linux":
+        return "bubblewrap works on Linux only"
+    identity: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    try:
+        options = (*_NAMESPACES, *_ROOT, "--unshare-net", "--remount-ro", "/", "--", "/bin/true")
+        done = subprocess.run(
+            [_bwrap(), *options], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False,
+            **identity,
+        )  # fmt: skip
+    except (SandboxError, OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode:
+        return f"bubblewrap does not work here: {done.stderr.decode('utf-8', 'replace').strip()}. {INSTALL}"
+    return None

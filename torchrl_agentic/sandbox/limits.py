@@ -1,0 +1,104 @@
+"""What code in a sandbox may use."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+T = TypeVar("T", int, float)
+Network = Literal["none", "loopback", "allowlist", "full"]
+_NUMBERS = ("cpu_seconds", "wall_seconds", "memory_bytes", "max_processes", "disk_bytes", "output_bytes")
+_NETWORK_ORDER: tuple[Network, ...] = ("none", "loopback", "allowlist", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimits:
+    """The limits of a sandbox, or of one call in it; None means no limit.
+
+    cpu_seconds, memory_bytes: of each process. wall_seconds: of a command, from its start. disk_bytes: of
+    each file.
+    network: "none", or as much as the backend offers. network_allowlist: "host:port", for "allowlist".
+    fs_read_roots: host folders that can be read, besides the system's own. fs_write_roots: host folders that
+    can be written. max_processes: at the same time. env: the environment of the code; nothing of ours is
+    passed on.
+    output_bytes: how much of stdout and of stderr is kept, half from the head and half from the tail.
+    """
+
+    cpu_seconds: float | None = 30.0
+    wall_seconds: float | None = 60.0
+    memory_bytes: int | None = 512 << 20
+    network: Network = "none"
+    network_allowlist: tuple[str, ...] = ()
+    fs_read_roots: tuple[str, ...] = ()
+    fs_write_roots: tuple[str, ...] = ()
+    max_processes: int | None = 32
+    env: Mapping[str, str] | None = None
+    disk_bytes: int | None = 64 << 20
+    output_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        """Refuse what no sandbox could keep.
+
+        Raises:
+            ValueError: a limit that is not above 0, or no such network.
+        """
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0, or None for no limit; got {value}")
+        if self.network not in _NETWORK_ORDER:
+            raise ValueError(f"network is one of {', '.join(_NETWORK_ORDER)}; got {self.network!r}")
+
+    def narrow(self, other: ResourceLimits | None) -> ResourceLimits:
+        """Give the tighter of both in each respect. What `other` asks beyond this is cut back, with a warning."""
+        if other is None:
+            return self
+        asked = {
+            name: getattr(other, name) for name in _NUMBERS if getattr(other, name) != getattr(_DEFAULT, name)
+        }
+        widened = [name for name, value in asked.items() if _wider(value, getattr(self, name))]
+        if _NETWORK_ORDER.index(other.network) > _NETWORK_ORDER.index(self.network):
+            widened.append("network")
+        if widened:
+            warnings.warn(f"a call cannot widen the sandbox's limits: {', '.join(widened)}", stacklevel=2)
+        return replace(
+            self,
+            cpu_seconds=_tighter(self.cpu_seconds, other.cpu_seconds),
+            wall_seconds=_tighter(self.wall_seconds, other.wall_seconds),
+            memory_bytes=_tighter(self.memory_bytes, other.memory_bytes),
+            max_processes=_tighter(self.max_processes, other.max_processes),
+            disk_bytes=_tighter(self.disk_bytes, other.disk_bytes),
+            output_bytes=min(self.output_bytes, other.output_bytes),
+            network=min(self.network, other.network, key=_NETWORK_ORDER.index),
+            network_allowlist=tuple(
+                host for host in self.network_allowlist if host in other.network_allowlist
+            ),
+            fs_read_roots=_common(self.fs_read_roots, other.fs_read_roots),
+            fs_write_roots=_common(self.fs_write_roots, other.fs_write_roots),
+            env=self.env if other.env is None else other.env,
+        )
+
+
+_DEFAULT = ResourceLimits()
+
+
+def _wider(asked: float | None, granted: float | None) -> bool:
+    return asked is not None and granted is not None and asked > granted
+
+
+def _tighter(first: T | None, second: T | None) -> T | None:
+    return min((value for value in (first, second) if value is not None), default=None)
+
+
+def _common(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """The folders that lie in both unions of folders."""
+    found: set[str] = set()
+    for left in map(os.path.abspath, first):
+        for right in map(os.path.abspath, second):
+            common = os.path.commonpath((left, right))
+            if common in (left, right):
+                found.add(right if common == left else left)
+    return tuple(sorted(found))

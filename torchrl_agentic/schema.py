@@ -1,0 +1,295 @@
+"""From a signature or a pydantic model to JSON Schema, and from a schema to a compiled check of arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import docstring_parser
+import jsonschema_rs
+import pydantic
+
+from torchrl_agentic.messages import JSON
+
+Schema = Mapping[str, JSON]
+MAX_REPORTED = 3
+"""How many mistakes one error message names; a model mends the first ones first."""
+
+
+class SchemaValidationError(ValueError):
+    """Arguments do not fit a schema; the message says which, what was met and what is expected."""
+
+
+# ---- signature → schema
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSchema:
+    """What a signature says: the schema that the model sees, and how to make Python values of its arguments.
+
+    adapters: one pydantic adapter per parameter. hidden: names that the model does not see, with the
+    annotation of each; the caller fills them.
+    """
+
+    name: str
+    description: str
+    input_schema: dict[str, JSON]
+    adapters: Mapping[str, pydantic.TypeAdapter[Any]]
+    hidden: Mapping[str, Any]
+
+    def arguments(self, args: Mapping[str, JSON]) -> dict[str, Any]:
+        """Make what the function takes of JSON arguments: dataclasses, enums, models, dates.
+
+        Raises:
+            SchemaValidationError: a value does not fit its annotation.
+        """
+        try:
+            return {name: self.adapters[name].validate_python(value) for name, value in args.items()}
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise SchemaValidationError(f"{first['msg']} (got {shorten(first['input'])})") from None
+        except KeyError as error:
+            raise SchemaValidationError(f"unknown argument {error.args[0]!r}") from None
+
+
+def schema_of(function: Callable[..., Any], *, hide: tuple[Any, ...] = ()) -> FunctionSchema:
+    """Read name, description and schema off a function with type hints and a docstring in Google style.
+
+    hide: annotations whose parameters the model must not see.
+
+    Raises:
+        TypeError: a parameter has no annotation, is `*args` or `**kwargs` or positional-only, or its
+            annotation has no JSON Schema. The message names function and parameter.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    signature = inspect.signature(function)
+    try:
+        hints = typing.get_type_hints(
+            function if hasattr(function, "__code__") else function.__call__, include_extras=True
+        )
+    except NameError as error:
+        raise TypeError(f"{name}(): cannot resolve its annotations: {error}") from None
+    doc = docstring_parser.parse(inspect.getdoc(function) or "", style=docstring_parser.DocstringStyle.GOOGLE)
+    described = {param.arg_name: param.description for param in doc.params}
+
+    required: list[str] = []
+    adapters: dict[str, pydantic.TypeAdapter[Any]] = {}
+    hidden: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        hint = _hint(name, parameter, hints)
+        if hint in hide:
+            hidden[parameter.name] = hint
+            continue
+        adapters[parameter.name] = _adapter(name, parameter.name, hint)
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    schemas, shared = pydantic.TypeAdapter.json_schemas(
+        [(key, "validation", it) for key, it in adapters.items()]
+    )
+    properties = {key: {**schema, **_extras(signature.parameters[key], adapters[key], described.get(key), schema)}
+                  for (key, _), schema in schemas.items()}  # fmt: skip
+    schema = {"type": "object", "properties": properties, "required": required, **shared}
+    description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
+    return FunctionSchema(name, description, tidy(schema), adapters, hidden)
+
+
+def _hint(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise TypeError(
+            f"{function}(): a model cannot fill {parameter}; name each parameter, or pass a schema"
+        )
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise TypeError(f"{function}(): parameter {parameter.name!r} is positional-only; calls come by name")
+    if parameter.name not in hints:
+        raise TypeError(
+            f"{function}(): parameter {parameter.name!r} has no type annotation, e.g. {parameter.name}: str"
+        )
+    return hints[parameter.name]
+
+
+def _adapter(function: str, parameter: str, hint: Any) -> pydantic.TypeAdapter[Any]:
+    try:
+        adapter = pydantic.TypeAdapter[Any](hint)
+        adapter.json_schema()
+    except pydantic.errors.PydanticUserError as error:
+        text = error.message.splitlines()[0]
+        raise TypeError(f"{function}(): parameter {parameter!r}: no JSON Schema for {hint}: {text}") from None
+    return adapter
+
+
+def _extras(
+    parameter: inspect.Parameter, adapter: pydantic.TypeAdapter[Any], text: str | None, schema: Schema
+) -> dict[str, JSON]:
+    """The default and the description of one parameter, where there are any."""
+    extras: dict[str, JSON] = {}
+    if text and "description" not in schema:
+        extras["description"] = text
+    if parameter.default is not parameter.empty:
+        # A default that is no JSON, such as a sentinel object, is none of the model's business.
+        with contextlib.suppress(ValueError, TypeError):
+            extras["default"] = adapter.dump_python(parameter.default, mode="json", warnings=False)
+    return extras
+
+
+def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
+    """Give the JSON Schema of a pydantic model class, its definitions written in place where they do not recur.
+
+    Raises:
+        TypeError: `model` is no pydantic model class.
+    """
+    if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
+        raise TypeError(f"expected a subclass of pydantic.BaseModel, got {model!r}")
+    return tidy(model.model_json_schema())
+
+
+def tidy(schema: Schema) -> dict[str, JSON]:
+    """Make a schema plain: no generated titles, definitions in place (recursive ones stay), no keyword that is None.
+
+    Prompts are read by models, and chat templates follow no `$ref`.
+    """
+    definitions = cast("Mapping[str, Schema]", schema.get("$defs") or {})
+    kept: set[str] = set()
+
+    def walk(node: JSON, open_refs: tuple[str, ...], names: bool = False) -> JSON:
+        if isinstance(node, list):
+            return [walk(item, open_refs) for item in cast("list[JSON]", node)]
+        if not isinstance(node, Mapping):
+            return node
+        mapping = cast("Mapping[str, JSON]", node)
+        target = mapping.get("$ref")
+        if not names and isinstance(target, str) and target.startswith("#/$defs/"):
+            key = target.removeprefix("#/$defs/")
+            if key in open_refs:
+                kept.add(key)
+            elif key in definitions:
+                rest = {name: value for name, value in mapping.items() if name != "$ref"}
+                return {**walk(definitions[key], (*open_refs, key)), **walk(rest, open_refs)}
+        return {
+            name: value if name in ("default", "const", "enum", "examples") and not names
+            else walk(value, open_refs, names=name in ("properties", "patternProperties") and not names)
+            for name, value in mapping.items()
+            if names or ((name != "$defs" and (value is not None or name in ("default", "const")))
+            and not (name == "title" and isinstance(value, str)))
+        }  # fmt: skip
+
+    plain = cast("dict[str, JSON]", walk(schema, ()))
+    done: set[str] = set()
+    while pending := kept - done:
+        for key in sorted(pending):
+            plain.setdefault("$defs", {})[key] = walk(definitions[key], (key,))
+            done.add(key)
+    return plain
+
+
+# ---- schema → check
+
+
+class Validator:
+    """A schema compiled once, that says of arguments what the model has to mend.
+
+    Booleans are no numbers. Format keywords are annotations. Undeclared arguments are passed over, see
+    `accept`.
+
+    Raises:
+        ValueError: the schema is no JSON Schema of an object.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        plain = tidy(schema)
+        if plain.get("type", "object") != "object":
+            raise ValueError(f"the input schema of a tool describes an object; got type {plain['type']!r}")
+        try:
+            self._compiled = jsonschema_rs.validator_for(plain)
+        except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
+            raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
+        closed = "additionalProperties" in plain or "patternProperties" in plain or "properties" not in plain
+        self._declared: frozenset[str] | None = (
+            None if closed or _combines(plain) else frozenset(plain["properties"])
+        )
+
+    def accept(self, args: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
+        """Check arguments, and pass over those that the schema does not declare.
+
+        Where the schema says `additionalProperties`, that holds instead. Returns what the tool gets and one
+        note per argument that was passed over.
+
+        Raises:
+            SchemaValidationError: they do not fit.
+        """
+        notes: tuple[str, ...] = ()
+        declared = self._declared
+        if declared is not None and not args.keys() <= declared:
+            notes = tuple(f"undeclared argument: {name}" for name in args if name not in declared)
+            args = {name: value for name, value in args.items() if name in declared}
+        self.check(args)
+        return args, notes
+
+    def check(self, args: Mapping[str, JSON]) -> None:
+        """Check arguments as they are.
+
+        Raises:
+            SchemaValidationError: they do not fit.
+        """
+        plain = args if isinstance(args, dict) else dict(args)
+        try:
+            if self._compiled.is_valid(plain):
+                return
+            mistakes = [_mistake(error) for error in self._compiled.iter_errors(plain)]
+        except Exception as error:
+            raise SchemaValidationError(f"the arguments cannot be checked: {shorten(str(error))}") from None
+        more = f"; and {len(mistakes) - MAX_REPORTED} more" if len(mistakes) > MAX_REPORTED else ""
+        raise SchemaValidationError("; ".join(mistakes[:MAX_REPORTED]) + more)
+
+
+def _combines(schema: Schema) -> bool:
+    """Whether properties may be declared elsewhere than under "properties"."""
+    return any(key in schema for key in ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
+
+
+def _mistake(error: Any) -> str:
+    """Say where, what was met, what is expected; of alternatives, the one that came furthest."""
+    kind = error.kind
+    if isinstance(
+        kind, jsonschema_rs.ValidationErrorKind.AnyOf | jsonschema_rs.ValidationErrorKind.OneOfNotValid
+    ):
+        branches = [branch[0] for branch in kind.context if branch]
+        deepest = max(branches, key=lambda branch: len(branch.instance_path), default=error)
+        if len(deepest.instance_path) > len(error.instance_path):
+            return _mistake(deepest)
+        return _at(error, "; or ".join(dict.fromkeys(shorten(branch.message, 60) for branch in branches)))
+    return _at(error, error.message)
+
+
+def _at(error: Any, message: str) -> str:
+    path = "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
+    ).lstrip(".")
+    return f"{path}: {shorten(message, 160)}" if path else shorten(message, 160)
+
+
+def validate_args(args: Mapping[str, JSON], schema: Schema | None) -> None:
+    """Check arguments against a JSON Schema; no schema, no check. Compiled schemas are remembered.
+
+    Raises:
+        SchemaValidationError: they do not fit.
+        ValueError: the schema is none.
+    """
+    if schema:
+        _compiled(json.dumps(schema, sort_keys=True)).check(args)
+
+
+@lru_cache(maxsize=256)
+def _compiled(schema: str) -> Validator:
+    return Validator(json.loads(schema))
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """Show a value in at most `limit` characters, for an error message."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,65 @@
+"""Policies that say what they are told to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_agentic.messages import Message
+from torchrl_agentic.transforms import AgentHistory
+from torchrl_agentic.transforms import history as border
+
+Script = Callable[[Sequence[Message]], str | Message] | Sequence[Sequence[str | Message]]
+
+
+class ScriptedPolicy(TensorDictModuleBase):
+    """A policy in history mode that answers from a script: for tests, demos and replays, without a model.
+
+    Args:
+        script: what row i says in its k-th turn is `script[i][k]`; a row that has nothing more to say answers "".
+            Or a function of a row's conversation, which any environment and collector can use.
+
+    Reads ("history", "prompt") and ("agentic", "turn"); writes ("history", "response") and ("history", "full").
+    """
+
+    in_keys: ClassVar[list[tuple[str, str]]] = [("history", "prompt")]
+    out_keys: ClassVar[list[tuple[str, str]]] = [("history", "response"), ("history", "full")]
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self.script = script
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Answer once in each row."""
+        td = tensordict if tensordict.batch_dims != 1 else tensordict.to_lazystack(0)
+        rows = border.prompts(td)
+        turns = td.get(("agentic", "turn"), None)
+        done_so_far = [0] * len(rows) if turns is None else turns.reshape(-1).tolist()
+        said = [self._say(index, row, turn) for index, (row, turn) in enumerate(zip(rows, done_so_far, strict=True))]
+        answers = [border.write_message(_fields(message)) for message in said]
+        history = td.get("history")
+        responses = [border.conversation([answer]) for answer in answers]
+        full = [border.extended(row, [answer]) for row, answer in zip(rows, answers, strict=True)]
+        history.response = AgentHistory.of(responses, td.batch_size)
+        history.full = AgentHistory.of(full, td.batch_size)
+        return td.set("history", history)
+
+    def _say(self, index: int, row: border.Conversation, turn: int) -> Message:
+        if callable(self.script):
+            said = self.script([border.read_message(message) for message in border.messages(row)])
+        else:
+            turns = self.script[index % len(self.script)]
+            said = turns[turn] if turn < len(turns) else ""
+        return said if isinstance(said, Message) else Message("assistant", said)
+
+
+def _fields(message: Message) -> dict[str, object]:
+    fields: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = list(message.tool_calls)
+    if not message.is_complete:
+        fields["is_complete"] = False
+    return fields

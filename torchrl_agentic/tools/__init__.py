@@ -1,0 +1,10 @@
+"""Tools that come with the package. To add one: subclass `Tool`, and let a test inherit `testing.ToolContract`."""
+
+from torchrl_agentic.errors import StopSignal
+from torchrl_agentic.tools.files import FileReadTool
+from torchrl_agentic.tools.legacy import as_tool
+from torchrl_agentic.tools.python import PythonTool
+from torchrl_agentic.tools.shell import ShellTool
+from torchrl_agentic.tools.stop import StopTool
+
+__all__ = ["FileReadTool", "PythonTool", "ShellTool", "StopSignal", "StopTool", "as_tool"]

@@ -1,0 +1,25 @@
+"""The tool with which a model ends its trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torchrl_agentic.errors import StopSignal
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.tool import Tool, ToolContext
+
+
+class StopTool(Tool):
+    """Ends the trajectory after this turn; the other calls of the message are answered all the same."""
+
+    name: str = "stop"
+    description: str = "Say that the task is finished."
+    input_schema: ClassVar[Mapping[str, JSON]] = {
+        "type": "object",
+        "properties": {"reason": {"type": "string", "description": "Why it is finished."}},
+    }
+
+    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> None:
+        """End it."""
+        raise StopSignal(str(args.get("reason", "done")))

@@ -1,0 +1,513 @@
+"""ToolCompose: the tools of an environment, as one transform."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Self, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs import TransformedEnv
+from torchrl.envs.transforms import Compose, Transform
+
+from torchrl_agentic.dispatch import Dispatcher, Session
+from torchrl_agentic.dispatch.loop import run
+from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.messages import (
+    JSON,
+    CallError,
+    DispatchResult,
+    Message,
+    ParsedCall,
+    ParseResult,
+    ToolResult,
+    Turn,
+    content_text,
+)
+from torchrl_agentic.parsers import ToolCallParser, get_parser
+from torchrl_agentic.tool import Tool, Toolset, ensure_tool
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import telemetry
+from torchrl_agentic.transforms.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+EOS_STRINGS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_turn>",
+    "</s>",
+    "<eos>",
+)
+"""What may still stand at the end of a message where an engine keeps the end-of-sequence token in the text."""
+
+HIDDEN_STATE = (
+    "history", "text", "tokens", "masks", "log_probs", "next", "agentic", "answer", "answers", "ground_truth",
+    "ground_truths", "gts", "label", "labels", "reward_model", "solution", "solutions", "target", "targets",
+)  # fmt: skip
+"""What tools never see of the state: the conversation, and what a data set knows of the right answer."""
+
+@dataclass(slots=True)
+class _Row:
+    """What one row of the batch is at: its session, and how much of its conversation has been recorded."""
+
+    session: Session
+    recorded: int = 0
+
+
+@dataclass(slots=True)
+class _Work:
+    """One row's turn, from the message to the messages that answer it."""
+
+    row: int
+    session: Session
+    message: Message
+    parsed: ParseResult
+    calls: tuple[ParsedCall, ...] = ()
+    results: Sequence[ToolResult] = ()
+    rendered: Sequence[Mapping[str, JSON]] = ()
+
+
+class ToolCompose(Compose):
+    """The tools of an environment: runs the calls of each assistant message and appends their results.
+
+    A `Compose` whose elements are tools, for a `TransformedEnv` around a `ChatEnv` in history mode. Each step parses
+    the last message of each row once, runs the calls of all rows concurrently where their effects allow it, and
+    appends one result per call to ("history", "prompt"). Rows stay ragged.
+
+    Writes, with the shape [*B, 1], on reset too: ("agentic", "any_tool_calls"), "any_error", "stop_requested": bool;
+    "n_calls", "n_errors", "n_infra", "turn": int64, of this turn, save "turn", which counts; "tool_reward",
+    "tool_seconds": float32, sums over this turn. A stop sets `done` and `terminated` of its row.
+
+    Args:
+        tools: tools, look-alikes or typed functions.
+        parser: a parser or a registered name.
+        rate_limits: tool name → limiter; share the object among environments that use the same service.
+        per_call_timeout: seconds that one run may take, from its start; None: no bound.
+        per_turn_timeout: seconds that all calls of a step may take, with their queueing; None: no bound.
+        pass_state_to_tools: whether tools with `wants_state` get a read-only view of their row's state.
+        tool_role: the role of the messages that carry results.
+        validate_inputs: whether arguments are checked before a tool runs.
+        max_threads: how many blocking tools run at once.
+        max_calls_per_turn: calls of one message beyond it are answered SKIPPED; None: no bound but the parser's.
+        recorder: called with the `Turn` of each row and step, on the thread that steps the environment.
+        eos_strings: what is cut off the end of a message before it is parsed.
+
+    Raises:
+        TypeError: an item is no tool; the message says what to write instead.
+        ValueError: two tools of one name, an unknown parser, a limit for a tool that is not there.
+        Exception: what the `setup` of a tool raised.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Any] = (),
+        parser: ToolCallParser | str = "hermes",
+        *,
+        rate_limits: Mapping[str, RateLimiter] | None = None,
+        per_call_timeout: float | None = 30.0,
+        per_turn_timeout: float | None = None,
+        pass_state_to_tools: bool = False,
+        tool_role: str = "tool",
+        validate_inputs: bool = True,
+        max_threads: int = 64,
+        max_calls_per_turn: int | None = None,
+        recorder: Callable[[Turn], None] | None = None,
+        eos_strings: Sequence[str] = EOS_STRINGS,
+    ) -> None:
+        super().__init__()
+        border.require_list_to_stack()
+        if isinstance(tools, Tool | str) or not isinstance(tools, Iterable):
+            raise TypeError(f"tools is a list of tools; got {type(tools).__name__}: write ToolCompose([tool], ...)")
+        self.parser = get_parser(parser)
+        self.tool_role = tool_role
+        self.recorder = recorder
+        self.eos_strings = tuple(eos_strings)
+        self._pass_state = pass_state_to_tools
+        self._options: dict[str, Any] = {
+            "rate_limits": dict(rate_limits or {}),
+            "per_call_timeout": per_call_timeout,
+            "per_turn_timeout": per_turn_timeout,
+            "validate_inputs": validate_inputs,
+            "max_threads": max_threads,
+            "max_calls_per_turn": max_calls_per_turn,
+        }
+        self._toolsets: list[Toolset] = []
+        self._rows: dict[int, _Row] = {}
+        self._episodes: dict[int, int] = {}
+        self._tools: list[Tool] = [ensure_tool(item) for item in tools]
+        self._runtime: Runtime | None = None
+        self._own_runtime = True
+        live = self._live()
+        if not live.ready:
+            run(live.setup())
+
+    # ---- the tools
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools, in their order."""
+        return tuple(self._tools)
+
+    @property
+    def tool_specs(self) -> list[dict[str, JSON]]:
+        """What the model is told about the tools, in the shape that chat templates take as `tools=`."""
+        return [tool.spec() for tool in self._tools]
+
+    def append_tool(self, tool: Any) -> None:
+        """Add a tool at the end."""
+        self._insert_tool(len(self._tools), tool)
+
+    def append(self, tool: Any) -> None:
+        """Add a tool at the end.
+
+        `env.append_transform(...)` arrives here too where this is `env.transform`; a transform then goes behind the
+        tools, in an outer `Compose`.
+        """
+        if not self._make_room_for(tool, before=False):
+            self.append_tool(tool)
+
+    def insert(self, index: int, tool: Any) -> None:
+        """Add a tool before position `index`; a transform goes outside, as with `append`."""
+        if not self._make_room_for(tool, before=index == 0):
+            self._insert_tool(index, tool)
+
+    def pop(self, index: int | None = None) -> Tool:  # pyright: ignore[reportIncompatibleMethodOverride]  tools, not transforms
+        """Take a tool out, the last one by default."""
+        tool = self._tools.pop(-1 if index is None else index)
+        self._live().remove(tool.name)
+        return tool
+
+    def add_toolset(self, toolset: Toolset) -> None:
+        """Open a toolset and add its tools; it is closed with this transform."""
+        tools = run(toolset.setup())
+        self._toolsets.append(toolset)
+        for tool in tools:
+            self.append_tool(tool)
+
+    def _insert_tool(self, index: int, item: Any) -> None:
+        tool = ensure_tool(item)
+        live = self._live()
+        live.add(tool, index=index)
+        try:
+            run(live.setup())
+        except BaseException:
+            live.remove(tool.name)
+            raise
+        self._tools.insert(index, tool)
+
+    def _make_room_for(self, transform: Any, *, before: bool) -> bool:
+        """Put a transform beside the tools, in an outer Compose, where our environment asks for that."""
+        env = self.container
+        if isinstance(transform, ToolCompose | Transform) and not hasattr(transform, "_process_batch_item"):
+            if isinstance(env, TransformedEnv) and env.transform is self:
+                env.transform = Compose(transform, self) if before else Compose(self, transform)
+                return True
+        return False
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        if not isinstance(key, str):
+            return self._tools[key]
+        for tool in self._tools:
+            if tool.name == key:
+                return tool
+        raise KeyError(f"no tool named {key!r}; tools: {', '.join(tool.name for tool in self._tools) or 'none'}")
+
+    def __contains__(self, item: object) -> bool:
+        return any(item is tool or item == tool.name for tool in self._tools)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __delitem__(self, index: int | slice | list[int]) -> None:
+        if not isinstance(index, int):
+            raise TypeError("take tools out one at a time: del compose[i]")
+        self.pop(index)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError("replace a tool by taking it out and putting another in: compose.pop(i); compose.insert(i, tool)")
+
+    # ---- one step
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        before, rows = border.prompts(tensordict), border.prompts(next_tensordict)
+        stepping = tensordict.get("_step", None)
+        active = [True] * len(rows) if stepping is None else stepping.reshape(-1).tolist()
+        work: list[_Work] = []
+        for index, row in enumerate(rows):
+            if active[index]:
+                rows[index], message = self._last_message(row, border.length(before[index]))
+                session = self._row(index).session
+                work.append(_Work(index, session, message, self._parse(message, session)))
+        self._run(tensordict, work)
+        for item in work:
+            if item.calls:
+                item.rendered = self._render(item)
+                new = [border.write_message(message) for message in item.rendered]
+                rows[item.row] = border.extended(rows[item.row], new)
+            if self.recorder is not None:
+                self._record(item, rows[item.row])
+        border.set_prompts(next_tensordict, rows)
+        return self._report(next_tensordict, work)
+
+    def _last_message(
+        self, conversation: border.Conversation, known: int
+    ) -> tuple[border.Conversation, Message]:
+        """Read what the model wrote: the first message after the `known` ones. What it invented after it is cut off.
+
+        End-of-sequence strings are cut off too, in the conversation as well: a template would write them again.
+        """
+        messages = border.messages(conversation)
+        last = messages[-1]
+        if len(messages) > known + 1:
+            first = border.read_message(messages[known])
+            if first.role == "assistant":
+                messages, last = messages[: known + 1], messages[known]
+                conversation = border.conversation(messages)
+        message = border.read_message(last)
+        if isinstance(message.content, str):
+            plain = without_eos(message.content, self.eos_strings)
+            if plain is not message.content:
+                message = replace(message, content=plain)
+                conversation = border.conversation([*messages[:-1], border.with_content(last, plain)])
+        return conversation, message
+
+    def _parse(self, message: Message, session: Session) -> ParseResult:
+        if message.role != "assistant" or not message.is_complete:
+            return ParseResult(message.text, (), message.text)
+        response: Any = message.content
+        if message.tool_calls or not isinstance(response, str):
+            response = {"role": message.role, "content": message.content, "tool_calls": list(message.tool_calls)}
+        try:
+            return self.parser.parse(response, turn=session.turn)
+        except Exception as error:
+            logger.exception("parser %r crashed (trajectory %s)", self.parser, session.trajectory)
+            reason = CallError("parser_crash", f"the message could not be read ({type(error).__name__})")
+            call = ParsedCall("", {}, f"call_{session.turn}_0", error=reason)
+            return ParseResult(content_text(message.content), (call,), "")
+
+    def _run(self, tensordict: TensorDictBase, work: Sequence[_Work]) -> None:
+        """Answer all calls of all rows; without calls no thread is troubled."""
+        busy = [item for item in work if item.parsed.calls]
+        for item in work:
+            if not item.parsed.calls:
+                item.session.turn += 1
+        if not busy:
+            return
+        live = self._live()
+        for item in busy:
+            item.calls = item.session.unique(item.parsed.calls)
+        batch = [(item.session, item.calls, self._state(tensordict, item.row)) for item in busy]
+
+        async def turn() -> list[list[ToolResult]]:
+            results = await live.run(batch)
+            over = [item.session for item, found in zip(busy, results, strict=True) if any(r.stop for r in found)]
+            if over:
+                await asyncio.gather(*(session.close() for session in over))
+            return results
+
+        for item, results in zip(busy, run(turn()), strict=True):
+            item.results = results
+
+    def _state(self, tensordict: TensorDictBase, row: int) -> Any:
+        if not self._pass_state or not any(tool.wants_state for tool in self._tools):
+            return None
+        flat = tensordict if tensordict.batch_dims == 1 else tensordict.reshape(-1)
+        return flat[row].exclude(*HIDDEN_STATE).clone().lock_()
+
+    def _render(self, item: _Work) -> Sequence[Mapping[str, JSON]]:
+        try:
+            rendered = self.parser.render(item.calls, item.results)
+        except Exception:
+            logger.exception("parser %r cannot render (trajectory %s)", self.parser, item.session.trajectory)
+            rendered = [
+                {"role": "tool", "content": result.text, "tool_call_id": call.call_id}
+                for call, result in zip(item.calls, item.results, strict=True)
+            ]
+        if self.tool_role == "tool":
+            return rendered
+        return [{**message, "role": self.tool_role} if message["role"] == "tool" else message for message in rendered]
+
+    def _record(self, item: _Work, conversation: border.Conversation) -> None:
+        row = self._rows[item.row]
+        before = border.length(conversation) - len(item.rendered) - 1
+        context = tuple(map(border.read_message, border.messages(conversation)[row.recorded : before]))
+        row.recorded = border.length(conversation)
+        turn = Turn(
+            item.session.trajectory,
+            item.session.turn - 1,
+            item.message,
+            DispatchResult(item.parsed.text, item.calls, tuple(item.results)),
+            tuple(_as_message(message) for message in item.rendered),
+            context,
+            item.parsed.notes,
+        )
+        assert self.recorder is not None
+        self.recorder(turn)
+
+    def _report(self, next_tensordict: TensorDictBase, work: Sequence[_Work]) -> TensorDictBase:
+        """Write flags and telemetry, and end the rows in which a tool asked for it."""
+        rows = ((item.row, item.session.turn, item.results) for item in work)
+        told = telemetry.report(rows, next_tensordict.batch_size, next_tensordict.device)
+        next_tensordict.set(telemetry.KEY, told)
+        if any(result.stop for item in work for result in item.results):
+            for key in ("terminated", "done"):  # collectors look at "done" alone
+                next_tensordict.set(key, next_tensordict.get(key) | told["stop_requested"])
+        return next_tensordict
+
+    # ---- trajectories
+
+    def _row(self, index: int) -> _Row:
+        row = self._rows.get(index)
+        if row is None:
+            episode = self._episodes.get(index, 0)
+            session = self._live().session(f"{index}.{episode}", row=index)
+            row = self._rows[index] = _Row(session)
+        return row
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        """Begin new trajectories in the rows of the mask; the others go on as they are."""
+        rows = border.prompts(tensordict_reset)
+        mask = tensordict.get("_reset", None)
+        chosen = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
+        self._end([index for index, reset in enumerate(chosen) if reset])
+        forwarding = [tool for tool in self._tools if hasattr(tool, "reset_rows")]
+        if forwarding:
+            flat = TensorDict({"_reset": torch.tensor(chosen).unsqueeze(-1)}, batch_size=[len(rows)])
+            for tool in forwarding:
+                cast("Any", tool).reset_rows(flat, flat)
+        border.set_prompts(tensordict_reset, rows)
+        told = telemetry.report((), tensordict_reset.batch_size, tensordict_reset.device)
+        tensordict_reset.set(telemetry.KEY, told)
+        return tensordict_reset
+
+    def _end(self, rows: Iterable[int]) -> None:
+        """Close the sessions of some rows. Their next trajectories get other names."""
+        ended = [(index, self._rows.pop(index)) for index in rows if index in self._rows]
+        for index, _ in ended:
+            self._episodes[index] = self._episodes.get(index, 0) + 1
+        busy = [row.session for _, row in ended if row.session.is_busy]
+        for _, row in ended:
+            row.session.dispatcher.forget(row.session)
+        if busy:
+
+            async def close() -> None:
+                await asyncio.gather(*(session.close() for session in busy))
+
+            run(close())
+
+    def close(self) -> None:
+        """End all trajectories and tear the tools down. May be called again; a later step sets them up anew."""
+        if self._runtime is None or not self._runtime.is_ours:
+            return
+        self._end(list(self._rows))
+        if self._own_runtime:
+            run(self._runtime.dispatcher.close())
+            for toolset in self._toolsets:
+                run(toolset.teardown())
+
+    def clone(self) -> Self:
+        """Make a transform with the same tools, limiters and threads, and with trajectories of its own."""
+        clone = self.__class__.__new__(self.__class__)
+        Compose.__init__(clone)
+        own = {"_rows": {}, "_episodes": {}, "_own_runtime": False, "_tools": list(self._tools)}
+        kept = ("parser", "tool_role", "recorder", "eos_strings", "_pass_state", "_options", "_toolsets", "_runtime")
+        clone.__dict__.update({name: self.__dict__[name] for name in kept} | own)
+        return clone
+
+    def _live(self) -> Dispatcher:
+        """Our dispatcher, made anew after unpickling and after a fork."""
+        if self._runtime is None or not self._runtime.is_ours:
+            proxy = weakref.proxy(self)
+            self._runtime = Runtime(lambda: Dispatcher(self._tools, compose=proxy, **self._options))
+            self._own_runtime, self._rows = True, {}
+        return self._runtime.dispatcher
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what belongs to this process, so that environments travel to workers."""
+        state = super().__getstate__()
+        return {**state, "_runtime": None, "_rows": {}, "_episodes": {}, "_own_runtime": True}
+
+    # ---- specs
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """Describe what is added; `Compose` would ask its children, which a ToolCompose has not."""
+        return cast("Composite", Transform.transform_output_spec(self, output_spec))
+
+    def transform_input_spec(self, input_spec: TensorSpec) -> TensorSpec:
+        """Describe what is read."""
+        return Transform.transform_input_spec(self, input_spec)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:  # pyright: ignore[reportIncompatibleMethodOverride]  it is one
+        """Add the flags and the telemetry."""
+        if "history" not in observation_spec.keys():
+            raise ValueError(
+                'ToolCompose reads ("history", "prompt"), and this environment has no history. Use '
+                "ChatEnv(input_mode='history'); a policy may generate from tokens all the same"
+            )
+        _forget_optional(observation_spec, ("history", "prompt"))
+        prompt = cast("Composite", observation_spec["history", "prompt"])
+        fields = {name: prompt[name] for name in prompt.keys()}  # noqa: SIM118  a spec is no mapping
+        observation_spec["history"]["prompt"] = Composite(
+            fields, shape=prompt.shape, device=prompt.device, data_cls=border.AgentHistory
+        )
+        observation_spec[telemetry.KEY] = telemetry.spec(observation_spec.shape, observation_spec.device)
+        return observation_spec
+
+    def transform_action_spec(self, action_spec: TensorSpec) -> TensorSpec:
+        """Leave out the fields of messages that only some messages have."""
+        _forget_optional(action_spec, ("history", "full"))
+        return action_spec
+
+    def set_container(self, container: Any) -> None:
+        """Take note of the environment.
+
+        Raises:
+            ValueError: it keeps no history, so that there is nothing to read.
+        """
+        super().set_container(container)
+        mode = getattr(getattr(container, "base_env", None), "input_mode", "history")
+        if mode != "history":
+            raise ValueError(
+                f"ToolCompose reads the history, and this environment has input_mode={mode!r}. Use "
+                "ChatEnv(input_mode='history'); a policy may generate from tokens all the same"
+            )
+
+    def __repr__(self) -> str:
+        tools = ", ".join(tool.name for tool in self._tools)
+        return f"ToolCompose([{tools}], parser={self.parser!r})"
+
+
+def _forget_optional(spec: TensorSpec, key: tuple[str, str]) -> None:
+    """Drop from a history's spec what only some messages have: rollouts do not have it, and specs are compared."""
+    history = cast("Any", spec)
+    if isinstance(spec, Composite) and key in spec.keys(True):
+        for name in ("tool_calls", "tool_responses"):
+            if name in history[key].keys():
+                del history[key][name]
+
+
+def _as_message(message: Mapping[str, JSON]) -> Message:
+    return Message(message["role"], message["content"], tool_call_id=message.get("tool_call_id"))
+
+
+def without_eos(text: str, eos_strings: Sequence[str]) -> str:
+    """Cut end-of-sequence strings, and white space between and after them, off the end of a text."""
+    while True:
+        trimmed = text.rstrip()
+        ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
+        if ending is None:
+            return text
+        text = trimmed.removesuffix(ending)
