@@ -1,4 +1,38 @@
 """What tests of tools, parsers, sandboxes and environments need; made for yours as much as for ours.
 
-Import what you need from its module: `policies`, `tokenizers`, `clock` and the contracts.
+The names are loaded when they are first used: contracts need pytest, policies need torch.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchrl_agentic.rollout.policies import ScriptedPolicy
+    from torchrl_agentic.testing.clock import VirtualClock
+    from torchrl_agentic.testing.contracts import ParserContract, SandboxContract, ToolContract
+    from torchrl_agentic.testing.tokenizers import byte_tokenizer
+
+_WHERE = {
+    "ParserContract": "testing.contracts",
+    "SandboxContract": "testing.contracts",
+    "ToolContract": "testing.contracts",
+    "ScriptedPolicy": "rollout.policies",
+    "VirtualClock": "testing.clock",
+    "byte_tokenizer": "testing.tokenizers",
+}
+__all__ = [
+    "ParserContract",
+    "SandboxContract",
+    "ScriptedPolicy",
+    "ToolContract",
+    "VirtualClock",
+    "byte_tokenizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"torchrl_agentic.{_WHERE[name]}"), name)

@@ -56,6 +56,7 @@ HIDDEN_STATE = (
 )  # fmt: skip
 """What tools never see of the state: the conversation, and what a data set knows of the right answer."""
 
+
 @dataclass(slots=True)
 class _Row:
     """What one row of the batch is at: its session, and how much of its conversation has been recorded."""
@@ -127,7 +128,9 @@ class ToolCompose(Compose):
         super().__init__()
         border.require_list_to_stack()
         if isinstance(tools, Tool | str) or not isinstance(tools, Iterable):
-            raise TypeError(f"tools is a list of tools; got {type(tools).__name__}: write ToolCompose([tool], ...)")
+            raise TypeError(
+                f"tools is a list of tools; got {type(tools).__name__}: write ToolCompose([tool], ...)"
+            )
         self.parser = get_parser(parser)
         self.tool_role = tool_role
         self.recorder = recorder
@@ -220,7 +223,9 @@ class ToolCompose(Compose):
         for tool in self._tools:
             if tool.name == key:
                 return tool
-        raise KeyError(f"no tool named {key!r}; tools: {', '.join(tool.name for tool in self._tools) or 'none'}")
+        raise KeyError(
+            f"no tool named {key!r}; tools: {', '.join(tool.name for tool in self._tools) or 'none'}"
+        )
 
     def __contains__(self, item: object) -> bool:
         return any(item is tool or item == tool.name for tool in self._tools)
@@ -237,7 +242,9 @@ class ToolCompose(Compose):
         self.pop(index)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise TypeError("replace a tool by taking it out and putting another in: compose.pop(i); compose.insert(i, tool)")
+        raise TypeError(
+            "replace a tool by taking it out and putting another in: compose.pop(i); compose.insert(i, tool)"
+        )
 
     # ---- one step
 
@@ -289,7 +296,11 @@ class ToolCompose(Compose):
             return ParseResult(message.text, (), message.text)
         response: Any = message.content
         if message.tool_calls or not isinstance(response, str):
-            response = {"role": message.role, "content": message.content, "tool_calls": list(message.tool_calls)}
+            response = {
+                "role": message.role,
+                "content": message.content,
+                "tool_calls": list(message.tool_calls),
+            }
         try:
             return self.parser.parse(response, turn=session.turn)
         except Exception as error:
@@ -313,7 +324,9 @@ class ToolCompose(Compose):
 
         async def turn() -> list[list[ToolResult]]:
             results = await live.run(batch)
-            over = [item.session for item, found in zip(busy, results, strict=True) if any(r.stop for r in found)]
+            over = [
+                item.session for item, found in zip(busy, results, strict=True) if any(r.stop for r in found)
+            ]
             if over:
                 await asyncio.gather(*(session.close() for session in over))
             return results
@@ -338,7 +351,10 @@ class ToolCompose(Compose):
             ]
         if self.tool_role == "tool":
             return rendered
-        return [{**message, "role": self.tool_role} if message["role"] == "tool" else message for message in rendered]
+        return [
+            {**message, "role": self.tool_role} if message["role"] == "tool" else message
+            for message in rendered
+        ]
 
     def _record(self, item: _Work, conversation: border.Conversation) -> None:
         row = self._rows[item.row]
@@ -423,7 +439,16 @@ class ToolCompose(Compose):
         clone = self.__class__.__new__(self.__class__)
         Compose.__init__(clone)
         own = {"_rows": {}, "_episodes": {}, "_own_runtime": False, "_tools": list(self._tools)}
-        kept = ("parser", "tool_role", "recorder", "eos_strings", "_pass_state", "_options", "_toolsets", "_runtime")
+        kept = (
+            "parser",
+            "tool_role",
+            "recorder",
+            "eos_strings",
+            "_pass_state",
+            "_options",
+            "_toolsets",
+            "_runtime",
+        )
         clone.__dict__.update({name: self.__dict__[name] for name in kept} | own)
         return clone
 

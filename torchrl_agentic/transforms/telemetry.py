@@ -52,7 +52,9 @@ def report(
         columns["n_errors"][row] = errors
         columns["n_infra"][row] = sum(result.status is Status.INFRA for result in results) if errors else 0
         columns["tool_reward"][row] = sum(result.reward or 0.0 for result in results)
-        columns["tool_seconds"][row] = sum(result.timing.run_s for result in results if result.timing is not None)
+        columns["tool_seconds"][row] = sum(
+            result.timing.run_s for result in results if result.timing is not None
+        )
     entries = {
         name: torch.tensor(columns[name], dtype=dtype, device=device).reshape(*shape, 1)
         for name, dtype in _DTYPES.items()

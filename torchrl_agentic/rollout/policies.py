@@ -19,10 +19,10 @@ class ScriptedPolicy(TensorDictModuleBase):
     """A policy in history mode that answers from a script: for tests, demos and replays, without a model.
 
     Args:
-        script: what row i says in its k-th turn is `script[i][k]`; a row that has nothing more to say answers "".
-            Or a function of a row's conversation, which any environment and collector can use.
+        script: what row i says in its k-th turn is `script[i][k]`; a row that is done, or has nothing more to say,
+            says "". Or a function of a row's conversation, which any environment and collector can use.
 
-    Reads ("history", "prompt") and ("agentic", "turn"); writes ("history", "response") and ("history", "full").
+    Reads ("history", "prompt"), ("agentic", "turn") and "done"; writes ("history", "response") and ("history", "full").
     """
 
     in_keys: ClassVar[list[tuple[str, str]]] = [("history", "prompt")]
@@ -37,9 +37,14 @@ class ScriptedPolicy(TensorDictModuleBase):
         td = tensordict if tensordict.batch_dims != 1 else tensordict.to_lazystack(0)
         rows = border.prompts(td)
         turns = td.get(("agentic", "turn"), None)
-        done_so_far = [0] * len(rows) if turns is None else turns.reshape(-1).tolist()
-        said = [self._say(index, row, turn) for index, (row, turn) in enumerate(zip(rows, done_so_far, strict=True))]
-        answers = [border.write_message(_fields(message)) for message in said]
+        turns_taken = [0] * len(rows) if turns is None else turns.reshape(-1).tolist()
+        over = td.get("done", None)
+        ended = [False] * len(rows) if over is None else over.reshape(-1).tolist()
+        said = [
+            Message("assistant", "") if ended[index] else self._say(index, row, turns_taken[index])
+            for index, row in enumerate(rows)
+        ]
+        answers = [border.write_message(message_fields(message)) for message in said]
         history = td.get("history")
         responses = [border.conversation([answer]) for answer in answers]
         full = [border.extended(row, [answer]) for row, answer in zip(rows, answers, strict=True)]
@@ -56,7 +61,8 @@ class ScriptedPolicy(TensorDictModuleBase):
         return said if isinstance(said, Message) else Message("assistant", said)
 
 
-def _fields(message: Message) -> dict[str, object]:
+def message_fields(message: Message) -> dict[str, object]:
+    """Give the fields of a message that its history keeps."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         fields["tool_calls"] = list(message.tool_calls)

@@ -1,0 +1,158 @@
+"""The command line: `torchrl-agentic rollout …`, `torchrl-agentic check`."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from torchrl_agentic.messages import Message, Turn
+    from torchrl_agentic.rollout import Conversation, Difference, ToolSummary
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+_ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+@app.callback()
+def main() -> None:
+    """Tool use for language-model reinforcement learning in TorchRL."""
+
+
+@app.command()
+def rollout(
+    config: Annotated[Path, typer.Argument(help="A YAML configuration, or conversations as .json or .jsonl.")],
+    out: Annotated[Path | None, typer.Option(help="Where the turns are recorded, as JSON lines.")] = None,
+    parser: Annotated[str | None, typer.Option(help="The format in which the model calls tools.")] = None,
+    show: Annotated[int, typer.Option(help="How many conversations to print; -1 for all.")] = -1,
+    lines: Annotated[int, typer.Option(help="How many lines of each message to print.")] = 8,
+) -> None:
+    """Replay recorded conversations with real tools; say what was called, and what the tools answer otherwise now."""
+    from torchrl_agentic.config import ConfigError, load_config, load_conversations, make_limits, make_tools
+    from torchrl_agentic.errors import SandboxError
+    from torchrl_agentic.records import Recorder
+    from torchrl_agentic.rollout import replay, summarize
+
+    console = Console()
+    folder = config.parent
+    turns: dict[str, list[Turn]] = {}
+    try:
+        settings = load_config(config)
+        conversations = load_conversations(settings, folder)
+        tools, limits = make_tools(settings, folder), make_limits(settings)
+        path = out or Path(settings.out)
+        path.unlink(missing_ok=True)
+        with _progress(console) as progress, Recorder(path) as recorder:
+            task = progress.add_task("turns", total=sum(len(item.turns) for item in conversations))
+
+            def on_turn(name: str, turn: Turn) -> None:
+                recorder(turn)
+                turns.setdefault(name, []).append(turn)
+                progress.advance(task)
+
+            differences = replay(
+                conversations,
+                tools,
+                parser=parser or settings.parser,
+                rate_limits=limits,
+                per_call_timeout=settings.per_call_timeout,
+                per_turn_timeout=settings.per_turn_timeout,
+                on_turn=on_turn,
+            )
+    except (ConfigError, SandboxError, ValueError, TypeError) as error:
+        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
+        raise typer.Exit(2) from None
+
+    console.print(_table(summarize(turn for found in turns.values() for turn in found)))
+    for conversation in conversations if show < 0 else conversations[:show]:
+        console.print(_conversation(conversation, turns.get(conversation.name, []), lines, console.width - 8))
+    compared = sum(bool(expected) for conversation in conversations for expected in conversation.expected)
+    console.print(_verdict(compared, differences))
+    console.print(f"{sum(map(len, turns.values()))} turns of {len(conversations)} conversations: {path}")
+    if differences:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check() -> None:
+    """Say which sandbox works here, and what it enforces."""
+    from torchrl_agentic.errors import SandboxError
+    from torchrl_agentic.sandbox import default_sandbox
+
+    try:
+        sandbox = default_sandbox()
+    except SandboxError as error:
+        Console(stderr=True).print(Text(str(error), style="red"))
+        raise typer.Exit(1) from None
+    table = Table("limit", "enforced", title=f"sandbox: {sandbox.name}", title_justify="left")
+    for name, enforced in sandbox.limits_enforced.items():
+        table.add_row(name, "yes" if enforced else "no")
+    Console().print(table)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=not console.is_terminal)
+
+
+def _table(summaries: list[ToolSummary]) -> Table:
+    from torchrl_agentic.messages import Status
+    from torchrl_agentic.rollout.summary import quantile
+
+    table = Table(title="Calls per tool, times in ms", title_justify="left", box=box.SIMPLE)
+    table.add_column("tool", no_wrap=True)
+    for name in ("calls", "ok", "p50", "p95", "queue p95"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("errors")
+    for item in summaries:
+        kinds = ", ".join(f"{n} {status}" for status, n in item.statuses.most_common() if status is not Status.OK)
+        times = (quantile(item.run_s, 0.5), quantile(item.run_s, 0.95), quantile(item.queue_s, 0.95))
+        counts = (str(item.calls), str(item.calls - item.errors))
+        table.add_row(Text(item.tool), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds)
+    return table
+
+
+def _conversation(conversation: Conversation, turns: list[Turn], lines: int, width: int) -> Panel:
+    parts: list[Text] = [_message(message, lines, width) for message in conversation.prompt]
+    for turn in turns:
+        parts.append(_message(turn.message, lines, width))
+        for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
+            seconds = result.timing.run_s if result.timing is not None else 0.0
+            head = f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
+            style = "bold red" if result.is_error else "bold yellow"
+            parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
+    return Panel(Group(*parts), title=Text(conversation.name), title_align="left")
+
+
+def _message(message: Message, lines: int, width: int) -> Text:
+    style = f"bold {_ROLE_STYLE.get(message.role, '')}"
+    return Text.assemble((f"{message.role}\n", style), _clip(message.text.strip(), lines, width))
+
+
+def _clip(text: str, lines: int, width: int) -> str:
+    """Show the first lines of a text, wrapped; control characters must not reach the terminal."""
+    clean = "".join(character if character.isprintable() or character in "\n" else "�" for character in text)
+    wrapped = [piece for line in clean.split("\n") for piece in textwrap.wrap(line, width) or [""]]
+    more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
+    return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
+
+
+def _verdict(compared: int, differences: list[Difference]) -> Group | Text:
+    if not differences:
+        return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
+    lines = [Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")]
+    for item in differences:
+        lines.append(Text(f"  {item.conversation}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}"))
+    return Group(*lines)
+
+
+if __name__ == "__main__":
+    app()

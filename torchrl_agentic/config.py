@@ -1,0 +1,179 @@
+"""A rollout from a YAML file: which conversations, which tools, which limits."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pydantic
+import yaml
+
+from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.messages import Message
+from torchrl_agentic.rollout.replay import Conversation
+from torchrl_agentic.sandbox import default_sandbox
+from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool
+
+Options = dict[str, Any]
+_TOOLS: dict[str, Callable[[Options], Any]] = {
+    "python": lambda options: PythonTool(**options),
+    "shell": lambda options: ShellTool(default_sandbox(), **options),
+    "file_read": lambda options: FileReadTool(default_sandbox(), **options),
+    "stop": lambda options: StopTool(**options),
+}
+
+
+class ConfigError(ValueError):
+    """A file that does not say what it should; the message names the file and what was expected."""
+
+
+class RolloutConfig(pydantic.BaseModel):
+    """What a YAML file for `torchrl-agentic rollout` holds. Paths are relative to the file.
+
+    tools: one entry each: `python`, `shell`, `file_read`, `stop`, with options or without, or
+    `function: "file.py:name"`. limits: tool name → the arguments of `RateLimiter`.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    conversations: list[str]
+    parser: str = "hermes"
+    tools: list[str | dict[str, Any]] = ["python", "stop"]
+    limits: dict[str, dict[str, float]] = {}
+    per_call_timeout: float | None = 30.0
+    per_turn_timeout: float | None = None
+    out: str = "rollouts/rollout.jsonl"
+
+
+def load_config(path: Path) -> RolloutConfig:
+    """Read a YAML file, or take a file of conversations as the only thing that is said.
+
+    Raises:
+        ConfigError: it is missing, no YAML, or says something else than `RolloutConfig` has.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    if path.suffix not in (".yaml", ".yml"):
+        return RolloutConfig(conversations=[path.name])
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: no YAML: {error}") from None
+    try:
+        return RolloutConfig.model_validate(data)
+    except pydantic.ValidationError as error:
+        known = ", ".join(RolloutConfig.model_fields)
+        mistakes = "; ".join(f"{_place(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False))
+        raise ConfigError(f"{path}: {mistakes} (keys: {known})") from None
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location)) or "the file"
+
+
+def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
+    """Make the tools that a configuration names.
+
+    Raises:
+        ConfigError: an entry names no tool, or its options do not fit.
+    """
+    return [_make_tool(entry, folder) for entry in config.tools]
+
+
+def _make_tool(entry: str | Mapping[str, Any], folder: Path) -> Any:
+    if isinstance(entry, str):
+        entry = {entry: None}
+    if len(entry) != 1:
+        raise ConfigError(f"tools: an entry names one tool, e.g. 'python: {{timeout: 10}}'; got {list(entry)}")
+    kind, options = next(iter(entry.items()))
+    if kind == "function":
+        return _load(str(options), folder)
+    if kind not in _TOOLS:
+        raise ConfigError(f"tools: no tool {kind!r}; known: {', '.join([*_TOOLS, 'function'])}")
+    try:
+        return _TOOLS[kind](cast("Options", options or {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"tools: {kind}: {error}") from None
+
+
+def _load(reference: str, folder: Path) -> Any:
+    """Load a function from `file.py:name` or `package.module:name`."""
+    place, _, name = reference.partition(":")
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(place).stem, folder / place)
+            if spec is None or spec.loader is None:
+                raise ImportError("no Python file")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, OSError, AttributeError) as error:
+        raise ConfigError(f"tools: function {reference!r}: {error}") from None
+
+
+def make_limits(config: RolloutConfig) -> dict[str, RateLimiter]:
+    """Make the limiters that a configuration names.
+
+    Raises:
+        ConfigError: arguments that `RateLimiter` refuses.
+    """
+    limits: dict[str, RateLimiter] = {}
+    for tool, arguments in config.limits.items():
+        try:
+            limits[tool] = RateLimiter(**cast("dict[str, Any]", arguments))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"limits: {tool}: {error}") from None
+    return limits
+
+
+def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation]:
+    """Read the conversations: JSON lines, one JSON object, or a list of them, each with "messages".
+
+    Raises:
+        ConfigError: a file is missing or none of these; the message names file and line.
+    """
+    found: list[Conversation] = []
+    for name in config.conversations:
+        path = folder / name
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        for place, item in _items(path, text):
+            found.append(_conversation(place, item, f"{path.stem}-{len(found)}"))
+    if not found:
+        raise ConfigError(f"no conversations in {', '.join(config.conversations)}")
+    return found
+
+
+def _items(path: Path, text: str) -> list[tuple[str, Any]]:
+    try:
+        if path.suffix == ".jsonl":
+            lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+            return [(place, json.loads(line)) for place, line in lines]
+        whole = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: no JSON: {error}") from None
+    return [(f"{path}, item {n}", item) for n, item in enumerate(whole if isinstance(whole, list) else [whole])]
+
+
+def _conversation(place: str, item: Any, name: str) -> Conversation:
+    messages = item.get("messages") if isinstance(item, dict) else None
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages):
+        raise ConfigError(f'{place}: expected {{"messages": [{{"role", "content"}}, …]}}')
+    try:
+        return Conversation.of(
+            str(item.get("name", name)),
+            [
+                Message(m["role"], m.get("content"), tuple(m.get("tool_calls") or ()), m.get("tool_call_id"))
+                for m in messages
+            ],
+        )
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None

@@ -1,0 +1,10 @@
+"""Promises as test classes: inherit one, and supply the object under test.
+
+They need pytest, hypothesis, and pytest-asyncio with `asyncio_mode = "auto"`.
+"""
+
+from torchrl_agentic.testing.contracts.parser import ParserContract
+from torchrl_agentic.testing.contracts.sandbox import SandboxContract
+from torchrl_agentic.testing.contracts.tool import ToolContract
+
+__all__ = ["ParserContract", "SandboxContract", "ToolContract"]
