@@ -28,7 +28,47 @@ _WHERE = {
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __version__ = "0.1.0"
-__all__ = sorted([*_MODULE_OF, "tool"])  # pyright: ignore[reportUnsupportedDunderAll]  the names stand in _WHERE
+__all__ = [
+    "PARSERS",
+    "AgentHistory",
+    "CallError",
+    "DispatchResult",
+    "Effects",
+    "EndTrajectory",
+    "FileReadTool",
+    "FileRefPart",
+    "ImagePart",
+    "InfrastructureError",
+    "JsonPart",
+    "Message",
+    "MissingExtra",
+    "ParseResult",
+    "ParsedCall",
+    "PythonTool",
+    "RateLimiter",
+    "Recorder",
+    "SandboxError",
+    "ShellTool",
+    "Status",
+    "StopSignal",
+    "StopTool",
+    "TextPart",
+    "Tool",
+    "ToolCallParser",
+    "ToolCompose",
+    "ToolContext",
+    "ToolError",
+    "ToolResult",
+    "ToolResultPart",
+    "Toolset",
+    "Turn",
+    "as_tool",
+    "get_parser",
+    "json_schema_from_pydantic",
+    "read_records",
+    "tool",
+    "validate_args",
+]
 
 if TYPE_CHECKING:
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError

@@ -29,13 +29,18 @@ def main() -> None:
 
 @app.command()
 def rollout(
-    config: Annotated[Path, typer.Argument(help="A YAML configuration, or conversations as .json or .jsonl.")],
+    config: Annotated[
+        Path, typer.Argument(help="A YAML configuration, or conversations as .json or .jsonl.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where the turns are recorded, as JSON lines.")] = None,
     parser: Annotated[str | None, typer.Option(help="The format in which the model calls tools.")] = None,
     show: Annotated[int, typer.Option(help="How many conversations to print; -1 for all.")] = -1,
     lines: Annotated[int, typer.Option(help="How many lines of each message to print.")] = 8,
 ) -> None:
-    """Replay recorded conversations with real tools; say what was called, and what the tools answer otherwise now."""
+    """Replay recorded conversations with real tools.
+
+    Say what was called, and what the tools answer otherwise now.
+    """
     from torchrl_agentic.config import ConfigError, load_config, load_conversations, make_limits, make_tools
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import Recorder
@@ -113,7 +118,9 @@ def _table(summaries: list[ToolSummary]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("errors")
     for item in summaries:
-        kinds = ", ".join(f"{n} {status}" for status, n in item.statuses.most_common() if status is not Status.OK)
+        kinds = ", ".join(
+            f"{n} {status}" for status, n in item.statuses.most_common() if status is not Status.OK
+        )
         times = (quantile(item.run_s, 0.5), quantile(item.run_s, 0.95), quantile(item.queue_s, 0.95))
         counts = (str(item.calls), str(item.calls - item.errors))
         table.add_row(Text(item.tool), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds)
@@ -126,7 +133,9 @@ def _conversation(conversation: Conversation, turns: list[Turn], lines: int, wid
         parts.append(_message(turn.message, lines, width))
         for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
             seconds = result.timing.run_s if result.timing is not None else 0.0
-            head = f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
+            head = (
+                f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
+            )
             style = "bold red" if result.is_error else "bold yellow"
             parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
     return Panel(Group(*parts), title=Text(conversation.name), title_align="left")
@@ -148,9 +157,13 @@ def _clip(text: str, lines: int, width: int) -> str:
 def _verdict(compared: int, differences: list[Difference]) -> Group | Text:
     if not differences:
         return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
-    lines = [Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")]
+    lines = [
+        Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")
+    ]
     for item in differences:
-        lines.append(Text(f"  {item.conversation}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}"))
+        lines.append(
+            Text(f"  {item.conversation}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}")
+        )
     return Group(*lines)
 
 

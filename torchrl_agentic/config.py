@@ -67,7 +67,9 @@ def load_config(path: Path) -> RolloutConfig:
         return RolloutConfig.model_validate(data)
     except pydantic.ValidationError as error:
         known = ", ".join(RolloutConfig.model_fields)
-        mistakes = "; ".join(f"{_place(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False))
+        mistakes = "; ".join(
+            f"{_place(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)
+        )
         raise ConfigError(f"{path}: {mistakes} (keys: {known})") from None
 
 
@@ -88,7 +90,9 @@ def _make_tool(entry: str | Mapping[str, Any], folder: Path) -> Any:
     if isinstance(entry, str):
         entry = {entry: None}
     if len(entry) != 1:
-        raise ConfigError(f"tools: an entry names one tool, e.g. 'python: {{timeout: 10}}'; got {list(entry)}")
+        raise ConfigError(
+            f"tools: an entry names one tool, e.g. 'python: {{timeout: 10}}'; got {list(entry)}"
+        )
     kind, options = next(iter(entry.items()))
     if kind == "function":
         return _load(str(options), folder)
@@ -155,17 +159,23 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
 def _items(path: Path, text: str) -> list[tuple[str, Any]]:
     try:
         if path.suffix == ".jsonl":
-            lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+            lines = [
+                (f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()
+            ]
             return [(place, json.loads(line)) for place, line in lines]
         whole = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path}: no JSON: {error}") from None
-    return [(f"{path}, item {n}", item) for n, item in enumerate(whole if isinstance(whole, list) else [whole])]
+    return [
+        (f"{path}, item {n}", item) for n, item in enumerate(whole if isinstance(whole, list) else [whole])
+    ]
 
 
 def _conversation(place: str, item: Any, name: str) -> Conversation:
     messages = item.get("messages") if isinstance(item, dict) else None
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages):
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+    ):
         raise ConfigError(f'{place}: expected {{"messages": [{{"role", "content"}}, …]}}')
     try:
         return Conversation.of(

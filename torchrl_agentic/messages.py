@@ -1,4 +1,4 @@
-"""The values that travel in one turn: Message → ParsedCall… → ToolResult… → Message…, and the Turn that records it.
+"""The values that travel in one turn: Message → ParsedCall… → ToolResult… → Message…, and their Turn.
 
 All are frozen dataclasses of plain Python. A TensorDict appears only at the border (`transforms/history.py`).
 """
@@ -14,7 +14,10 @@ from typing import Any, Literal, TypeAlias, cast
 import pydantic_core
 
 JSON: TypeAlias = Any
-"""A value that `json.loads` can return. Python's type system cannot say it without recursion in each signature."""
+"""A value that `json.loads` can return; types cannot say it without recursion in each signature."""
+
+Fields: TypeAlias = Mapping[str, JSON]
+"""A JSON object."""
 
 Content: TypeAlias = str | list[JSON] | None
 """The content of a chat message: text, a list of parts as API servers send them, or nothing."""
@@ -277,17 +280,22 @@ def content_text(content: Content) -> str:
     return "".join(map(_part_text, content))
 
 
+def fields_of(value: JSON) -> Fields | None:
+    """Give a JSON object as such; None if it is none."""
+    return cast("Fields", value) if isinstance(value, Mapping) else None
+
+
 def _part_text(part: JSON) -> str:
-    if isinstance(part, Mapping):
-        piece = cast("Mapping[str, JSON]", part)
-        text = piece.get("text")
-        return text if isinstance(text, str) else f"[{piece.get('type', 'part')}]"
-    return str(part)
+    fields = fields_of(part)
+    if fields is None:
+        return str(part)
+    text = fields.get("text")
+    return text if isinstance(text, str) else f"[{fields.get('type', 'part')}]"
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
-    """The outcome of one assistant message: the text around its calls, and one result per call, in their order."""
+    """The outcome of one assistant message: the text around its calls, and one result per call, in order."""
 
     cleaned_text: str = ""
     calls: tuple[ParsedCall, ...] = ()

@@ -179,7 +179,7 @@ class BadLine:
 
 
 def read_records(path: str | Path) -> Generator[Turn | BadLine]:
-    """Read a file of records, one turn after the other; a line that cannot be read is reported in its place."""
+    """Read a file of records, turn by turn; a line that cannot be read is reported in its place."""
     with Path(path).open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             try:

@@ -92,8 +92,10 @@ def schema_of(function: Callable[..., Any], *, hide: tuple[Any, ...] = ()) -> Fu
     schemas, shared = pydantic.TypeAdapter.json_schemas(
         [(key, "validation", it) for key, it in adapters.items()]
     )
-    properties = {key: {**schema, **_extras(signature.parameters[key], adapters[key], described.get(key), schema)}
-                  for (key, _), schema in schemas.items()}  # fmt: skip
+    properties = {
+        key: {**of, **_extras(signature.parameters[key], adapters[key], described.get(key), of)}
+        for (key, _), of in schemas.items()
+    }
     schema = {"type": "object", "properties": properties, "required": required, **shared}
     description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
     return FunctionSchema(name, description, tidy(schema), adapters, hidden)
@@ -138,7 +140,7 @@ def _extras(
 
 
 def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
-    """Give the JSON Schema of a pydantic model class, its definitions written in place where they do not recur.
+    """Give the JSON Schema of a pydantic model class, definitions in place where they do not recur.
 
     Raises:
         TypeError: `model` is no pydantic model class.
@@ -149,9 +151,10 @@ def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
 
 
 def tidy(schema: Schema) -> dict[str, JSON]:
-    """Make a schema plain: no generated titles, definitions in place (recursive ones stay), no keyword that is None.
+    """Make a schema plain: no generated titles, no keyword that is None, definitions in place.
 
-    Prompts are read by models, and chat templates follow no `$ref`.
+    Recursive definitions stay where they are. Prompts are read by models, and chat templates follow no
+    `$ref`.
     """
     definitions = cast("Mapping[str, Schema]", schema.get("$defs") or {})
     kept: set[str] = set()

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 
 from torchrl_agentic.errors import ToolError
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a call reads and writes, by the names of resources; two calls of a trajectory conflict over these alone.
+    """What a call reads and writes, by the names of resources.
 
     A call waits for an earlier one of its trajectory iff one of them writes what the other reads or writes,
     or one of them is exclusive.
@@ -81,7 +82,7 @@ class ToolContext:
     threads: Threads | None = None
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking function off the event loop, on the dispatcher's own threads where there is a dispatcher."""
+        """Run a blocking function off the event loop, on the dispatcher's own threads where there is one."""
         if self.threads is None:
             return await asyncio.to_thread(function, *args, **kwargs)
         return await self.threads.run(lambda: function(*args, **kwargs))
@@ -97,7 +98,7 @@ class Tool(ABC):
 
     name: str = ""
     description: str = ""
-    input_schema: Schema = {"type": "object", "properties": {}}
+    input_schema: Schema = MappingProxyType({"type": "object", "properties": {}})
     output_schema: Schema | None = None
     wants_state: bool = False
     effects: Effects | None = None
@@ -112,15 +113,16 @@ class Tool(ABC):
             InfrastructureError: nobody who reads the result is to blame.
         """
 
-    async def setup(self) -> None:
-        """Make ready what the process owns. Called once before the first use; an error here stops the program."""
+    async def setup(self) -> None:  # noqa: B027  most tools own nothing
+        """Make ready what the process owns; called once before the first use. An error stops the program."""
 
-    async def teardown(self) -> None:
+    async def teardown(self) -> None:  # noqa: B027  most tools own nothing
         """Give back what `setup` made."""
 
     def session(self, trajectory: str) -> AbstractAsyncContextManager[Tool]:
-        """Open what this trajectory talks to: the tool itself when it is stateless, a fresh one when it has state.
+        """Open what this trajectory talks to.
 
+        The tool itself if it is stateless, a fresh one if it has state.
         Opened lazily at the first call of a trajectory, closed exactly once, both in the same task.
         """
         del trajectory

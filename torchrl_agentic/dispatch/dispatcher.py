@@ -130,7 +130,10 @@ class Dispatcher:
         self._sessions.discard(session)
 
     async def run(self, batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]]) -> list[list[ToolResult]]:
-        """Run one turn of several trajectories at once: (session, calls, state) each, results in that order."""
+        """Run one turn of several trajectories at once, (session, calls, state) each.
+
+        Results in that order.
+        """
         if not self.ready:
             await self.setup()
         loop = asyncio.get_running_loop()
@@ -194,7 +197,7 @@ class Dispatcher:
             self._set_up[name] = bound.tool
 
     async def close(self) -> None:
-        """Close all sessions, tear the tools down, let the threads end. Whoever uses it again sets it up anew."""
+        """Close all sessions, tear the tools down, let the threads end; using it again sets it up anew."""
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
         await self._teardown()
         self._threads.close()

@@ -63,9 +63,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     host = _loop_thread()
     if threading.get_ident() == host.thread.ident:
         coroutine.close()
-        raise RuntimeError(
-            "this would wait for its own event loop, on which a tool runs: await inside tools, or use ctx.in_thread"
-        )
+        raise RuntimeError("this would wait for its own event loop: await inside tools, or use ctx.in_thread")
     task: asyncio.Task[T] | None = None
     finished = threading.Lock()
     finished.acquire()

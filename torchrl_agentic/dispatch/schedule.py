@@ -15,7 +15,7 @@ def conflict(first: Effects, second: Effects) -> bool:
 
 
 def dependencies(effects: Sequence[Effects]) -> list[set[int]]:
-    """For each call, the earlier calls it has to wait for; calls are numbered in the order the model wrote them.
+    """Give for each call the earlier calls it has to wait for, numbered in the order the model wrote them.
 
     Only the latest conflicts are given, the others follow: if 2 waits for 1 and 1 for 0, 2 names only 1. The
     work is linear in the calls and their resources.

@@ -21,7 +21,7 @@ CLOSE_GRACE_S = 10.0
 
 
 class _Owner:
-    """The task that opens a tool's session and closes it: anyio refuses to leave a cancel scope from another task."""
+    """The task that opens a tool's session and closes it; anyio lets no other task leave a cancel scope."""
 
     def __init__(self, tool: Tool, trajectory: str) -> None:
         self.tool = tool
@@ -84,7 +84,7 @@ class Session:
         return (await self.dispatcher.run([(self, calls, state)]))[0]
 
     async def live(self, tool: Tool) -> Tool:
-        """Give what this trajectory talks to when it calls a tool that has sessions; opened at the first call."""
+        """Give what this trajectory talks to when it calls a tool with sessions; opened at the first call."""
         owner = self._owners.get(tool.name)
         if owner is None or (owner.task.done() and owner.ready.exception() is not None):
             owner = self._owners[tool.name] = _Owner(tool, self.trajectory)

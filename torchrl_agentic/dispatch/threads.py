@@ -1,4 +1,4 @@
-"""Threads for blocking tools: bounded, never the event loop's default ones, and given up when a call runs out of time.
+"""Threads for blocking tools: bounded, apart from the event loop's, given up when a call runs out of time.
 
 `concurrent.futures` does not serve here: its threads cannot be abandoned, so that tools which hang would use
 up the pool, and the interpreter waits for them at exit.
@@ -7,6 +7,7 @@ up the pool, and the interpreter waits for them at exit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import ctypes
 import threading
@@ -22,7 +23,7 @@ IDLE_S = 30.0
 
 
 class _Abandoned(BaseException):
-    """Raised inside a thread whose call is over; Python code ends at once, a blocking C call once it returns."""
+    """Raised inside a thread whose call is over: Python code ends at once, a C call once it returns."""
 
 
 class _Job:
@@ -57,14 +58,12 @@ class _Job:
             else:
                 self.future.set_exception(error)
 
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self.loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits
 
 
 class _Pool:
-    """The state that threads share. It does not refer to `WorkerThreads`, so that one can be garbage collected."""
+    """What the threads share; it does not know its `WorkerThreads`, which can thus be garbage collected."""
 
     def __init__(self, size: int) -> None:
         self.size = size

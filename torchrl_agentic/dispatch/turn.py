@@ -29,7 +29,8 @@ class _Entry:
     """A call on its way to its result."""
 
     __slots__ = (
-        "args", "began", "bound", "call", "dependents", "notes", "result", "slot", "task", "timer", "waits_for",
+        "args", "began", "bound", "call", "dependents", "notes", "result", "slot", "task", "timer",
+        "waits_for",
     )  # fmt: skip
 
     def __init__(self, call: ParsedCall) -> None:
@@ -100,7 +101,7 @@ class TurnRun:
         seconds = self._dispatcher.per_turn_timeout
         for entry in self._entries:
             if entry.result is None:
-                text = f"Error: this turn's time of {seconds:g} s was over before {entry.call.tool!r} had finished"
+                text = f"Error: the turn's {seconds:g} s were over before {entry.call.tool!r} had finished"
                 self._stop(entry, _failure(Status.TIMEOUT, text))
 
     async def cancel(self) -> None:
@@ -209,8 +210,8 @@ class TurnRun:
         began = entry.began if entry.began is not None else now
         timing = Timing(self._started, began - self._started_at, now - began)
         entry.result = ToolResult(
-            result.parts, result.is_error, result.meta, status=result.status, stop=result.stop, reward=result.reward,
-            metrics=result.metrics, timing=timing, notes=entry.notes + result.notes,
+            result.parts, result.is_error, result.meta, status=result.status, stop=result.stop,
+            reward=result.reward, metrics=result.metrics, timing=timing, notes=entry.notes + result.notes,
         )  # fmt: skip
         if entry.timer is not None:
             entry.timer.cancel()

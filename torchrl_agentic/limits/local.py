@@ -16,10 +16,11 @@ WAITS_KEPT = 512
 
 
 class Gate:
-    """At most `concurrent` calls in flight and `per_second` starts a second after a burst; time comes in as a number.
+    """At most `concurrent` calls in flight, and `per_second` starts a second after a burst.
 
-    The bucket is one number, the time from which the next call may start (virtual scheduling, ITU-T I.371): a
-    start moves it on by one interval, and it may lie up to `burst - 1` intervals ahead.
+    Time comes in as a number. The bucket is one number, the time from which the next call may start (virtual
+    scheduling, ITU-T I.371): a start moves it on by one interval, and it may lie up to `burst - 1` intervals
+    ahead.
     """
 
     __slots__ = ("concurrent", "in_flight", "interval", "next_start", "slack")
@@ -51,7 +52,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class LimiterStats:
-    """What a limiter is doing. wait_p50_s, wait_p99_s: seconds, over the latest waits; 0.0 before the first."""
+    """What a limiter is doing.
+
+    wait_p50_s, wait_p99_s: seconds, over the latest waits; 0.0 before the first.
+    """
 
     in_flight: int
     waiting: int
@@ -106,7 +110,7 @@ class _Waiter:
 
 
 class RateLimiter:
-    """At most `max_concurrent` calls at once, and `rate_per_second` starts per second after the first `burst`.
+    """At most `max_concurrent` calls at once, and `rate_per_second` starts a second after the first `burst`.
 
     None means no such limit; `burst` defaults to max(1, rate_per_second). First come, first served, also
     between event loops and threads. A limiter belongs to the service it protects: share one object among all
@@ -197,7 +201,7 @@ class RateLimiter:
             return LimiterStats(self._gate.in_flight, len(self._line), self._granted, p50, p99)
 
     def _serve(self) -> None:
-        """Let in who may start now, and have the head of the line looked at again when its time comes. Locked."""
+        """Let in who may start now; look at the head of the line again when its time comes. Locked."""
         while self._line:
             head, now = self._line[0], self._clock()
             delay = self._gate.delay(now)
@@ -234,8 +238,8 @@ class RateLimiter:
         return (_rebuild, (self.max_concurrent, self.rate_per_second, self.burst))
 
     def __repr__(self) -> str:
-        limits = f"max_concurrent={self.max_concurrent}, rate_per_second={self.rate_per_second}, burst={self.burst}"
-        return f"RateLimiter({limits})"
+        rate = f"rate_per_second={self.rate_per_second}, burst={self.burst}"
+        return f"RateLimiter(max_concurrent={self.max_concurrent}, {rate})"
 
 
 def _rebuild(max_concurrent: int | None, rate: float | None, burst: float) -> RateLimiter:

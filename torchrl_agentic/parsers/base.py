@@ -44,7 +44,10 @@ class ToolCallParser(ABC):
         return {"role": "tool", "content": result.text, "tool_call_id": call_id}
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
-        """Write all results of a turn, in the order of the calls. Families with one message for all override it."""
+        """Write all results of a turn, in the order of the calls.
+
+        Overridden where one message holds them all.
+        """
         return [self.render_result(call.call_id, result) for call, result in zip(calls, results, strict=True)]
 
     def __repr__(self) -> str:
@@ -57,9 +60,9 @@ class ToolCallParser(ABC):
         return hash(type(self))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
-    """What a format found at one place of a message, before it has an id."""
+    """What a format found at one place of a message, before it has an id; still being written."""
 
     tool: str = ""
     args: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
@@ -80,7 +83,7 @@ class Unreadable(ValueError):
 
 
 def number(attempts: Sequence[Attempt], turn: int) -> tuple[ParsedCall, ...]:
-    """Give the attempts of a message their ids: the model's own, or `call_{turn}_{index}`, no two the same."""
+    """Give the attempts of a message ids: the model's own, or `call_{turn}_{index}`, no two the same."""
     taken: set[str] = set()
     calls: list[ParsedCall] = []
     for index, attempt in enumerate(attempts):
@@ -92,18 +95,11 @@ def number(attempts: Sequence[Attempt], turn: int) -> tuple[ParsedCall, ...]:
         if copies > 1:
             notes = (*notes, "duplicate_id")
         taken.add(call_id)
-        calls.append(
-            ParsedCall(
-                attempt.tool,
-                attempt.args,
-                call_id,
-                attempt.tag,
-                attempt.error,
-                index=index,
-                span=attempt.span,
-                notes=notes,
-            )
+        error, span = attempt.error, attempt.span
+        call = ParsedCall(
+            attempt.tool, attempt.args, call_id, attempt.tag, error, index=index, span=span, notes=notes
         )
+        calls.append(call)
     return tuple(calls)
 
 

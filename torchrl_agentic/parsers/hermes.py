@@ -67,6 +67,5 @@ class HermesParser(TextParser):
         if items is not None:
             return attempts_of(items, self.shape, ("list_of_calls", *notes))
         attempt = read_call(value)
-        if not notes:
-            return [attempt]
-        return [Attempt(attempt.tool, attempt.args, call_id=attempt.call_id, notes=(*attempt.notes, *notes))]
+        attempt.notes += notes
+        return [attempt]

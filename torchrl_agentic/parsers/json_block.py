@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, cast
 
-from torchrl_agentic.messages import JSON, Content, ParsedCall, ParseResult, ToolResult, content_text
+from torchrl_agentic.messages import (
+    JSON,
+    Content,
+    ParsedCall,
+    ParseResult,
+    ToolResult,
+    content_text,
+    fields_of,
+)
 from torchrl_agentic.parsers.base import (
     MAX_CALLS,
     Attempt,
@@ -70,7 +78,7 @@ class JSONToolCallParser(ToolCallParser):
     def _attempt(self, item: JSON, index: int) -> Attempt:
         if index >= MAX_CALLS:
             return Attempt(error=over_limit(index))
-        fields = cast("Mapping[str, JSON]", item) if isinstance(item, Mapping) else {}
+        fields = fields_of(item) or {}
         given, tag = fields.get("id"), fields.get("tag")
         own_tag = tag if isinstance(tag, str) and tag else None
         call_id = given if isinstance(given, str) and given else own_tag

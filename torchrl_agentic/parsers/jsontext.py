@@ -1,4 +1,4 @@
-"""Reading JSON that a model wrote: strict, in linear time, and with the ways in which `json` surprises closed."""
+"""Reading JSON that a model wrote: strict, in linear time, with the surprises of `json` taken out."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _encodable(value: JSON) -> bool:
 
 
 def dumps(value: JSON) -> str:
-    """Write JSON that no reader takes for markup: `</` inside strings becomes `<\\/`, which means the same."""
+    r"""Write JSON that nobody takes for markup: `</` inside strings becomes `<\/`, which means the same."""
     return json.dumps(value, ensure_ascii=False).replace("</", "<\\/")
 
 

@@ -25,7 +25,7 @@ PARSERS: dict[str, Callable[[], ToolCallParser]] = {
     "openai": OpenAIToolCallParser,
     "anthropic": AnthropicToolUseParser,
 }
-"""Registered name → what makes the parser. Other packages add theirs as entry points "torchrl_agentic.parsers"."""
+"""Registered name → what makes the parser. Other packages add entry points "torchrl_agentic.parsers"."""
 
 
 def get_parser(parser: Any) -> ToolCallParser:

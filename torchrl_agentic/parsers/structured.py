@@ -1,12 +1,20 @@
-"""Calls that come as data: the messages of API servers, and chat histories that keep calls apart from the text."""
+"""Calls that come as data: messages of API servers, and histories that keep calls apart from the text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, cast
 
-from torchrl_agentic.messages import JSON, Content, ParsedCall, ParseResult, ToolResult, content_text
+from torchrl_agentic.messages import (
+    JSON,
+    Content,
+    Fields,
+    ParsedCall,
+    ParseResult,
+    ToolResult,
+    content_text,
+    fields_of,
+)
 from torchrl_agentic.parsers.base import (
     MAX_CALLS,
     Attempt,
@@ -20,7 +28,10 @@ from torchrl_agentic.parsers.jsontext import decode, dumps, read_arguments, read
 
 
 def attempts_of(items: Sequence[JSON], shape: str, notes: tuple[str, ...] = ()) -> list[Attempt]:
-    """Read a list of calls, each `{"name", "arguments"}` or OpenAI's; an unreadable one becomes an error entry."""
+    """Read a list of calls, each `{"name", "arguments"}` or OpenAI's.
+
+    Unreadable ones become error entries.
+    """
     attempts: list[Attempt] = []
     for index, item in enumerate(items):
         if index >= MAX_CALLS:
@@ -28,8 +39,9 @@ def attempts_of(items: Sequence[JSON], shape: str, notes: tuple[str, ...] = ()) 
             continue
         try:
             attempt = read_call(item)
-            notes_of = tuple(note for note in attempt.notes if note not in ("openai_shape", "string_args"))
-            attempts.append(replace(attempt, notes=(*notes_of, *notes)))
+            usual = ("openai_shape", "string_args")  # here they are no liberty
+            attempt.notes = (*(note for note in attempt.notes if note not in usual), *notes)
+            attempts.append(attempt)
         except Unreadable as error:
             attempts.append(
                 Attempt(
@@ -44,30 +56,30 @@ def attempts_of(items: Sequence[JSON], shape: str, notes: tuple[str, ...] = ()) 
 
 def _own_id(item: JSON) -> str | None:
     """The id of an unreadable call: servers refuse a history in which a call with an id has no answer."""
-    value = cast("Mapping[str, JSON]", item).get("id") if isinstance(item, Mapping) else None
+    fields = fields_of(item)
+    value = fields.get("id") if fields is not None else None
     return value if isinstance(value, str) and value else None
 
 
 def _own_name(item: JSON) -> str:
-    if not isinstance(item, Mapping):
+    fields = fields_of(item)
+    if fields is None:
         return ""
-    fields = cast("Mapping[str, JSON]", item)
-    inner = fields.get("function")
-    name = (cast("Mapping[str, JSON]", inner) if isinstance(inner, Mapping) else fields).get("name")
+    name = (fields_of(fields.get("function")) or fields).get("name")
     return name if isinstance(name, str) else ""
 
 
 def structured_attempts(message: Mapping[str, JSON]) -> list[Attempt]:
     """Read the calls that a message keeps apart from its text: "tool_calls", or the older "function_call"."""
     calls = message.get("tool_calls")
-    if isinstance(calls, Sequence) and not isinstance(calls, str) and len(calls):
+    if isinstance(calls, list | tuple) and calls:
         return attempts_of(cast("Sequence[JSON]", calls), OpenAIToolCallParser.shape)
     single = message.get("function_call")
     return attempts_of([single], OpenAIToolCallParser.shape) if single else []
 
 
 def _message(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Find the message in a server's response; text that is the JSON of a message or of calls counts as such."""
+    """Find the message in a server's response; text that is the JSON of a message or of calls is one too."""
     if isinstance(response, str):
         start = skip_whitespace(response, 0)
         if response[start : start + 1] not in ("{", "["):
@@ -78,28 +90,27 @@ def _message(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
             return {"content": response}
         if skip_whitespace(response, end) != len(response):
             return {"content": response}
-        if isinstance(value, list):
-            return {"content": None, "tool_calls": value} if _are_calls(value) else {"content": response}
-        fields = cast("Mapping[str, JSON]", value)
-        if _are_calls([fields]):
-            return {"content": None, "tool_calls": [fields]}
-        if not fields.keys() & {"content", "tool_calls", "choices"}:
+        items = cast("list[JSON]", value) if isinstance(value, list) else [value]
+        if _are_calls(items):
+            return {"content": None, "tool_calls": items}
+        fields = fields_of(value)
+        if fields is None or not fields.keys() & {"content", "tool_calls", "choices"}:
             return {"content": response}
         response = fields
     choices = response.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
-        response = cast("Mapping[str, JSON]", choices[0])
-    inner = response.get("message")
-    return cast("Mapping[str, JSON]", inner) if isinstance(inner, Mapping) else response
+    if isinstance(choices, list) and choices:
+        response = fields_of(next(iter(cast("list[JSON]", choices)))) or response
+    return fields_of(response.get("message")) or response
 
 
 def _are_calls(items: Sequence[JSON]) -> bool:
-    """Whether JSON that stands alone is meant as calls: all objects, each with a function or a tool's name."""
-    return bool(items) and all(
-        isinstance(item, Mapping)
-        and ("function" in item or item.get("type") == "tool_use" or {"name", "arguments"} <= item.keys())
-        for item in items
-    )
+    """Whether JSON that stands alone is meant as calls: objects, each with a function or a tool's name."""
+    found = [fields_of(item) for item in items]
+    return bool(found) and all(fields is not None and _is_call(fields) for fields in found)
+
+
+def _is_call(fields: Fields) -> bool:
+    return fields.get("type") == "tool_use" or "function" in fields or fields.keys() >= {"name", "arguments"}
 
 
 class OpenAIToolCallParser(ToolCallParser):
@@ -140,8 +151,9 @@ class AnthropicToolUseParser(ToolCallParser):
         attempts: list[Attempt] = []
         others: list[JSON] = []
         for block in cast("list[JSON]", content):
-            if isinstance(block, Mapping) and cast("Mapping[str, JSON]", block).get("type") == "tool_use":
-                attempts.append(self._attempt(cast("Mapping[str, JSON]", block), len(attempts)))
+            fields = fields_of(block)
+            if fields is not None and fields.get("type") == "tool_use":
+                attempts.append(self._attempt(fields, len(attempts)))
             else:
                 others.append(block)
         return ParseResult(content_text(others), number(attempts, turn), response)

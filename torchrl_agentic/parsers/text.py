@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import cast
 
 from torchrl_agentic.messages import JSON, CallError, Content, ParseResult, content_text
@@ -32,7 +31,10 @@ class Cursor:
         self._none_from: dict[str, int] = {}
 
     def find(self, marker: str, start: int) -> int:
-        """Like `str.find`; that there is no more of a marker is found out once, which keeps parsing linear."""
+        """Like `str.find`.
+
+        That a marker does not come any more is found out once, which keeps parsing linear.
+        """
         if start >= self._none_from.get(marker, len(self.text) + 1):
             return -1
         found = self.text.find(marker, start)
@@ -115,8 +117,10 @@ class TextParser(ToolCallParser):
             try:
                 found, end = self.read(cursor, start)
                 # A block with several calls is the span of the first; the others stand at its end.
-                spans = [(start, end)] + [(end, end)] * (len(found) - 1)
-                return [replace(item, span=span) for item, span in zip(found, spans, strict=True)], end
+                for item in found:
+                    item.span = (start, end)
+                    start = end
+                return found, end
             except Unreadable as unreadable:
                 error = explain(index, unreadable, cursor.text, self.shape)
         end = self.end_of_bad(cursor, start)

@@ -19,10 +19,10 @@ _AFTER_NAME = tuple(" \t\r\n/")
 
 
 class XMLToolCallParser(TextParser):
-    """`<tool name="f" tag="A">{json}</tool>`: attributes in any order and either quotes, body empty for no arguments.
+    """`<tool name="f" tag="A">{json}</tool>`, with attributes in any order and either kind of quotes.
 
-    The tag is the call's id too. `<tool name="f"/>` is a call without arguments. Results come as
-    `<tool_result>`.
+    An empty body stands for no arguments. The tag is the call's id too. `<tool name="f"/>` is a call without
+    arguments. Results come as `<tool_result>`.
     """
 
     name: ClassVar[str] = "xml"

@@ -22,7 +22,7 @@ class ReplDisplay:
 
 @dataclass(frozen=True, slots=True)
 class ReplError:
-    """An exception that code let through: its type's name, its text, and the traceback through the code's cells."""
+    """An exception that code let through: the name of its type, its text, its traceback through the cells."""
 
     ename: str
     evalue: str

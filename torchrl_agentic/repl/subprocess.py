@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.messages import fields_of
 from torchrl_agentic.repl.base import Repl, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.wire import MAX_CODE, BadFrame, pack, read_frame
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
@@ -43,7 +44,10 @@ class _Incarnation:
             raise EOFError from None
 
     def printed(self) -> tuple[str, str, int]:
-        """What was printed up to now: what was written before a frame is in the pipes when the frame is here."""
+        """What was printed up to now.
+
+        What was written before a frame is in the pipes when the frame is here.
+        """
         self.out.pull(rounds=64)
         self.err.pull(rounds=64)
         (out, more), (err, even_more) = self.out.capture.take(), self.err.capture.take()
@@ -204,9 +208,8 @@ class SubprocessRepl(Repl):
         out, err, omitted = live.printed()
         # Whoever forges a frame may put anything there.
         raised, value = reply.get("error"), reply.get("value")
-        error = None
-        if isinstance(raised, dict):
-            fields: dict[str, Any] = raised
+        error, fields = None, fields_of(raised)
+        if fields is not None:
             error = ReplError(*(str(fields.get(name, "")) for name in ("ename", "evalue", "traceback")))
         if status == "timeout":
             error = None  # the KeyboardInterrupt is ours; the message says what happened

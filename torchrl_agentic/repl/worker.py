@@ -1,30 +1,40 @@
-"""The interpreter's side, run inside the sandbox as `python -c <this file> <fd>`. Needs nothing but Python 3.8."""
+"""The interpreter's side, run inside the sandbox as `python -c <this file> <fd>`.
+
+Needs nothing but Python 3.8.
+"""
+
+from __future__ import annotations
 
 import sys
 
 # What the model wrote into its folder must not take the place of the modules that are imported here.
 sys.path[:] = [path for path in sys.path if path]
 
-import ast  # noqa: E402
-import json  # noqa: E402
-import linecache  # noqa: E402
-import os  # noqa: E402
-import queue  # noqa: E402
-import signal  # noqa: E402
-import struct  # noqa: E402
-import threading  # noqa: E402
-import traceback  # noqa: E402
+import ast
+import json
+import linecache
+import os
+import queue
+import signal
+import struct
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    Requests = queue.SimpleQueue[dict[str, Any] | None]
 
 MAX_VALUE = 8192
 MAX_TRACE = 16384
 
 
-def main(fd):
+def main(fd: int) -> None:
     """Run one cell after the other, until the other side closes the connection."""
-    pid, requests, busy = os.getpid(), queue.SimpleQueue(), [0]
+    pid, busy = os.getpid(), [0]
+    requests: Requests = queue.SimpleQueue()
     os.set_inheritable(fd, False)
     streams = [os.dup(number) for number in (1, 2)]
-    namespace = {"__name__": "__main__", "__builtins__": __builtins__}
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=listen, args=(fd, requests, busy), daemon=True).start()
     sys.path.insert(0, "")
@@ -48,12 +58,12 @@ def main(fd):
         send(fd, struct.pack(">I", len(body)) + body)
 
 
-def stream(number):
+def stream(number: int) -> TextIO:
     """Make a text stream on a file descriptor, for the code to print to."""
     return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
-def listen(fd, requests, busy):
+def listen(fd: int, requests: Requests, busy: list[int]) -> None:
     """Take frames off the connection: code goes to the main thread, interrupts become signals."""
     while True:
         head = receive(fd, 4)
@@ -68,7 +78,7 @@ def listen(fd, requests, busy):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def receive(fd, size):
+def receive(fd: int, size: int) -> bytes | None:
     """Read exactly so many bytes; None when the connection has ended."""
     data = bytearray()
     while len(data) < size:
@@ -82,14 +92,14 @@ def receive(fd, size):
     return bytes(data)
 
 
-def send(fd, data):
+def send(fd: int, data: bytes) -> None:
     """Write all of it."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
-def cell(namespace, code, seq, busy):
+def cell(namespace: dict[str, Any], code: str, seq: int, busy: list[int]) -> dict[str, Any]:
     """Run one cell; an expression in its last line is its value."""
     name = "<cell %d>" % seq
     linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
@@ -101,7 +111,8 @@ def cell(namespace, code, seq, busy):
             tree = ast.parse(code, name)
             last = None
             if tree.body and isinstance(tree.body[-1], ast.Expr):
-                last = ast.Expression(tree.body.pop().value)
+                last = ast.Expression(tree.body[-1].value)
+                del tree.body[-1]
             exec(compile(tree, name, "exec"), namespace)
             if last is not None:
                 found = eval(compile(last, name, "eval"), namespace)
@@ -116,7 +127,7 @@ def cell(namespace, code, seq, busy):
     return {"value": value, "error": None}
 
 
-def describe(error):
+def describe(error: BaseException) -> dict[str, str]:
     """Say what was raised, with a traceback that begins in the code's own cells."""
     trace = error.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
@@ -133,7 +144,7 @@ def describe(error):
     }
 
 
-def clip(text, limit):
+def clip(text: str, limit: int) -> str:
     """Keep head and tail of a long text."""
     if len(text) <= limit:
         return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any
 
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -19,17 +19,17 @@ class ScriptedPolicy(TensorDictModuleBase):
     """A policy in history mode that answers from a script: for tests, demos and replays, without a model.
 
     Args:
-        script: what row i says in its k-th turn is `script[i][k]`; a row that is done, or has nothing more to say,
-            says "". Or a function of a row's conversation, which any environment and collector can use.
+        script: what row i says in its k-th turn is `script[i][k]`; a row that is done, or has nothing more to
+            say, says "". Or a function of a row's conversation, which any environment and collector can use.
 
-    Reads ("history", "prompt"), ("agentic", "turn") and "done"; writes ("history", "response") and ("history", "full").
+    Reads ("history", "prompt"), ("agentic", "turn") and "done"; writes ("history", "response") and
+    ("history", "full").
     """
-
-    in_keys: ClassVar[list[tuple[str, str]]] = [("history", "prompt")]
-    out_keys: ClassVar[list[tuple[str, str]]] = [("history", "response"), ("history", "full")]
 
     def __init__(self, script: Script) -> None:
         super().__init__()
+        self.in_keys: Any = [("history", "prompt")]
+        self.out_keys: Any = [("history", "response"), ("history", "full")]
         self.script = script
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

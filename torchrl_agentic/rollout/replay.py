@@ -19,8 +19,9 @@ from torchrl_agentic.transforms.history import as_history
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A recorded conversation: what it began with, what the model said, what the tools answered after each turn.
+    """A recorded conversation.
 
+    What it began with, what the model said, what the tools answered after each turn.
     expected: per turn the results that were recorded; a turn without any is not compared.
     """
 
@@ -34,7 +35,8 @@ class Conversation:
         """Split a list of messages.
 
         Raises:
-            ValueError: nothing precedes the model's first turn, it says nothing, or somebody else than a tool answers.
+            ValueError: nothing precedes the model's first turn, it says nothing, or somebody else than a tool
+                answers.
         """
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         if first == 0 or first == len(messages):

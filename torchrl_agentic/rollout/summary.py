@@ -30,7 +30,10 @@ class ToolSummary:
 
 
 def summarize(turns: Iterable[Turn]) -> list[ToolSummary]:
-    """Add up turns, the tool with the most calls first; calls that name no known tool count under their name."""
+    """Add up turns, the tool with the most calls first.
+
+    Calls that name no known tool count under their name.
+    """
     found: dict[str, ToolSummary] = {}
     for turn in turns:
         for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):

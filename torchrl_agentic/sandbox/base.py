@@ -1,4 +1,4 @@
-"""What every sandbox is: a place to run commands in and keep files in, with nothing of the host's within reach."""
+"""What every sandbox is: a place for commands and files, with nothing of the host's within reach."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ class Sandbox(ABC):
     @property
     @abstractmethod
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here: cpu_seconds, memory_bytes, memory_total, max_processes, disk_bytes, network, …"""
+        """Say of each limit whether it holds here.
+
+        Cpu_seconds, memory_bytes, memory_total, max_processes, ….
+        """
 
     @abstractmethod
     def fresh(self) -> Sandbox:

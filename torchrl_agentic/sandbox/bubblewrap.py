@@ -1,4 +1,4 @@
-"""A sandbox of Linux namespaces, set up by bubblewrap: one set of namespaces per command, one folder for its files.
+"""A sandbox of Linux namespaces, set up by bubblewrap: new ones per command, one folder for the files.
 
 Stops:
 - reading or writing host files, other than /usr and the roots that were granted, as root too
@@ -33,9 +33,9 @@ from torchrl_agentic.sandbox import seccomp
 from torchrl_agentic.sandbox.base import WORK, Sandbox, SandboxResult, checked
 from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
-from torchrl_agentic.sandbox.process import Child, run_to_end, start
+from torchrl_agentic.sandbox.process import Child, as_nobody, run_to_end, start
 from torchrl_agentic.sandbox.python import find_python
-from torchrl_agentic.sandbox.workspace import NOBODY, Workspace, inside
+from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 CLEAN_ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -46,9 +46,9 @@ CLEAN_ENV = {
 }
 TMPFS_BYTES = 64 << 20
 INSTALL = (
-    "bubblewrap is the program 'bwrap': apt install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). "
-    "In a container it needs user namespaces: docker run --security-opt seccomp=unconfined --security-opt "
-    "apparmor=unconfined"
+    "bubblewrap is the program 'bwrap': apt install bubblewrap (Debian, Ubuntu), dnf install bubblewrap "
+    "(Fedora). In a container it needs user namespaces: docker run --security-opt seccomp=unconfined "
+    "--security-opt apparmor=unconfined"
 )
 
 _NAMESPACES = (
@@ -66,7 +66,7 @@ _SH = "/bin/sh"
 
 
 class BubblewrapSandbox(Sandbox):
-    """Commands in Linux namespaces of their own, made by bubblewrap; files in a private folder, seen as /work.
+    """Commands in Linux namespaces of their own; files in a private folder, which they see as /work.
 
     network in the limits: "none", "loopback" (an interface of its own), or "full" (the host's, its loopback
     too).
@@ -189,6 +189,19 @@ class BubblewrapSandbox(Sandbox):
             )
         return (found[0],)
 
+    def _options(self, limits: ResourceLimits, cwd: str | None) -> list[str]:
+        options = [*_NAMESPACES, *_ROOT, "--bind", self._opened().path, WORK]
+        options += ["--chdir", "/".join((WORK, *inside(cwd or WORK)))]
+        for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
+            for root in roots:
+                options += [option, os.path.abspath(root), os.path.abspath(root)]
+        found = find_python()
+        if found is not None and found[1] is not None:
+            options += ["--ro-bind", found[1], found[1]]
+        if limits.network != "full":
+            options.append("--unshare-net")
+        return options
+
     def _opened(self) -> Workspace:
         if self._workspace is None:
             raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
@@ -204,16 +217,7 @@ class BubblewrapSandbox(Sandbox):
         pass_fds: Sequence[int] = (),
         status_fd: int | None = None,
     ) -> Child:
-        options = [*_NAMESPACES, *_ROOT, "--bind", self._opened().path, WORK]
-        options += ["--chdir", "/".join((WORK, *inside(cwd or WORK)))]
-        for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
-            for root in roots:
-                options += [option, os.path.abspath(root), os.path.abspath(root)]
-        found = find_python()
-        if found is not None and found[1] is not None:
-            options += ["--ro-bind", found[1], found[1]]
-        if limits.network != "full":
-            options.append("--unshare-net")
+        options = self._options(limits, cwd)
         if status_fd is not None:
             options += ["--json-status-fd", str(status_fd)]
         with _filter_fd(limits) as filter_fd:
@@ -249,7 +253,7 @@ def _filter_fd(limits: ResourceLimits) -> Generator[int | None]:
 
 
 def _shim(limits: ResourceLimits) -> str:
-    """The shell script that sets the limits inside and then becomes the command; 127 if there is no such command.
+    """The shell script that sets the limits inside and then becomes the command; 127 if there is none.
 
     The number of processes must be limited inside: outside, it would count all of that user's. dash says -p
     for it where bash says -u. A limit that is set lower already stays.
@@ -282,18 +286,20 @@ def _bwrap() -> str:
     return found
 
 
+_run: Any = subprocess.run  # its overloads know nothing of `user=` in a dict
+
+
 @functools.cache
 def why_not() -> str | None:
     """Say why bubblewrap does not work here; None if it does. Tries it, once per process."""
     if sys.platform != "linux":
         return "bubblewrap works on Linux only"
-    identity: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    prefix, identity = as_nobody()
     try:
         options = (*_NAMESPACES, *_ROOT, "--unshare-net", "--remount-ro", "/", "--", "/bin/true")
-        done = subprocess.run(
-            [_bwrap(), *options], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False,
+        done = _run(
+            [*prefix, _bwrap(), *options], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=30,
+            check=False,
             **identity,
         )  # fmt: skip
     except (SandboxError, OSError, subprocess.TimeoutExpired) as error:

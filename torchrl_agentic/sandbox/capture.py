@@ -9,7 +9,10 @@ CHUNK = 1 << 16
 
 
 class Capture:
-    """Takes bytes and keeps at most `limit` of them, half from the head and half from the tail; counts the rest."""
+    """Takes bytes and keeps at most `limit` of them, half from the head, half from the tail.
+
+    Counts the rest.
+    """
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit - limit // 2
@@ -35,7 +38,7 @@ class Capture:
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def text(self) -> str:
-        """What was kept, as text, with a line in the middle that counts what was not; bad UTF-8 is replaced."""
+        """What was kept, as text, with a line that counts what was not; bad UTF-8 is replaced."""
         tail = self._tail[len(self._tail) - min(len(self._tail), self._tail_limit) :]
         if not self.omitted:
             return (self._head + tail).decode("utf-8", "replace")
@@ -63,7 +66,7 @@ class Drain:
         self._loop.add_reader(fd, self.pull)
 
     def pull(self, rounds: int = 16) -> None:
-        """Read what is there now, but no more than some rounds, so that a flood does not hold up everybody else."""
+        """Read what is there now, in no more than some rounds, so that a flood does not hold up others."""
         for _ in range(rounds):
             try:
                 data = os.read(self.fd, CHUNK)

@@ -18,6 +18,6 @@ def default_sandbox(limits: ResourceLimits | None = None) -> Sandbox:
     if reason is None:
         return bubblewrap.BubblewrapSandbox(limits)
     raise SandboxError(
-        f"no sandbox works here, and model-written code is not run without one. {reason}. If you trust the code, "
-        "say so by name: PythonTool(SubprocessRepl(UnsafeSubprocessSandbox()))"
+        f"no sandbox works here, and model-written code is not run without one. {reason}. If you trust "
+        "the code, say so by name: PythonTool(SubprocessRepl(UnsafeSubprocessSandbox()))"
     )

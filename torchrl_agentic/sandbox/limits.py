@@ -53,7 +53,10 @@ class ResourceLimits:
             raise ValueError(f"network is one of {', '.join(_NETWORK_ORDER)}; got {self.network!r}")
 
     def narrow(self, other: ResourceLimits | None) -> ResourceLimits:
-        """Give the tighter of both in each respect. What `other` asks beyond this is cut back, with a warning."""
+        """Give the tighter of both in each respect.
+
+        What `other` asks beyond this is cut back, with a warning.
+        """
         if other is None:
             return self
         asked = {

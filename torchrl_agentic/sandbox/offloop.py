@@ -1,4 +1,7 @@
-"""Blocking file work off the event loop, on a thread of its own: the loop's default threads are gone at exit."""
+"""Blocking file work off the event loop, on a thread of its own.
+
+The loop's default threads are gone at exit.
+"""
 
 from __future__ import annotations
 

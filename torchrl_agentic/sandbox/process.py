@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -60,6 +62,21 @@ def how(code: int) -> str:
     return f"exit code {code}"
 
 
+@functools.cache
+def as_nobody() -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Say how to give up being root: a command to put in front, or arguments for Popen.
+
+    With arguments, Popen has to copy the page tables of a trainer that may hold gigabytes: 12 ms for a small
+    one, during which the event loop stands still, against 0.2 ms with setpriv.
+    """
+    if os.geteuid() != 0:
+        return (), {}
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return (), {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    return (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"), {}
+
+
 async def start(
     argv: Sequence[str],
     *,
@@ -76,9 +93,7 @@ async def start(
     Raises:
         OSError: the program cannot be started.
     """
-    identity: dict[str, Any] = {}
-    if drop_root and os.geteuid() == 0:
-        identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    prefix, identity = as_nobody() if drop_root else ((), {})
     stdout_fd, stdout_end = os.pipe()
     stderr_fd, stderr_end = os.pipe()
     stdin_fd = None
@@ -88,6 +103,7 @@ async def start(
             os.write(stdin_fd, stdin)
             os.lseek(stdin_fd, 0, os.SEEK_SET)
         process = await asyncio.create_subprocess_exec(
+            *prefix,
             *argv,
             env=dict(env),
             cwd=cwd,

@@ -56,7 +56,7 @@ class UnsafeSubprocessSandbox(Sandbox):
         """Make ready, and say that this is no sandbox."""
         if self._workspace is None:
             warnings.warn(
-                "UnsafeSubprocessSandbox runs code with all your rights; use BubblewrapSandbox for what a model wrote",
+                "UnsafeSubprocessSandbox runs code with all your rights; for a model's use BubblewrapSandbox",
                 stacklevel=2,
             )
             self._workspace = Workspace()

@@ -1,4 +1,4 @@
-"""The host folder behind a sandbox's /work, and reading and writing in it without following anybody's links."""
+"""The host folder behind a sandbox's /work, read and written without following anybody's links."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ def _refusals(path: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _opened(name: str, flags: int, folder: int, path: str) -> Generator[int]:
-    """Open a regular file in an open folder. O_NONBLOCK: a FIFO must not hold us up before we see what it is."""
+    """Open a regular file in an open folder, and nothing else.
+
+    The flags hold O_NONBLOCK: a FIFO must not hold us up before we see what it is.
+    """
     with _refusals(path):
         fd = os.open(name, flags, 0o644, dir_fd=folder)
     try:

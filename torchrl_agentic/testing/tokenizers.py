@@ -13,8 +13,8 @@ END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 def byte_tokenizer(name: str = "tiny-chatml", *, added: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     """Make a tokenizer with one token per byte and ChatML's control tokens.
 
-    name: TorchRL chooses its chat template by it; "qwen" in it selects that of Qwen, else ChatML's. added: tokens
-    that are in the vocabulary without being control tokens, as Qwen's `<tool_call>`.
+    name: TorchRL chooses its chat template by it; "qwen" in it selects that of Qwen, else ChatML's. added:
+    tokens that are in the vocabulary without being control tokens, as Qwen's `<tool_call>`.
     """
     pieces = [END_OF_TEXT, START, END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     inner: Any = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[]))

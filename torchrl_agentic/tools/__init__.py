@@ -1,4 +1,7 @@
-"""Tools that come with the package. To add one: subclass `Tool`, and let a test inherit `testing.ToolContract`."""
+"""Tools that come with the package.
+
+To add one: subclass `Tool` in a file of its own, and let a test inherit `testing.ToolContract`.
+"""
 
 from torchrl_agentic.errors import StopSignal
 from torchrl_agentic.tools.files import FileReadTool

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import ClassVar
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 
 MAX_BYTES = 1 << 20
@@ -19,7 +19,7 @@ class FileReadTool(Tool):
 
     name: str = "file_read"
     description: str = "Read a file."
-    input_schema: ClassVar[Mapping[str, JSON]] = {
+    input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
             "path": {"type": "string", "description": "A path below /work, or relative to it."},

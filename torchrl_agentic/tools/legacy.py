@@ -79,8 +79,8 @@ class LegacyTool(Tool):
         self.description = description
         self.wants_state = wants_state
         self.effects = Effects(writes=[name])
-        self._render = render_call or _render
-        self._lock = threading.Lock()
+        self.render_call = render_call or _render
+        self.lock = threading.Lock()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run one call on a thread; when it is stopped, what it started is ended too."""
@@ -99,14 +99,14 @@ class LegacyTool(Tool):
 
     def reset_rows(self, tensordict: Any, tensordict_reset: Any) -> None:
         """Hand on the reset of some rows; `ToolCompose` calls it with the mask, one row per conversation."""
-        with self._lock:
+        with self.lock:
             self.transform._reset(tensordict, tensordict_reset)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+        return {key: value for key, value in self.__dict__.items() if key != "lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        vars(self).update(state, lock=threading.Lock())
 
 
 class _Call:
@@ -125,7 +125,7 @@ class _Call:
     def run(self) -> ToolResult:
         self.thread = threading.get_native_id()
         try:
-            lock = self.tool._lock if any(hasattr(self.transform, mark) for mark in self._alone) else None
+            lock = self.tool.lock if any(hasattr(self.transform, mark) for mark in self._alone) else None
             with lock or contextlib.nullcontext():
                 return getattr(self, f"_{self.tool.layer}")()
         finally:
@@ -138,7 +138,7 @@ class _Call:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
             if self.tool.layer == "python" and self.transform.persistent:
-                with self.tool._lock:
+                with self.tool.lock:
                     process, self.transform.processes[self.row] = self.transform.processes[self.row], None
                     if process is not None and process.process is not None:
                         process.process.kill()
@@ -147,7 +147,7 @@ class _Call:
         transform = self.transform
         if transform.persistent and transform.python_service is None:
             # Under a lock: processes are made by counting, and rows that start together would make too many.
-            with self.tool._lock:
+            with self.tool.lock:
                 transform._ensure_processes(max(self.row + 1, len(transform.processes)))
         done = transform._execute_python_code(str(self.args.get("code", "")), self.row)
         parts = (done.get("stdout", ""), done.get("stderr", ""))
@@ -168,13 +168,13 @@ class _Call:
     def _service(self) -> ToolResult:
         if self.tool.name not in self.transform.registry:
             raise ToolError(f"the registry has no service named {self.tool.name!r}")
-        state = {"_state": self.ctx.state or {}} if self.transform.pass_state_to_tools else {}
+        state: dict[str, Any] = {"_state": self.ctx.state or {}} if self.transform.pass_state_to_tools else {}
         output = self.transform.registry.get(self.tool.name)(**self.args, **state)
         failed = isinstance(output, Mapping) and "error" in cast("Mapping[str, Any]", output)
         return ToolResult((JsonPart(output),), failed)
 
     def _text(self) -> ToolResult:
-        rendered = self.tool._render(self.tool.name, self.args)
+        rendered = self.tool.render_call(self.tool.name, self.args)
         found: Any = self.transform._process_batch_item(rendered, self.row)
         if found is None:
             raise ToolError(
@@ -197,7 +197,7 @@ def _layer(transform: Any) -> str:
 
 
 def _outcome(done: Mapping[str, Any]) -> ToolResult:
-    """Read the transform's own report: `{"success": bool, "result" or "error"}`, perhaps one inside another."""
+    """Read the transform's own report, `{"success", "result" or "error"}`, perhaps one inside another."""
     result = done.get("result")
     if done.get("success") and isinstance(result, Mapping) and "success" in result:
         return _outcome(cast("Mapping[str, Any]", result))
@@ -212,7 +212,7 @@ def _render(name: str, args: Mapping[str, JSON]) -> str:
 
 
 def _children(thread: int) -> list[int]:
-    """The processes that a thread of ours has started and that still run. Linux only; elsewhere none are known."""
+    """The processes that a thread of ours has started and that still run; known on Linux only."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()]
     except OSError:

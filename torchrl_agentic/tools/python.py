@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.repl import Repl, ReplResult, SubprocessRepl
+from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 from torchrl_agentic.tools.text import middle_out
 
@@ -33,7 +33,7 @@ class PythonTool(Tool):
 
     name: str = "python"
     description: str = "Run Python code. Variables stay from call to call. Print what you want to see."
-    input_schema: ClassVar[Mapping[str, JSON]] = {
+    input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {"code": {"type": "string", "description": "The code to run."}},
         "required": ["code"],

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 from torchrl_agentic.tools.text import middle_out
 
@@ -24,7 +25,7 @@ class ShellTool(Tool):
 
     name: str = "shell"
     description: str = "Run a command. For pipes and redirections use argv ['sh', '-c', '...']."
-    input_schema: ClassVar[Mapping[str, JSON]] = {
+    input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
             "command": {"type": "string", "description": "The command in one string."},

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torchrl_agentic.errors import StopSignal
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Tool, ToolContext
 
 
@@ -15,7 +15,7 @@ class StopTool(Tool):
 
     name: str = "stop"
     description: str = "Say that the task is finished."
-    input_schema: ClassVar[Mapping[str, JSON]] = {
+    input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {"reason": {"type": "string", "description": "Why it is finished."}},
     }

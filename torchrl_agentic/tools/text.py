@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def middle_out(text: str, limit: int) -> str:
-    """Keep head and tail of a text of more than `limit` characters, and say in between how much is missing."""
+    """Keep head and tail of a text of more than `limit` characters; say in between how much is missing."""
     if len(text) <= limit:
         return text
     half = limit // 2

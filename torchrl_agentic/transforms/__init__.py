@@ -1,4 +1,7 @@
-"""The TorchRL side: the transforms that put tool use into an environment. Everything below this folder is torch-free."""
+"""The TorchRL side: the transforms that put tool use into an environment.
+
+Everything below this folder is torch-free.
+"""
 
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.ending import EndTrajectory

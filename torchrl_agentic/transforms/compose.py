@@ -1,12 +1,14 @@
 """ToolCompose: the tools of an environment, as one transform."""
 
+# pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false
+# The elements of this Compose are tools; and the overload of Compose.__init__ hides that it takes any number.
+
 from __future__ import annotations
 
 import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, cast
 
 import torch
@@ -20,35 +22,17 @@ from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import (
     JSON,
-    CallError,
-    DispatchResult,
-    Message,
-    ParsedCall,
-    ParseResult,
     ToolResult,
     Turn,
-    content_text,
 )
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.tool import Tool, Toolset, ensure_tool
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms import telemetry
+from torchrl_agentic.transforms import specs, telemetry
 from torchrl_agentic.transforms.runtime import Runtime
+from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 
 logger = logging.getLogger(__name__)
-
-EOS_STRINGS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<｜end▁of▁sentence｜>",
-    "<end_of_turn>",
-    "</s>",
-    "<eos>",
-)
-"""What may still stand at the end of a message where an engine keeps the end-of-sequence token in the text."""
 
 HIDDEN_STATE = (
     "history", "text", "tokens", "masks", "log_probs", "next", "agentic", "answer", "answers", "ground_truth",
@@ -57,37 +41,17 @@ HIDDEN_STATE = (
 """What tools never see of the state: the conversation, and what a data set knows of the right answer."""
 
 
-@dataclass(slots=True)
-class _Row:
-    """What one row of the batch is at: its session, and how much of its conversation has been recorded."""
-
-    session: Session
-    recorded: int = 0
-
-
-@dataclass(slots=True)
-class _Work:
-    """One row's turn, from the message to the messages that answer it."""
-
-    row: int
-    session: Session
-    message: Message
-    parsed: ParseResult
-    calls: tuple[ParsedCall, ...] = ()
-    results: Sequence[ToolResult] = ()
-    rendered: Sequence[Mapping[str, JSON]] = ()
-
-
 class ToolCompose(Compose):
     """The tools of an environment: runs the calls of each assistant message and appends their results.
 
-    A `Compose` whose elements are tools, for a `TransformedEnv` around a `ChatEnv` in history mode. Each step parses
-    the last message of each row once, runs the calls of all rows concurrently where their effects allow it, and
-    appends one result per call to ("history", "prompt"). Rows stay ragged.
+    A `Compose` whose elements are tools, for a `TransformedEnv` around a `ChatEnv` in history mode. Each step
+    parses the last message of each row once, runs the calls of all rows concurrently where their effects
+    allow it, and appends one result per call to ("history", "prompt"). Rows stay ragged.
 
-    Writes, with the shape [*B, 1], on reset too: ("agentic", "any_tool_calls"), "any_error", "stop_requested": bool;
-    "n_calls", "n_errors", "n_infra", "turn": int64, of this turn, save "turn", which counts; "tool_reward",
-    "tool_seconds": float32, sums over this turn. A stop sets `done` and `terminated` of its row.
+    Writes, with the shape [*B, 1], on reset too: ("agentic", "any_tool_calls"), "any_error",
+    "stop_requested": bool; "n_calls", "n_errors", "n_infra", "turn": int64, of this turn, save "turn", which
+    counts; "tool_reward", "tool_seconds": float32, sums over this turn. A stop sets `done` and `terminated`
+    of its row.
 
     Args:
         tools: tools, look-alikes or typed functions.
@@ -99,7 +63,8 @@ class ToolCompose(Compose):
         tool_role: the role of the messages that carry results.
         validate_inputs: whether arguments are checked before a tool runs.
         max_threads: how many blocking tools run at once.
-        max_calls_per_turn: calls of one message beyond it are answered SKIPPED; None: no bound but the parser's.
+        max_calls_per_turn: calls of one message beyond it are answered SKIPPED; None: no bound but the
+            parser's.
         recorder: called with the `Turn` of each row and step, on the thread that steps the environment.
         eos_strings: what is cut off the end of a message before it is parsed.
 
@@ -145,8 +110,9 @@ class ToolCompose(Compose):
             "max_calls_per_turn": max_calls_per_turn,
         }
         self._toolsets: list[Toolset] = []
-        self._rows: dict[int, _Row] = {}
+        self._sessions: dict[int, Session] = {}
         self._episodes: dict[int, int] = {}
+        self._recorded: dict[int, int] = {}
         self._tools: list[Tool] = [ensure_tool(item) for item in tools]
         self._runtime: Runtime | None = None
         self._own_runtime = True
@@ -173,8 +139,8 @@ class ToolCompose(Compose):
     def append(self, tool: Any) -> None:
         """Add a tool at the end.
 
-        `env.append_transform(...)` arrives here too where this is `env.transform`; a transform then goes behind the
-        tools, in an outer `Compose`.
+        `env.append_transform(...)` arrives here too where this is `env.transform`; a transform then goes
+        behind the tools, in an outer `Compose`.
         """
         if not self._make_room_for(tool, before=False):
             self.append_tool(tool)
@@ -184,7 +150,7 @@ class ToolCompose(Compose):
         if not self._make_room_for(tool, before=index == 0):
             self._insert_tool(index, tool)
 
-    def pop(self, index: int | None = None) -> Tool:  # pyright: ignore[reportIncompatibleMethodOverride]  tools, not transforms
+    def pop(self, index: int | None = None) -> Tool:
         """Take a tool out, the last one by default."""
         tool = self._tools.pop(-1 if index is None else index)
         self._live().remove(tool.name)
@@ -211,11 +177,12 @@ class ToolCompose(Compose):
     def _make_room_for(self, transform: Any, *, before: bool) -> bool:
         """Put a transform beside the tools, in an outer Compose, where our environment asks for that."""
         env = self.container
-        if isinstance(transform, ToolCompose | Transform) and not hasattr(transform, "_process_batch_item"):
-            if isinstance(env, TransformedEnv) and env.transform is self:
-                env.transform = Compose(transform, self) if before else Compose(self, transform)
-                return True
-        return False
+        if not isinstance(transform, Transform) or hasattr(transform, "_process_batch_item"):
+            return False
+        if not isinstance(env, TransformedEnv) or env.transform is not self:
+            return False
+        env.transform = Compose(transform, self) if before else Compose(self, transform)
+        return True
 
     def __getitem__(self, key: str | int | slice) -> Any:
         if not isinstance(key, str):
@@ -252,64 +219,25 @@ class ToolCompose(Compose):
         before, rows = border.prompts(tensordict), border.prompts(next_tensordict)
         stepping = tensordict.get("_step", None)
         active = [True] * len(rows) if stepping is None else stepping.reshape(-1).tolist()
-        work: list[_Work] = []
+        work: list[RowTurn] = []
         for index, row in enumerate(rows):
             if active[index]:
-                rows[index], message = self._last_message(row, border.length(before[index]))
-                session = self._row(index).session
-                work.append(_Work(index, session, message, self._parse(message, session)))
+                rows[index], message = read_turn(row, border.length(before[index]), self.eos_strings)
+                session = self._session(index)
+                work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
         self._run(tensordict, work)
         for item in work:
             if item.calls:
-                item.rendered = self._render(item)
+                item.rendered = render(self.parser, item, self.tool_role)
                 new = [border.write_message(message) for message in item.rendered]
                 rows[item.row] = border.extended(rows[item.row], new)
             if self.recorder is not None:
-                self._record(item, rows[item.row])
+                self.recorder(as_record(item, rows[item.row], self._recorded.get(item.row, 0)))
+                self._recorded[item.row] = border.length(rows[item.row])
         border.set_prompts(next_tensordict, rows)
         return self._report(next_tensordict, work)
 
-    def _last_message(
-        self, conversation: border.Conversation, known: int
-    ) -> tuple[border.Conversation, Message]:
-        """Read what the model wrote: the first message after the `known` ones. What it invented after it is cut off.
-
-        End-of-sequence strings are cut off too, in the conversation as well: a template would write them again.
-        """
-        messages = border.messages(conversation)
-        last = messages[-1]
-        if len(messages) > known + 1:
-            first = border.read_message(messages[known])
-            if first.role == "assistant":
-                messages, last = messages[: known + 1], messages[known]
-                conversation = border.conversation(messages)
-        message = border.read_message(last)
-        if isinstance(message.content, str):
-            plain = without_eos(message.content, self.eos_strings)
-            if plain is not message.content:
-                message = replace(message, content=plain)
-                conversation = border.conversation([*messages[:-1], border.with_content(last, plain)])
-        return conversation, message
-
-    def _parse(self, message: Message, session: Session) -> ParseResult:
-        if message.role != "assistant" or not message.is_complete:
-            return ParseResult(message.text, (), message.text)
-        response: Any = message.content
-        if message.tool_calls or not isinstance(response, str):
-            response = {
-                "role": message.role,
-                "content": message.content,
-                "tool_calls": list(message.tool_calls),
-            }
-        try:
-            return self.parser.parse(response, turn=session.turn)
-        except Exception as error:
-            logger.exception("parser %r crashed (trajectory %s)", self.parser, session.trajectory)
-            reason = CallError("parser_crash", f"the message could not be read ({type(error).__name__})")
-            call = ParsedCall("", {}, f"call_{session.turn}_0", error=reason)
-            return ParseResult(content_text(message.content), (call,), "")
-
-    def _run(self, tensordict: TensorDictBase, work: Sequence[_Work]) -> None:
+    def _run(self, tensordict: TensorDictBase, work: Sequence[RowTurn]) -> None:
         """Answer all calls of all rows; without calls no thread is troubled."""
         busy = [item for item in work if item.parsed.calls]
         for item in work:
@@ -337,43 +265,10 @@ class ToolCompose(Compose):
     def _state(self, tensordict: TensorDictBase, row: int) -> Any:
         if not self._pass_state or not any(tool.wants_state for tool in self._tools):
             return None
-        flat = tensordict if tensordict.batch_dims == 1 else tensordict.reshape(-1)
+        flat: Any = tensordict if tensordict.batch_dims == 1 else tensordict.reshape(-1)
         return flat[row].exclude(*HIDDEN_STATE).clone().lock_()
 
-    def _render(self, item: _Work) -> Sequence[Mapping[str, JSON]]:
-        try:
-            rendered = self.parser.render(item.calls, item.results)
-        except Exception:
-            logger.exception("parser %r cannot render (trajectory %s)", self.parser, item.session.trajectory)
-            rendered = [
-                {"role": "tool", "content": result.text, "tool_call_id": call.call_id}
-                for call, result in zip(item.calls, item.results, strict=True)
-            ]
-        if self.tool_role == "tool":
-            return rendered
-        return [
-            {**message, "role": self.tool_role} if message["role"] == "tool" else message
-            for message in rendered
-        ]
-
-    def _record(self, item: _Work, conversation: border.Conversation) -> None:
-        row = self._rows[item.row]
-        before = border.length(conversation) - len(item.rendered) - 1
-        context = tuple(map(border.read_message, border.messages(conversation)[row.recorded : before]))
-        row.recorded = border.length(conversation)
-        turn = Turn(
-            item.session.trajectory,
-            item.session.turn - 1,
-            item.message,
-            DispatchResult(item.parsed.text, item.calls, tuple(item.results)),
-            tuple(_as_message(message) for message in item.rendered),
-            context,
-            item.parsed.notes,
-        )
-        assert self.recorder is not None
-        self.recorder(turn)
-
-    def _report(self, next_tensordict: TensorDictBase, work: Sequence[_Work]) -> TensorDictBase:
+    def _report(self, next_tensordict: TensorDictBase, work: Sequence[RowTurn]) -> TensorDictBase:
         """Write flags and telemetry, and end the rows in which a tool asked for it."""
         rows = ((item.row, item.session.turn, item.results) for item in work)
         told = telemetry.report(rows, next_tensordict.batch_size, next_tensordict.device)
@@ -385,13 +280,12 @@ class ToolCompose(Compose):
 
     # ---- trajectories
 
-    def _row(self, index: int) -> _Row:
-        row = self._rows.get(index)
-        if row is None:
-            episode = self._episodes.get(index, 0)
-            session = self._live().session(f"{index}.{episode}", row=index)
-            row = self._rows[index] = _Row(session)
-        return row
+    def _session(self, row: int) -> Session:
+        session = self._sessions.get(row)
+        if session is None:
+            episode = self._episodes.get(row, 0)
+            session = self._sessions[row] = self._live().session(f"{row}.{episode}", row=row)
+        return session
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows of the mask; the others go on as they are."""
@@ -411,12 +305,12 @@ class ToolCompose(Compose):
 
     def _end(self, rows: Iterable[int]) -> None:
         """Close the sessions of some rows. Their next trajectories get other names."""
-        ended = [(index, self._rows.pop(index)) for index in rows if index in self._rows]
-        for index, _ in ended:
-            self._episodes[index] = self._episodes.get(index, 0) + 1
-        busy = [row.session for _, row in ended if row.session.is_busy]
-        for _, row in ended:
-            row.session.dispatcher.forget(row.session)
+        ended = {row: self._sessions.pop(row) for row in rows if row in self._sessions}
+        for row, session in ended.items():
+            self._episodes[row] = self._episodes.get(row, 0) + 1
+            self._recorded.pop(row, None)
+            session.dispatcher.forget(session)
+        busy = [session for session in ended.values() if session.is_busy]
         if busy:
 
             async def close() -> None:
@@ -425,10 +319,13 @@ class ToolCompose(Compose):
             run(close())
 
     def close(self) -> None:
-        """End all trajectories and tear the tools down. May be called again; a later step sets them up anew."""
+        """End all trajectories and tear the tools down.
+
+        May be called again; a later step sets them up anew.
+        """
         if self._runtime is None or not self._runtime.is_ours:
             return
-        self._end(list(self._rows))
+        self._end(list(self._sessions))
         if self._own_runtime:
             run(self._runtime.dispatcher.close())
             for toolset in self._toolsets:
@@ -438,7 +335,7 @@ class ToolCompose(Compose):
         """Make a transform with the same tools, limiters and threads, and with trajectories of its own."""
         clone = self.__class__.__new__(self.__class__)
         Compose.__init__(clone)
-        own = {"_rows": {}, "_episodes": {}, "_own_runtime": False, "_tools": list(self._tools)}
+        own = {**_no_trajectories(), "_own_runtime": False, "_tools": list(self._tools)}
         kept = (
             "parser",
             "tool_role",
@@ -457,13 +354,14 @@ class ToolCompose(Compose):
         if self._runtime is None or not self._runtime.is_ours:
             proxy = weakref.proxy(self)
             self._runtime = Runtime(lambda: Dispatcher(self._tools, compose=proxy, **self._options))
-            self._own_runtime, self._rows = True, {}
+            self._own_runtime = True
+            self.__dict__.update(_no_trajectories())
         return self._runtime.dispatcher
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process, so that environments travel to workers."""
         state = super().__getstate__()
-        return {**state, "_runtime": None, "_rows": {}, "_episodes": {}, "_own_runtime": True}
+        return {**state, **_no_trajectories(), "_runtime": None, "_own_runtime": True}
 
     # ---- specs
 
@@ -475,26 +373,13 @@ class ToolCompose(Compose):
         """Describe what is read."""
         return Transform.transform_input_spec(self, input_spec)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:  # pyright: ignore[reportIncompatibleMethodOverride]  it is one
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the flags and the telemetry."""
-        if "history" not in observation_spec.keys():
-            raise ValueError(
-                'ToolCompose reads ("history", "prompt"), and this environment has no history. Use '
-                "ChatEnv(input_mode='history'); a policy may generate from tokens all the same"
-            )
-        _forget_optional(observation_spec, ("history", "prompt"))
-        prompt = cast("Composite", observation_spec["history", "prompt"])
-        fields = {name: prompt[name] for name in prompt.keys()}  # noqa: SIM118  a spec is no mapping
-        observation_spec["history"]["prompt"] = Composite(
-            fields, shape=prompt.shape, device=prompt.device, data_cls=border.AgentHistory
-        )
-        observation_spec[telemetry.KEY] = telemetry.spec(observation_spec.shape, observation_spec.device)
-        return observation_spec
+        return specs.observation(observation_spec)
 
     def transform_action_spec(self, action_spec: TensorSpec) -> TensorSpec:
         """Leave out the fields of messages that only some messages have."""
-        _forget_optional(action_spec, ("history", "full"))
-        return action_spec
+        return specs.action(action_spec)
 
     def set_container(self, container: Any) -> None:
         """Take note of the environment.
@@ -505,34 +390,13 @@ class ToolCompose(Compose):
         super().set_container(container)
         mode = getattr(getattr(container, "base_env", None), "input_mode", "history")
         if mode != "history":
-            raise ValueError(
-                f"ToolCompose reads the history, and this environment has input_mode={mode!r}. Use "
-                "ChatEnv(input_mode='history'); a policy may generate from tokens all the same"
-            )
+            raise ValueError(specs.NO_HISTORY.format(mode=mode))
 
     def __repr__(self) -> str:
         tools = ", ".join(tool.name for tool in self._tools)
         return f"ToolCompose([{tools}], parser={self.parser!r})"
 
 
-def _forget_optional(spec: TensorSpec, key: tuple[str, str]) -> None:
-    """Drop from a history's spec what only some messages have: rollouts do not have it, and specs are compared."""
-    history = cast("Any", spec)
-    if isinstance(spec, Composite) and key in spec.keys(True):
-        for name in ("tool_calls", "tool_responses"):
-            if name in history[key].keys():
-                del history[key][name]
-
-
-def _as_message(message: Mapping[str, JSON]) -> Message:
-    return Message(message["role"], message["content"], tool_call_id=message.get("tool_call_id"))
-
-
-def without_eos(text: str, eos_strings: Sequence[str]) -> str:
-    """Cut end-of-sequence strings, and white space between and after them, off the end of a text."""
-    while True:
-        trimmed = text.rstrip()
-        ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
-        if ending is None:
-            return text
-        text = trimmed.removesuffix(ending)
+def _no_trajectories() -> dict[str, Any]:
+    """What is known of trajectories before the first one."""
+    return {"_sessions": {}, "_episodes": {}, "_recorded": {}}

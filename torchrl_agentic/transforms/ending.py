@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import Binary, Composite
+from torchrl.data import Binary
 from torchrl.envs.transforms import Transform
 
 
@@ -49,10 +51,10 @@ class EndTrajectory(Transform):
         next_tensordict.set("done", done)
         return next_tensordict
 
-    def transform_done_spec(self, done_spec: Composite) -> Composite:
+    def transform_done_spec(self, done_spec: Any) -> Any:
         """Add `truncated`, where it can be set."""
         if self.max_turns is not None and "truncated" not in done_spec.keys():
-            shape = (*done_spec.shape, 1)
+            shape = torch.Size((*done_spec.shape, 1))
             done_spec["truncated"] = Binary(n=1, shape=shape, dtype=torch.bool, device=done_spec.device)
         return done_spec
 

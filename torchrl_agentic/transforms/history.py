@@ -1,20 +1,19 @@
 """The border to TorchRL's `History`: the one module that knows how conversations lie in a TensorDict.
 
-A message is a TensorDict of NonTensorData; a conversation is a lazy stack of messages; a batch is a lazy stack of
-conversations, of unequal length ("ragged"), nested once more for each further batch dimension.
+A message is a TensorDict of NonTensorData; a conversation is a lazy stack of messages; a batch is a lazy
+stack of conversations, of unequal length ("ragged"), nested once more for each further batch dimension.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 import tensordict
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 from torchrl.data.llm import History
-from torchrl.modules.llm.policies import ChatHistory
 
 from torchrl_agentic.messages import Message
 
@@ -25,7 +24,7 @@ _ABSENT = object()
 
 
 class AgentHistory(History):
-    """A `History` whose messages know which call they answer, and that can be extended where rows differ in length.
+    """A `History` whose messages know which call they answer, and whose rows may differ in length.
 
     tool_call_id: the id of the call that a tool's message answers; None for all others.
     """
@@ -35,19 +34,30 @@ class AgentHistory(History):
     @classmethod
     def of(cls, rows: Sequence[Any], shape: Sequence[int] | None = None) -> AgentHistory:
         """Make the history of a batch of conversations, flat; `shape` is the batch's, None for a flat one."""
-        return cls._from_tensordict(_nest(list(rows), list(shape) if shape else [len(rows)]))
+        return cls.around(_nest(list(rows), list(shape) if shape else [len(rows)]))
+
+    @classmethod
+    def around(cls, td: TensorDictBase) -> AgentHistory:
+        """Make the history that a stack of messages is, without looking at them.
+
+        `_from_tensordict` would ask every message of the batch for its keys: 1.9 ms for 64 × 43 of them.
+        """
+        history = cls.__new__(cls)
+        absent = dict.fromkeys(("tool_calls", "tool_responses", "tool_call_id"))
+        history.__dict__.update(_tensordict=td, _non_tensordict=absent, _is_initialized=True)
+        return history
 
     def extend(self, history: History, *, inplace: bool = True, dim: int = 0) -> History:
         """Extend along `dim`; along the messages of a batch, row by row, whatever the lengths."""
         if self.ndim < 2 or dim not in (-1, self.ndim - 1):
             return super().extend(history, inplace=inplace, dim=dim)
-        shape = self._tensordict.batch_size[:-1]
+        shape = self.batch_size[:-1]
         more = conversations(history, self.ndim - 1)
         rows = zip(conversations(self, self.ndim - 1), more, strict=True)
         joined = AgentHistory.of([extended(row, messages(new)) for row, new in rows], shape)
         if not inplace:
             return joined
-        self.__dict__["_tensordict"] = joined._tensordict
+        self.__dict__["_tensordict"] = inner(joined)
         return self
 
 
@@ -57,29 +67,40 @@ def require_list_to_stack() -> None:
         tensordict.set_list_to_stack(True).set()
 
 
+def inner(history: Any) -> TensorDictBase:
+    """Give the TensorDict behind a history; a TensorClass costs many times more to index."""
+    return history._tensordict
+
+
 def conversations(history: History, batch_dims: int = 1) -> list[Conversation]:
     """Give the conversations of a batch, flat."""
-    level = [history._tensordict]
+    level = [inner(history)]
     for _ in range(batch_dims):
         level = [below for item in level for below in _items(item)]
     return level
 
 
 def prompts(td: TensorDictBase) -> list[Conversation]:
-    """Give the conversations under ("history", "prompt") of a TensorDict, flat, without touching their messages."""
-    if isinstance(td, LazyStackedTensorDict) and td.batch_dims == 1:
-        return [cast("ChatHistory", row.get("history")).prompt._tensordict for row in td.tensordicts]
-    return conversations(td.get("history").prompt, td.batch_dims)
+    """Give the conversations under ("history", "prompt"), flat, without touching their messages.
+
+    Not through attributes: those ask every message for its keys.
+    """
+    if _is_flat_stack(td):
+        return [inner(inner(row.get("history")).get("prompt")) for row in td.tensordicts]
+    chat = inner(td.get("history"))
+    if _is_flat_stack(chat):
+        return [inner(row.get("prompt")) for row in chat.tensordicts]
+    return conversations(chat.get("prompt"), td.batch_dims)
 
 
 def set_prompts(td: TensorDictBase, rows: Sequence[Conversation]) -> None:
     """Put conversations under ("history", "prompt"), ragged as they are."""
-    if isinstance(td, LazyStackedTensorDict) and td.batch_dims == 1:
+    if _is_flat_stack(td):
         for row, conversation in zip(td.tensordicts, rows, strict=True):
-            row.get("history").prompt = AgentHistory._from_tensordict(conversation)
+            inner(row.get("history")).set("prompt", AgentHistory.around(conversation))
         return
     history = td.get("history")
-    history.prompt = AgentHistory.of(rows, td.batch_size)
+    inner(history).set("prompt", AgentHistory.of(rows, td.batch_size))
     td.set("history", history)
 
 
@@ -118,16 +139,16 @@ def read_message(td: TensorDictBase) -> Message:
 
 def write_message(message: Mapping[str, Any]) -> TensorDictBase:
     """Make a message of a mapping with role, content and whatever else the family needs."""
-    return TensorDict(
-        {"is_complete": _constant(True)}
-        | {key: _constant(value) if key == "role" else NonTensorData(value) for key, value in message.items()}
-    )
+    fields: dict[str, Any] = {"is_complete": _constant(True)}
+    for key, value in message.items():
+        fields[key] = _constant(value) if key == "role" else _plain(value)
+    return TensorDict._new_unsafe(source=fields, batch_size=_SCALAR)
 
 
 def with_content(td: TensorDictBase, content: str) -> TensorDictBase:
     """Give a message with another content; the old one stays as it is."""
     changed = td.copy()
-    changed.set("content", NonTensorData(content))
+    changed.set("content", _plain(content))
     return changed
 
 
@@ -137,10 +158,26 @@ def as_history(chats: Sequence[Sequence[Mapping[str, Any]]]) -> AgentHistory:
     return AgentHistory.of([conversation([write_message(message) for message in chat]) for chat in chats])
 
 
+def _plain(value: Any) -> NonTensorData:
+    """Make NonTensorData of a value, in 0.4 µs instead of 7: messages are made of it."""
+    made = NonTensorData.__new__(NonTensorData)
+    fields = {"data": value, "_is_non_tensor": True, "_metadata": None}
+    made.__dict__.update(_tensordict=_EMPTY, _non_tensordict=fields, _is_initialized=True)
+    return made
+
+
+_SCALAR = torch.Size(())
+_EMPTY = TensorDict({})
+
+
 @functools.cache
 def _constant(value: Any) -> NonTensorData:
     """Roles and flags are shared by all messages: they are half of what a message costs."""
     return NonTensorData(value)
+
+
+def _is_flat_stack(td: Any) -> TypeGuard[LazyStackedTensorDict]:
+    return isinstance(td, LazyStackedTensorDict) and td.batch_dims == 1
 
 
 def _items(td: TensorDictBase) -> Sequence[TensorDictBase]:
@@ -161,7 +198,9 @@ def _field(td: TensorDictBase, name: str) -> Any:
     value = td.get(name, _ABSENT)
     if value is _ABSENT or value is None:
         return None
-    if isinstance(value, NonTensorData):
-        return value.data
+    if type(value) is NonTensorData:
+        held, data = inner(value), value.__dict__["_non_tensordict"].get("data", _ABSENT)
+        # The attribute costs ten times as much, and is needed only where the value lies in shared memory.
+        return value.data if data is _ABSENT or held.is_shared() or held.is_memmap() else data
     # A list given to `History` becomes a stack, an empty one an empty tensor.
     return value.tolist() if isinstance(value, torch.Tensor) or hasattr(value, "tolist") else value

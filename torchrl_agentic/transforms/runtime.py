@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Runtime:
-    """A dispatcher with the number of the process that may use it: after a fork, its event loop is not there."""
+    """A dispatcher with the number of the process that may use it.
+
+    After a fork, its event loop is not there.
+    """
 
     def __init__(self, make: Callable[[], Dispatcher]) -> None:
         self.pid = os.getpid()
@@ -34,7 +37,10 @@ _open: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
 def _close_later(pid: int, dispatcher: Dispatcher) -> None:
-    """Close it without waiting: the garbage collector may run on any thread, that of the event loop included."""
+    """Close it without waiting.
+
+    The garbage collector may run on any thread, that of the event loop included.
+    """
     if pid == os.getpid():
         start(dispatcher.close())
 

@@ -26,10 +26,11 @@ _DTYPES = {
 
 def spec(shape: torch.Size, device: torch.device | None) -> Composite:
     """Describe the entries, each [*shape, 1]."""
+    each = torch.Size((*shape, 1))
     entries: dict[str, TensorSpec] = {
-        name: Binary(n=1, shape=(*shape, 1), dtype=dtype, device=device)
+        name: Binary(n=1, shape=each, dtype=dtype, device=device)
         if dtype is torch.bool
-        else Unbounded(shape=(*shape, 1), dtype=dtype, device=device)
+        else Unbounded(shape=each, dtype=dtype, device=device)
         for name, dtype in _DTYPES.items()
     }
     return Composite(entries, shape=shape, device=device)

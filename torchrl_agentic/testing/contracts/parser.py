@@ -16,7 +16,8 @@ from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import MAX_CALLS
 
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
@@ -29,8 +30,8 @@ class ParserContract:
     """Promises of a `ToolCallParser`.
 
     parser: the one under test. malformed: messages that hold at least one attempt, none of which can be read.
-    markers: pieces of the format's syntax, which random messages are made of. in_text: whether calls stand in the
-    text, so that spans apply.
+    markers: pieces of the format's syntax, which random messages are made of. in_text: whether calls stand in
+    the text, so that spans apply.
     """
 
     parser: ClassVar[ToolCallParser]

@@ -205,10 +205,12 @@ class SandboxContract:
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         for family, kind, address in (
-            ("AF_INET", "SOCK_STREAM", f"('127.0.0.1', {port})"), ("AF_INET", "SOCK_DGRAM", "('127.0.0.1', 53)"),
+            ("AF_INET", "SOCK_STREAM", f"('127.0.0.1', {port})"),
+            ("AF_INET", "SOCK_DGRAM", "('127.0.0.1', 53)"),
             ("AF_NETLINK", "SOCK_RAW", "(0, 0)"), ("AF_UNIX", "SOCK_STREAM", "'\\0abstract'"),
         ):  # fmt: skip
-            code = f"import socket as s; c = s.socket(s.{family}, s.{kind}); c.connect({address}); print('through')"
+            connect = f"c = s.socket(s.{family}, s.{kind}); c.connect({address})"
+            code = f"import socket as s; {connect}; print('through')"
             assert "through" not in await self.python(sandbox, code)
         server.close()
 
@@ -227,7 +229,10 @@ class SandboxContract:
             assert (await sandbox.run(argv)).exit_code != 0
 
     async def test_system_calls_that_only_attacks_need_are_denied(self, sandbox: Sandbox) -> None:
-        """By number, on x86-64: ptrace, keyctl, bpf, io_uring_setup, unshare, mount, userfaultfd, open_by_handle_at."""
+        """By number, on x86-64.
+
+        Ptrace, keyctl, bpf, io_uring_setup, unshare, mount, userfaultfd, open_by_handle_at.
+        """
         self.claims("privileges")
         if not sandbox.limits_enforced.get("seccomp"):
             pytest.skip("no filter is known for this processor")

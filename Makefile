@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine with Python ≥ 3.11: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/ready
+	$(BIN)/torchrl-agentic rollout examples/demo.yaml
+
+test: $(VENV)/ready
+	$(BIN)/pytest
+
+check: $(VENV)/ready-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+bench: $(VENV)/ready
+	$(BIN)/pytest benchmarks --benchmark-only --benchmark-json=benchmarks/results.json
+	$(BIN)/python benchmarks/table.py benchmarks/results.json
+
+$(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/bubblewrap.sh
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	sh scripts/bubblewrap.sh
+	touch $@
+
+$(VENV)/ready-dev: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache rollouts
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,112 @@
+"""What the benchmarks share: environments with so many rows, messages and calls, at the moment of their step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data.llm import History
+from torchrl.envs import TransformedEnv
+from torchrl.envs.llm import ChatEnv
+from torchrl.envs.llm.transforms import ExecuteToolsInOrder, ToolRegistry, XMLBlockParser
+from torchrl.envs.transforms import Compose
+
+from torchrl_agentic import RateLimiter, ToolCompose, tool
+from torchrl_agentic.transforms.history import as_history
+
+NAP_S = 0.05
+
+
+@tool
+async def noop(a: int = 0) -> str:
+    """Do nothing."""
+    return "ok"
+
+
+@tool
+async def nap(a: int = 0) -> str:
+    """Wait for a service."""
+    await asyncio.sleep(NAP_S)
+    return "ok"
+
+
+@tool
+def blocking_nap(a: int = 0) -> str:
+    """Wait for a service, and block the thread meanwhile."""
+    import time
+
+    time.sleep(NAP_S)
+    return "ok"
+
+
+async def bare() -> str:
+    """What asyncio alone has to do for a no-op call."""
+    return "ok"
+
+
+def limits() -> dict[str, RateLimiter]:
+    """A limiter that lets everything pass, at its full cost."""
+    return {"noop": RateLimiter(max_concurrent=1_000_000)}
+
+
+def message(calls: int, name: str = "noop") -> str:
+    """An assistant message with so many calls, which TorchRL's parser reads as well as ours."""
+    return "".join(f'<tool name="{name}">{json.dumps({"a": index})}</tool>\n' for index in range(calls))
+
+
+class Service:
+    """A tool as `ExecuteToolsInOrder` takes it."""
+
+    schema_in: dict[str, Any] = {}
+    schema_out: dict[str, Any] = {}
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name = name
+        self.seconds = seconds
+
+    def __call__(self, **_: Any) -> dict[str, Any]:
+        """Wait, and answer."""
+        if self.seconds:
+            import time
+
+            time.sleep(self.seconds)
+        return {"result": "ok"}
+
+
+@dataclass
+class Rig:
+    """An environment, and the TensorDict that a policy has just written into."""
+
+    env: TransformedEnv
+    td: TensorDictBase
+
+    def at_the_transform(self) -> tuple[TensorDictBase, TensorDictBase]:
+        """What `transform._step` gets: a fresh result of the base environment each time."""
+        following = self.env.base_env._step(self.td)
+        self.env.base_env._complete_done(self.env.base_env.full_done_spec, following)
+        return self.td, following
+
+
+def rig(which: str, rows: int, messages: int, calls: int, name: str = "noop") -> Rig:
+    """An environment with ours, with TorchRL's transform, or without tools; conversations of so many messages."""
+    base = ChatEnv(batch_size=(rows,))
+    if which == "ToolCompose":
+        compose = ToolCompose([noop, nap, blocking_nap], "xml", rate_limits=limits())
+        env = TransformedEnv(base, compose)
+    elif which == "ExecuteToolsInOrder":
+        registry = ToolRegistry([Service("noop", 0.0), Service("nap", NAP_S)])
+        env = TransformedEnv(base, Compose(ExecuteToolsInOrder(registry, XMLBlockParser())))
+    else:
+        env = TransformedEnv(base, Compose())
+    chat = [{"role": ("user", "assistant")[index % 2], "content": f"message {index}"} for index in range(messages - 1)]
+    said = {"role": "assistant", "content": message(calls, name)}
+    td = env.reset(TensorDict({}, batch_size=[rows]).set("query", as_history([chat] * rows)))
+    history = td["history"]
+    full = as_history([[*chat, said]] * rows)
+    # TorchRL's own transforms cannot extend ragged histories: they get a plain one.
+    history.full = full if which == "ToolCompose" else History.from_chats([[*chat, said]] * rows)
+    td["history"] = history
+    return Rig(env, td)

@@ -1,0 +1,43 @@
+"""Turn pytest-benchmark's JSON into a table with ratios: `python benchmarks/table.py results.json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+
+def rows(data: dict[str, Any]) -> dict[str, list[tuple[str, float]]]:
+    """Give per group the median seconds of each contender, in the order they were run."""
+    groups: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for item in data["benchmarks"]:
+        params = item["params"] or {}
+        name = item["extra_info"].get("which") or params.get("which") or params.get("statement") or item["name"]
+        groups[item["group"]].append((name, item["stats"]["median"] / item["extra_info"].get("divide", 1)))
+    return groups
+
+
+def table(data: dict[str, Any]) -> str:
+    """Write the table in Markdown; the first contender of a group is 1."""
+    lines = ["| question | contender | median | ratio |", "| --- | --- | ---: | ---: |"]
+    for group, contenders in rows(data).items():
+        first = contenders[0][1]
+        for index, (name, seconds) in enumerate(contenders):
+            lines.append(f"| {'' if index else group} | {name} | {_time(seconds)} | {seconds / first:.2f} |")
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.2f} {unit}"
+    return f"{seconds * 1e6:.2f} µs"
+
+
+if __name__ == "__main__":
+    source = Path(sys.argv[1])
+    text = table(json.loads(source.read_text()))
+    source.with_name("results.md").write_text(text + "\n")
+    print(text)

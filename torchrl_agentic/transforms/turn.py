@@ -1,0 +1,127 @@
+"""One row's turn: from what the model wrote to the messages that answer it, apart from running the calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchrl_agentic.dispatch import Session
+from torchrl_agentic.messages import (
+    JSON,
+    CallError,
+    DispatchResult,
+    Message,
+    ParsedCall,
+    ParseResult,
+    ToolResult,
+    Turn,
+)
+from torchrl_agentic.parsers import ToolCallParser
+from torchrl_agentic.transforms import history as border
+
+logger = logging.getLogger(__name__)
+
+EOS_STRINGS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_turn>",
+    "</s>",
+    "<eos>",
+)
+"""What may stand at the end of a message where an engine keeps the end-of-sequence token in the text."""
+
+
+@dataclass(slots=True)
+class RowTurn:
+    """What becomes of one row in one step."""
+
+    row: int
+    session: Session
+    message: Message
+    parsed: ParseResult
+    calls: tuple[ParsedCall, ...] = ()
+    results: Sequence[ToolResult] = ()
+    rendered: Sequence[Mapping[str, JSON]] = ()
+
+
+def read_turn(
+    conversation: border.Conversation, known: int, eos_strings: Sequence[str]
+) -> tuple[border.Conversation, Message]:
+    """Read what the model wrote, the first message after the `known` ones, and mend the conversation.
+
+    Turns of others that the model invented after its own are cut off. So are end-of-sequence strings: the
+    next prompt would have them twice.
+    """
+    messages = border.messages(conversation)
+    last = messages[-1]
+    if len(messages) > known + 1 and border.read_message(messages[known]).role == "assistant":
+        messages, last = messages[: known + 1], messages[known]
+        conversation = border.conversation(messages)
+    message = border.read_message(last)
+    if isinstance(message.content, str):
+        plain = without_eos(message.content, eos_strings)
+        if plain is not message.content:
+            message = replace(message, content=plain)
+            conversation = border.conversation([*messages[:-1], border.with_content(last, plain)])
+    return conversation, message
+
+
+def without_eos(text: str, eos_strings: Sequence[str]) -> str:
+    """Cut end-of-sequence strings, and white space between and after them, off the end of a text."""
+    while True:
+        trimmed = text.rstrip()
+        ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
+        if ending is None:
+            return text
+        text = trimmed.removesuffix(ending)
+
+
+def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseResult:
+    """Read the calls of a message; one that was cut off has none. A parser that crashes costs one error."""
+    if message.role != "assistant" or not message.is_complete:
+        return ParseResult(message.text, (), message.text)
+    response: Any = message.content
+    if message.tool_calls or not isinstance(response, str):
+        response = {"role": "assistant", "content": response, "tool_calls": list(message.tool_calls)}
+    try:
+        return parser.parse(response, turn=session.turn)
+    except Exception as error:
+        logger.exception("parser %r crashed (trajectory %s)", parser, session.trajectory)
+        reason = CallError("parser_crash", f"the message could not be read ({type(error).__name__})")
+        call = ParsedCall("", {}, f"call_{session.turn}_0", error=reason)
+        return ParseResult(message.text, (call,), "")
+
+
+def render(parser: ToolCallParser, turn: RowTurn, tool_role: str) -> Sequence[Mapping[str, JSON]]:
+    """Write the results as messages; where the parser cannot, as plain ones of the tool's role."""
+    try:
+        rendered = parser.render(turn.calls, turn.results)
+    except Exception:
+        logger.exception("parser %r cannot render (trajectory %s)", parser, turn.session.trajectory)
+        rendered = [
+            {"role": "tool", "content": result.text, "tool_call_id": call.call_id}
+            for call, result in zip(turn.calls, turn.results, strict=True)
+        ]
+    if tool_role == "tool":
+        return rendered
+    return [{**message, "role": tool_role} if message["role"] == "tool" else message for message in rendered]
+
+
+def as_record(turn: RowTurn, conversation: border.Conversation, recorded: int) -> Turn:
+    """Make the record of a turn; `recorded` messages of the conversation are in earlier ones."""
+    before = border.length(conversation) - len(turn.rendered) - 1
+    return Turn(
+        turn.session.trajectory,
+        turn.session.turn - 1,
+        turn.message,
+        DispatchResult(turn.parsed.text, turn.calls, tuple(turn.results)),
+        tuple(Message(m["role"], m["content"], tool_call_id=m.get("tool_call_id")) for m in turn.rendered),
+        tuple(map(border.read_message, border.messages(conversation)[recorded:before])),
+        turn.parsed.notes,
+    )
