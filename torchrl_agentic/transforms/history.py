@@ -120,8 +120,11 @@ def conversation(of: Sequence[TensorDictBase]) -> Conversation:
 
 
 def extended(conversation: Conversation, new: Sequence[TensorDictBase]) -> Conversation:
-    """Give a conversation with messages added; the old one stays as it is."""
-    return LazyStackedTensorDict(*_items(conversation), *new, stack_dim=0)
+    """Give a conversation with messages added, on its device; the old one stays as it is."""
+    known = _items(conversation)
+    device = known[0].device if known else None
+    added = new if device is None else [message.to(device) for message in new]
+    return LazyStackedTensorDict(*known, *added, stack_dim=0)
 
 
 def read_message(td: TensorDictBase) -> Message:

@@ -1,0 +1,30 @@
+"""The README's Python runs, from top to bottom, and prints what it says."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+
+
+def test_the_readme_has_programs():
+    assert len(BLOCKS) >= 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_readmes_programs_run_and_print_what_it_says():
+    printed = io.StringIO()
+    names: dict[str, object] = {"__name__": "readme"}
+    with contextlib.redirect_stdout(printed):
+        for block in BLOCKS:
+            exec(compile(block, str(README), "exec"), names)
+    lines = printed.getvalue().splitlines()
+    assert lines[-3:] == ["42", "42", "calls: 2 errors: 0"]
+
+
+def test_the_smallest_program_has_at_most_25_lines():
+    assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 25
