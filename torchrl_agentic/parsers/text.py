@@ -35,7 +35,8 @@ class Cursor:
 
         That a marker does not come any more is found out once, which keeps parsing linear.
         """
-        if start >= self._none_from.get(marker, len(self.text) + 1):
+        none_from = self._none_from.get(marker)
+        if none_from is not None and start >= none_from:
             return -1
         found = self.text.find(marker, start)
         if found < 0:
@@ -91,23 +92,26 @@ class TextParser(ToolCallParser):
         cursor, attempts, reasoning = Cursor(text), list[Attempt](), list[str]()
         notes: tuple[str, ...] = ()
         at = 0
-        while True:
-            opener = self.find_opener(cursor, at)
-            thought = cursor.find(THINK, at)
+        thought = text.find(THINK)
+        while (opener := self.find_opener(cursor, at)) >= 0 or thought >= 0:
+            if 0 <= thought < at:
+                thought = text.find(THINK, at)
+                continue
             if thought >= 0 and (opener < 0 or thought < opener):
-                closed = cursor.find(THINK_END, thought)
-                if closed >= 0:
-                    reasoning.append(text[thought + len(THINK) : closed])
-                    if 0 <= opener < closed:
-                        notes = ("call_in_reasoning",)
-                    at = closed + len(THINK_END)
+                closed = text.find(THINK_END, thought)
+                if closed < 0:
+                    notes = ("unclosed_reasoning",) if opener >= 0 else notes
+                    thought = -1
                     continue
-                if opener >= 0:
-                    notes = ("unclosed_reasoning",)
-            if opener < 0:
-                return attempts, reasoning, notes
+                reasoning.append(text[thought + len(THINK) : closed])
+                if 0 <= opener < closed:
+                    notes = ("call_in_reasoning",)
+                at = closed + len(THINK_END)
+                thought = text.find(THINK, at)
+                continue
             found, at = self._read(cursor, opener, len(attempts))
             attempts += found
+        return attempts, reasoning, notes
 
     def _read(self, cursor: Cursor, start: int, index: int) -> tuple[list[Attempt], int]:
         error: CallError
