@@ -101,7 +101,10 @@ def rig(which: str, rows: int, messages: int, calls: int, name: str = "noop") ->
         env = TransformedEnv(base, Compose(ExecuteToolsInOrder(registry, XMLBlockParser())))
     else:
         env = TransformedEnv(base, Compose())
-    chat = [{"role": ("user", "assistant")[index % 2], "content": f"message {index}"} for index in range(messages - 1)]
+    chat = [
+        {"role": ("user", "assistant")[index % 2], "content": f"message {index}"}
+        for index in range(messages - 1)
+    ]
     said = {"role": "assistant", "content": message(calls, name)}
     td = env.reset(TensorDict({}, batch_size=[rows]).set("query", as_history([chat] * rows)))
     history = td["history"]

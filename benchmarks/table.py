@@ -14,7 +14,9 @@ def rows(data: dict[str, Any]) -> dict[str, list[tuple[str, float]]]:
     groups: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for item in data["benchmarks"]:
         params = item["params"] or {}
-        name = item["extra_info"].get("which") or params.get("which") or params.get("statement") or item["name"]
+        name = (
+            item["extra_info"].get("which") or params.get("which") or params.get("statement") or item["name"]
+        )
         groups[item["group"]].append((name, item["stats"]["median"] / item["extra_info"].get("divide", 1)))
     return groups
 

@@ -36,7 +36,9 @@ def test_noop_calls(benchmark: Benchmark, loop: asyncio.Runner, which: str, k: i
     async def gather() -> None:
         await asyncio.gather(*(bare() for _ in range(k)))
 
-    work: Callable[[], Coroutine[Any, Any, Any]] = gather if which == "bare gather" else lambda: session.run(batch)
+    work: Callable[[], Coroutine[Any, Any, Any]] = (
+        gather if which == "bare gather" else lambda: session.run(batch)
+    )
     benchmark(lambda: loop.run(repeated(work)))
     loop.run(dispatcher.close())
 

@@ -14,5 +14,9 @@ import pytest
 def test_import(benchmark: Callable[..., Any], statement: str) -> None:
     benchmark.group = "import: a fresh interpreter"
     benchmark.pedantic(
-        subprocess.run, args=([sys.executable, "-c", statement],), kwargs={"check": True}, rounds=5, warmup_rounds=1
+        subprocess.run,
+        args=([sys.executable, "-c", statement],),
+        kwargs={"check": True},
+        rounds=5,
+        warmup_rounds=1,
     )

@@ -73,7 +73,8 @@ def rollout(
                 on_turn=on_turn,
             )
     except (ConfigError, SandboxError, ValueError, TypeError) as error:
-        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
+        place = "" if str(config) in str(error) else f"{config}: "
+        Console(stderr=True).print(Text(f"torchrl-agentic: {place}{error}", style="red"))
         raise typer.Exit(2) from None
 
     console.print(_table(summarize(turn for found in turns.values() for turn in found)))
@@ -123,7 +124,9 @@ def _table(summaries: list[ToolSummary]) -> Table:
         )
         times = (quantile(item.run_s, 0.5), quantile(item.run_s, 0.95), quantile(item.queue_s, 0.95))
         counts = (str(item.calls), str(item.calls - item.errors))
-        table.add_row(Text(item.tool), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds)
+        table.add_row(
+            Text(_printable(item.tool)), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds
+        )
     return table
 
 
@@ -136,22 +139,27 @@ def _conversation(conversation: Conversation, turns: list[Turn], lines: int, wid
             head = (
                 f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
             )
+            head = _printable(head)
             style = "bold red" if result.is_error else "bold yellow"
             parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
-    return Panel(Group(*parts), title=Text(conversation.name), title_align="left")
+    return Panel(Group(*parts), title=Text(_printable(conversation.name)), title_align="left")
 
 
 def _message(message: Message, lines: int, width: int) -> Text:
     style = f"bold {_ROLE_STYLE.get(message.role, '')}"
-    return Text.assemble((f"{message.role}\n", style), _clip(message.text.strip(), lines, width))
+    return Text.assemble((f"{_printable(message.role)}\n", style), _clip(message.text.strip(), lines, width))
 
 
 def _clip(text: str, lines: int, width: int) -> str:
-    """Show the first lines of a text, wrapped; control characters must not reach the terminal."""
-    clean = "".join(character if character.isprintable() or character in "\n" else "�" for character in text)
-    wrapped = [piece for line in clean.split("\n") for piece in textwrap.wrap(line, width) or [""]]
+    """Show the first lines of a text, wrapped."""
+    wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(_printable(line), width) or [""]]
     more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
     return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
+
+
+def _printable(text: str) -> str:
+    """Keep control characters from the terminal."""
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def _verdict(compared: int, differences: list[Difference]) -> Group | Text:
@@ -161,9 +169,8 @@ def _verdict(compared: int, differences: list[Difference]) -> Group | Text:
         Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")
     ]
     for item in differences:
-        lines.append(
-            Text(f"  {item.conversation}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}")
-        )
+        name = _printable(item.conversation)
+        lines.append(Text(f"  {name}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}"))
     return Group(*lines)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import importlib.util
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,16 +17,17 @@ import yaml
 
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import Message
+from torchrl_agentic.repl import SubprocessRepl
 from torchrl_agentic.rollout.replay import Conversation
-from torchrl_agentic.sandbox import default_sandbox
+from torchrl_agentic.sandbox import Sandbox, default_sandbox
 from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool
 
 Options = dict[str, Any]
-_TOOLS: dict[str, Callable[[Options], Any]] = {
-    "python": lambda options: PythonTool(**options),
-    "shell": lambda options: ShellTool(default_sandbox(), **options),
-    "file_read": lambda options: FileReadTool(default_sandbox(), **options),
-    "stop": lambda options: StopTool(**options),
+_TOOLS: dict[str, Callable[[Callable[[], Sandbox], Options], Any]] = {
+    "python": lambda sandbox, options: PythonTool(SubprocessRepl(sandbox()), **options),
+    "shell": lambda sandbox, options: ShellTool(sandbox(), **options),
+    "file_read": lambda sandbox, options: FileReadTool(sandbox(), **options),
+    "stop": lambda sandbox, options: StopTool(**options),
 }
 
 
@@ -83,10 +87,11 @@ def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
     Raises:
         ConfigError: an entry names no tool, or its options do not fit.
     """
-    return [_make_tool(entry, folder) for entry in config.tools]
+    sandbox = functools.cache(default_sandbox)  # one for all, so that they share their files
+    return [_make_tool(entry, folder, sandbox) for entry in config.tools]
 
 
-def _make_tool(entry: str | Mapping[str, Any], folder: Path) -> Any:
+def _make_tool(entry: str | Mapping[str, Any], folder: Path, sandbox: Callable[[], Sandbox]) -> Any:
     if isinstance(entry, str):
         entry = {entry: None}
     if len(entry) != 1:
@@ -99,7 +104,7 @@ def _make_tool(entry: str | Mapping[str, Any], folder: Path) -> Any:
     if kind not in _TOOLS:
         raise ConfigError(f"tools: no tool {kind!r}; known: {', '.join([*_TOOLS, 'function'])}")
     try:
-        return _TOOLS[kind](cast("Options", options or {}))
+        return _TOOLS[kind](sandbox, cast("Options", options or {}))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"tools: {kind}: {error}") from None
 
@@ -117,8 +122,8 @@ def _load(reference: str, folder: Path) -> Any:
         else:
             module = importlib.import_module(place)
         return getattr(module, name)
-    except (ImportError, OSError, AttributeError) as error:
-        raise ConfigError(f"tools: function {reference!r}: {error}") from None
+    except Exception as error:  # whatever the user's file does when it is run
+        raise ConfigError(f"tools: function {reference!r}: {type(error).__name__}: {error}") from error
 
 
 def make_limits(config: RolloutConfig) -> dict[str, RateLimiter]:
@@ -150,25 +155,32 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from None
         for place, item in _items(path, text):
-            found.append(_conversation(place, item, f"{path.stem}-{len(found)}"))
+            conversation = _conversation(place, item, f"{path.stem}-{len(found)}")
+            names = {other.name for other in found}
+            copies = (f"{conversation.name} ({n})" for n in itertools.count(2))
+            while conversation.name in names:
+                conversation = dataclasses.replace(conversation, name=next(copies))
+            found.append(conversation)
     if not found:
         raise ConfigError(f"no conversations in {', '.join(config.conversations)}")
     return found
 
 
 def _items(path: Path, text: str) -> list[tuple[str, Any]]:
-    try:
-        if path.suffix == ".jsonl":
-            lines = [
-                (f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()
-            ]
-            return [(place, json.loads(line)) for place, line in lines]
-        whole = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: no JSON: {error}") from None
+    if path.suffix == ".jsonl":  # one object a line; in JSON, nothing but a newline ends one
+        lines = enumerate(text.split("\n"), 1)
+        return [(f"{path}, line {n}", _json(f"{path}, line {n}", line)) for n, line in lines if line.strip()]
+    whole = _json(str(path), text)
     return [
         (f"{path}, item {n}", item) for n, item in enumerate(whole if isinstance(whole, list) else [whole])
     ]
+
+
+def _json(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place}: no JSON: {error}") from None
 
 
 def _conversation(place: str, item: Any, name: str) -> Conversation:

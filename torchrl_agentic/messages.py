@@ -16,6 +16,9 @@ import pydantic_core
 JSON: TypeAlias = Any
 """A value that `json.loads` can return; types cannot say it without recursion in each signature."""
 
+MAX_INT_BITS = 14_000
+"""Larger integers, of about 4,200 digits and more, are neither written nor read by Python's json."""
+
 Fields: TypeAlias = Mapping[str, JSON]
 """A JSON object."""
 
@@ -62,7 +65,10 @@ class JsonPart:
     kind: Literal["json"] = "json"
 
     def __str__(self) -> str:
-        return json.dumps(self.data, ensure_ascii=False)
+        try:
+            return json.dumps(self.data, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):  # made by hand of what is no JSON: named all the same
+            return f"[{type(self.data).__name__} that is no JSON]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +211,8 @@ def jsonable(value: Any) -> JSON:
     Raises:
         TypeError: there is no JSON for it; the message names the type.
     """
+    if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+        raise TypeError("a tool returned an integer of more digits than JSON readers take")
     if value is None or isinstance(value, bool | int | float):
         return value
     try:

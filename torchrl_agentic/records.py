@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -141,17 +142,19 @@ class Recorder:
 
     def __call__(self, turn: Turn) -> None:
         """Record a turn."""
-        data = turn_to_json(turn)
-        try:
-            line = json.dumps(data, ensure_ascii=False, default=str)
-            line.encode()
-        except UnicodeEncodeError:
-            line = json.dumps(data, default=str)
+        line = _line(turn_to_json(turn))
         with self._lock:
             if self._file is None:
-                self._file = self.path.open("a", encoding="utf-8")
+                self._file = self._open()
             self._file.write(line + "\n")
             self._file.flush()
+
+    def _open(self) -> TextIO:
+        """Open the file, behind a newline if a crash has left its last line without one."""
+        file = self.path.open("ab+")
+        if file.tell() and file.seek(-1, os.SEEK_END) is not None and file.read(1) != b"\n":
+            file.write(b"\n")
+        return io.TextIOWrapper(file, encoding="utf-8")
 
     def close(self) -> None:
         """Close the file; a turn that comes later opens it again."""
@@ -170,6 +173,20 @@ class Recorder:
         return (Recorder, (os.fspath(self.path),))
 
 
+def _line(data: dict[str, JSON]) -> str:
+    try:
+        line = json.dumps(data, ensure_ascii=False, default=str)
+        line.encode()
+    except UnicodeEncodeError:
+        return json.dumps(data, default=str)
+    except (ValueError, RecursionError):  # arguments that no JSON can hold; the rest of the turn is kept
+        calls: list[JSON] = [
+            {**call, "args": {}, "notes": [*call["notes"], "args left out"]} for call in data["calls"]
+        ]
+        return json.dumps({**data, "calls": calls}, default=str)
+    return line
+
+
 @dataclass(frozen=True, slots=True)
 class BadLine:
     """A line of a record file that cannot be read, and why."""
@@ -184,5 +201,5 @@ def read_records(path: str | Path) -> Generator[Turn | BadLine]:
         for number, line in enumerate(lines, 1):
             try:
                 yield turn_from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 yield BadLine(number, f"{type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import typing
@@ -67,15 +68,20 @@ def schema_of(function: Callable[..., Any], *, hide: tuple[Any, ...] = ()) -> Fu
         TypeError: a parameter has no annotation, is `*args` or `**kwargs` or positional-only, or its
             annotation has no JSON Schema. The message names function and parameter.
     """
-    name = getattr(function, "__name__", type(function).__name__)
-    signature = inspect.signature(function)
+    inner: Any = cast("Any", function).func if isinstance(function, functools.partial) else function
+    name = getattr(inner, "__name__", type(inner).__name__)
     try:
+        signature = inspect.signature(cast("Callable[..., Any]", function))
         hints = typing.get_type_hints(
-            function if hasattr(function, "__code__") else function.__call__, include_extras=True
+            inner if inspect.isroutine(inner) else type(inner).__call__, include_extras=True
         )
+    except ValueError:
+        raise TypeError(
+            f"{name}() has no signature that can be read; wrap it in a function of yours"
+        ) from None
     except NameError as error:
         raise TypeError(f"{name}(): cannot resolve its annotations: {error}") from None
-    doc = docstring_parser.parse(inspect.getdoc(function) or "", style=docstring_parser.DocstringStyle.GOOGLE)
+    doc = docstring_parser.parse(inspect.getdoc(inner) or "", style=docstring_parser.DocstringStyle.GOOGLE)
     described = {param.arg_name: param.description for param in doc.params}
 
     required: list[str] = []
@@ -294,5 +300,8 @@ def _compiled(schema: str) -> Validator:
 
 def shorten(value: Any, limit: int = 80) -> str:
     """Show a value in at most `limit` characters, for an error message."""
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # an integer of too many digits, or nested too deep
+        text = f"a huge {type(value).__name__}"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
@@ -14,6 +15,9 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.schema import FunctionSchema, Schema, SchemaValidationError, schema_of, tidy
+
+current_session: ContextVar[object] = ContextVar("current_session", default=None)
+"""While a tool's `session` opens: what stands for its trajectory; two environments may use one name."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -88,12 +88,14 @@ def begin(env, **more):
     td = TensorDict(more, batch_size=env.batch_size)
     queries = [NonTensorData(f"q{i}") for i in range(td.numel())]
     for size in reversed(td.batch_size):
-        queries = [LazyStackedTensorDict.lazy_stack(queries[i : i + size]) for i in range(0, len(queries), size)]
+        queries = [
+            LazyStackedTensorDict.lazy_stack(queries[i : i + size]) for i in range(0, len(queries), size)
+        ]
     return env.reset(td.set("query", queries[0]))
 
 
 def answer(td, *said):
-    """What a policy does: row i says said[i], a text or a Message, whatever its turn. Rows that are done say ""."""
+    """What a policy does: row i says said[i], a text or a Message; a row that is done says ""."""
     td = td.to_lazystack(0) if td.batch_dims == 1 else td
     return ScriptedPolicy([[text] * 50 for text in said])(td)
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ from chats import (
     call,
     chat_env,
     chats,
-    collate,
     dataset_env,
     echo,
     flags,
@@ -31,7 +31,7 @@ from chats import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, InitTracker, StepCounter, Transform, TransformedEnv
 from torchrl.envs.llm import ChatEnv, DatasetChatEnv
@@ -39,6 +39,7 @@ from torchrl.envs.llm.transforms import PythonInterpreter
 
 from torchrl_agentic import (
     InfrastructureError,
+    JsonPart,
     Message,
     RateLimiter,
     StopSignal,
@@ -90,7 +91,7 @@ class Memory(Tool):
     """One secret per trajectory."""
 
     name = "memory"
-    input_schema = {"type": "object", "properties": {"keep": {"type": "string"}}}
+    input_schema: ClassVar = {"type": "object", "properties": {"keep": {"type": "string"}}}
 
     @asynccontextmanager
     async def session(self, trajectory):
@@ -316,7 +317,14 @@ class TestSessions:
         step(env, begin(env), call("count"))
         transform.close()
         assert results(step(env, begin(env), call("count"))["next"]) == [["1"]]
-        assert [event for event, _ in counter.diary] == ["setup", "open", "close", "teardown", "setup", "open"]
+        assert [event for event, _ in counter.diary] == [
+            "setup",
+            "open",
+            "close",
+            "teardown",
+            "setup",
+            "open",
+        ]
 
     def test_a_stopped_row_that_is_never_reset_can_still_call(self):
         counter = Counter()
@@ -326,7 +334,7 @@ class TestSessions:
         assert results(step(env, td, call("count"))["next"])[0][-1] == "1"
 
     def test_rows_that_do_not_step_run_no_tool(self):
-        """`_step` masks rows, as batched collectors do; the mask is the environment's affair in each transform."""
+        """`_step` masks rows, as batched environments do."""
         counter = Counter()
         env = chat_env((3,), ToolCompose([counter]))
         td = answer(begin(env), *([call("count")] * 3))
@@ -391,7 +399,9 @@ class TestIds:
         env = chat_env((2,), ToolCompose([add, echo]))
         td = begin(env)
         for _ in range(3):
-            td = advance(env, td, call("add", "same", a=1, b=1) * 2, call("echo", text="x") + call("echo", text="y"))
+            td = advance(
+                env, td, call("add", "same", a=1, b=1) * 2, call("echo", text="x") + call("echo", text="y")
+            )
         return [[m.tool_call_id for m in chat if m.role == "tool"] for chat in chats(td)]
 
     def test_equal_rollouts_have_equal_ids(self):
@@ -672,7 +682,10 @@ class TestCopies:
     def test_a_used_environment_works_in_a_process_that_knows_nothing(self, tmp_path):
         shorten = tool(
             textwrap.shorten,
-            schema={"type": "object", "properties": {"text": {"type": "string"}, "width": {"type": "integer"}}},
+            schema={
+                "type": "object",
+                "properties": {"text": {"type": "string"}, "width": {"type": "integer"}},
+            },
         )
         env = chat_env((1,), ToolCompose([shorten, StopTool()]))
         step(env, begin(env), call("shorten", text="one two", width=20))
@@ -890,7 +903,7 @@ class TestConstruction:
 
     def test_a_transform_among_the_tools_is_told_where_it_belongs(self):
         for make in (lambda: ToolCompose([StepCounter()]), lambda: ToolCompose([]).append(StepCounter())):
-            with pytest.raises(TypeError, match=r"TransformedEnv\(env, Compose\(ToolCompose\(...\), StepCounter"):
+            with pytest.raises(TypeError, match=r"TransformedEnv\(env, Compose\(ToolCompose\(.*StepCounter"):
                 make()
 
     def test_a_legacy_tool_transform_is_told_of_as_tool(self):
@@ -934,7 +947,7 @@ class TestConstruction:
     )
     @pytest.mark.parametrize("value", [0, -1])
     def test_a_bound_that_is_not_above_zero_is_refused(self, option, value):
-        with pytest.raises(ValueError, match="must be|at least"):
+        with pytest.raises(ValueError, match=r"must be|at least"):
             ToolCompose([add], **{option: value})
 
     def test_nan_is_no_timeout(self):
@@ -993,7 +1006,7 @@ class TestConstruction:
     def test_a_bad_schema_is_refused_with_the_tool_s_name(self):
         class Odd(Tool):
             name = "odd"
-            input_schema = {"type": "nonsense"}
+            input_schema: ClassVar = {"type": "nonsense"}
 
             async def run(self, args, ctx):
                 return "?"
@@ -1057,7 +1070,9 @@ class TestBugsOfOthers:
 
     @pytest.mark.parametrize("role", ["tool", "function"])
     def test_a_renderer_that_writes_no_message_costs_no_result(self, role, caplog):
-        env = chat_env((1,), ToolCompose([add], RolelessRenderer(), tool_role=role, recorder=lambda turn: None))
+        env = chat_env(
+            (1,), ToolCompose([add], RolelessRenderer(), tool_role=role, recorder=lambda turn: None)
+        )
         td = step(env, begin(env), call("add", a=1, b=1))["next"]
         assert chats(td)[0][-1] == Message(role, "2", tool_call_id="call_0_0")
 
@@ -1087,6 +1102,18 @@ class TestBugsOfOthers:
 
         env = chat_env((1,), ToolCompose([tool(odd)]))
         assert "crashed" in results(step(env, begin(env), call("odd"))["next"])[0][0]
+
+    def test_a_result_that_cannot_be_written_costs_its_call_only(self, caplog):
+        """A part becomes text when the messages are written, outside of where tools are caught."""
+
+        async def odd() -> ToolResult:
+            return ToolResult((JsonPart(object()),))
+
+        env = chat_env((2,), ToolCompose([tool(odd), add]))
+        td = step(env, begin(env), call("odd") + call("add", a=1, b=1), call("add", a=2, b=2))["next"]
+        assert len(results(td)[0]) == 2
+        assert results(td)[0][1] == "2"
+        assert results(td)[1] == ["4"]
 
     def test_a_list_that_a_tool_returns_stays_json(self):
         async def items() -> list:
@@ -1156,7 +1183,9 @@ hostile_piece = st.one_of(
     ),
 )
 json_value = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
 )
 hostile_message = st.one_of(
     st.lists(hostile_piece, max_size=6).map("".join),
@@ -1165,8 +1194,12 @@ hostile_message = st.one_of(
         st.one_of(st.none(), st.text(), st.lists(json_value, max_size=3)),
         st.lists(
             st.one_of(
-                st.fixed_dictionaries({"name": json_value, "arguments": json_value}, optional={"id": json_value}),
-                st.fixed_dictionaries({"function": json_value}, optional={"id": json_value, "type": json_value}),
+                st.fixed_dictionaries(
+                    {"name": json_value, "arguments": json_value}, optional={"id": json_value}
+                ),
+                st.fixed_dictionaries(
+                    {"function": json_value}, optional={"id": json_value, "type": json_value}
+                ),
                 st.dictionaries(st.text(), json_value, max_size=3),
             ),
             max_size=3,
@@ -1239,7 +1272,9 @@ class TestHostileMessages:
 
     def test_colliding_ids_lose_no_call(self):
         env = chat_env((1,), ToolCompose([echo]))
-        said = "".join(call("echo", name, text=str(i)) for i, name in enumerate(["x", "x", "x_2", "x", "x_2"]))
+        said = "".join(
+            call("echo", name, text=str(i)) for i, name in enumerate(["x", "x", "x_2", "x", "x_2"])
+        )
         td = step(env, begin(env), said)["next"]
         ids = [m.tool_call_id for m in chats(td)[0] if m.role == "tool"]
         assert results(td) == [["0", "1", "2", "3", "4"]]
@@ -1280,7 +1315,7 @@ class TestHostileMessages:
 def reset_rows(env, td, mask):
     """Reset some rows; their next questions are the old ones."""
     td = td.to_lazystack(0)
-    if "query" not in td.keys():
+    if "query" not in set(td.keys()):
         td["query"] = NonTensorData("again").expand(td.batch_size)
     td["_reset"] = torch.tensor(mask).unsqueeze(-1)
     return env.reset(td)

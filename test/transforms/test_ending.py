@@ -28,11 +28,16 @@ def test_truncated_is_in_the_specs_only_where_it_can_be_set():
     spec = dataset_env(2, ToolCompose([add]), EndTrajectory(max_turns=2)).full_done_spec
     assert spec["truncated"].shape == (2, 1)
     assert spec["truncated"].dtype == torch.bool
-    assert "truncated" not in dataset_env(2, ToolCompose([add]), EndTrajectory(when_no_calls=True)).full_done_spec
+    assert (
+        "truncated"
+        not in dataset_env(2, ToolCompose([add]), EndTrajectory(when_no_calls=True)).full_done_spec
+    )
 
 
 @pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
-@pytest.mark.parametrize("options", [{"max_turns": 2}, {"when_no_calls": True}, {"max_turns": 1, "when_no_calls": True}])
+@pytest.mark.parametrize(
+    "options", [{"max_turns": 2}, {"when_no_calls": True}, {"max_turns": 1, "when_no_calls": True}]
+)
 def test_the_specs_are_kept(options):
     check_env_specs(dataset_env(2, ToolCompose([add]), EndTrajectory(**options)))
 

@@ -1,4 +1,4 @@
-"""The hazards of TorchRL that concern ToolCompose (facts/torchrl.md, section 9): with it, none of them happens."""
+"""The hazards of TorchRL that concern ToolCompose, numbered as in facts/torchrl.md: none happens with it."""
 
 import gc
 import multiprocessing
@@ -13,7 +13,6 @@ from chats import (
     add,
     add_env,
     advance,
-    answer,
     begin,
     call,
     chat_env,
@@ -24,18 +23,18 @@ from chats import (
     step,
 )
 from tensordict import NonTensorData
-from torchrl.envs import ParallelEnv, StepCounter, Transform, TransformedEnv, check_env_specs
-from torchrl.envs.llm import ChatEnv
 from torchrl.data import Unbounded
+from torchrl.envs import ParallelEnv, StepCounter, Transform, check_env_specs
 from torchrl.modules.llm.policies import TransformersWrapper
 
 from torchrl_agentic import EndTrajectory, Message, StopTool, Tool, ToolCompose, tool
 from torchrl_agentic.testing import ScriptedPolicy, byte_tokenizer
 from torchrl_agentic.transforms import history as border
 
-
 # TorchRL warns of the histories that it makes itself, from its own specs.
-own_histories = pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
+own_histories = pytest.mark.filterwarnings(
+    "ignore:(Prompt|Full) history should have one more batch dimension"
+)
 
 
 class ScriptedModel(torch.nn.Module):
@@ -54,7 +53,9 @@ class ScriptedModel(torch.nn.Module):
             torch.tensor(self.tokenizer(said + self.tokenizer.eos_token)["input_ids"])
             for said in next(self.script)
         ]
-        new = torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=self.tokenizer.pad_token_id)
+        new = torch.nn.utils.rnn.pad_sequence(
+            new, batch_first=True, padding_value=self.tokenizer.pad_token_id
+        )
         logits = tuple(torch.randn(len(input_ids), len(self.tokenizer)) for _ in new[0])
         return {"sequences": torch.cat([input_ids, new], -1), "logits": logits}
 
@@ -72,7 +73,7 @@ CALL = '<tool name="add">{"a": 1, "b": 1}</tool>'  # the released policy cannot 
 
 @pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
 def test_h1_h3_h8_the_released_policy_answers_in_every_turn_of_a_ragged_batch():
-    """H1: no row's answer becomes "". H3: rows of unequal length pass. H8: nor do the masks of the turn before harm.
+    """H1: no answer becomes "". H3: rows of unequal length pass. H8: the masks of the turn before do no harm.
 
     Row 0 calls in the first two turns, row 1 never does; padded with "<none>", row 1 would fall silent.
     """
@@ -160,7 +161,9 @@ def test_h11_an_engine_s_end_of_sequence_token_is_neither_parsed_nor_written_twi
     said = '{"message": "m", "tools": [{"tool": "add", "args": {"a": 1, "b": 1}}]}<|im_end|>'
     td = step(env, begin(env), said)["next"]
     assert flags(td, "n_calls") == [1]
-    rendered = td["history"].prompt.apply_chat_template(tokenizer=byte_tokenizer(), add_generation_prompt=True)[0]
+    rendered = td["history"].prompt.apply_chat_template(
+        tokenizer=byte_tokenizer(), add_generation_prompt=True
+    )[0]
     assert "<|im_end|><|im_end|>" not in rendered
     assert rendered.count("<|im_end|>") == rendered.count("<|im_start|>") - 1  # the generation prompt is open
 

@@ -17,8 +17,15 @@ from torchrl_agentic import AgentHistory, Message, ToolCompose, tool
 from torchrl_agentic.testing import ScriptedPolicy, byte_tokenizer
 from torchrl_agentic.transforms import history as border
 
-
-EOS_STRINGS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>", "<eos>")
+EOS_STRINGS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "</s>",
+    "<eos>",
+)
 
 
 def history(*rows):
@@ -54,7 +61,9 @@ class TestAgentHistory:
     def test_a_batch_of_two_dimensions_is_extended_along_its_messages(self):
         rows = border.conversations(history(["a"], ["b", "c"], ["d"], ["e"]))
         grid = AgentHistory.of(rows, (2, 2))
-        grid.extend(AgentHistory.of(border.conversations(history(["1"], ["2"], ["3"], ["4"])), (2, 2)), dim=-1)
+        grid.extend(
+            AgentHistory.of(border.conversations(history(["1"], ["2"], ["3"], ["4"])), (2, 2)), dim=-1
+        )
         found = [texts(grid[i]) for i in range(2)]
         assert found == [[["a", "1"], ["b", "c", "2"]], [["d", "3"], ["e", "4"]]]
 
@@ -75,7 +84,12 @@ class TestAgentHistory:
         assert [text.count("<|im_start|>user") for text in rendered] == [1, 2]
 
     def test_few_shot_messages_arrive_as_they_were_written(self):
-        rows = [[{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "tool_calls": [{"x": 1}]}]]
+        rows = [
+            [
+                {"role": "user", "content": "u"},
+                {"role": "assistant", "content": "a", "tool_calls": [{"x": 1}]},
+            ]
+        ]
         (row,) = border.conversations(border.as_history(rows))
         user, assistant = map(border.read_message, border.messages(row))
         assert user == Message("user", "u")
@@ -99,11 +113,12 @@ class TestAppending:
         assert lengths(td["history"].prompt) == [11, 6]
         assert results(td)[0] == ["0", "1", "2", "3", "4"]
 
-    def test_the_public_step_mdp_carries_ragged_rows_on(self):
-        """It takes a ragged history apart into lists, where `env.step_mdp` does not; user loops call either."""
+    def test_a_history_that_the_public_step_mdp_took_apart_is_refused_with_the_remedy(self):
+        """TorchRL's function turns ragged messages into lists, where `env.step_mdp` does not."""
         env = chat_env((2,), ToolCompose([add]))
         td = step_mdp(step(env, begin(env), call("add", a=1, b=1), "no call"))
-        assert results(step(env, td, call("add", a=2, b=2), "no call")["next"]) == [["2", "4"], []]
+        with pytest.raises(RuntimeError, match=r"env\.step_mdp"):
+            step(env, td, "x", "x")
 
     def test_results_come_in_the_order_of_the_calls_though_the_last_ends_first(self):
         """The first call cannot end before the second has: it waits for its event."""
@@ -183,7 +198,9 @@ class TestReading:
         """Templates write the token again: kept in the content, it would come twice."""
         td = self.run("hi<|im_end|>\n<|im_end|>")
         assert chats(td)[0][-1].content == "hi"
-        rendered = td["history"].prompt.apply_chat_template(tokenizer=byte_tokenizer(), add_generation_prompt=False)
+        rendered = td["history"].prompt.apply_chat_template(
+            tokenizer=byte_tokenizer(), add_generation_prompt=False
+        )
         assert rendered[0].count("<|im_end|>") == 2  # the user's and the assistant's
 
     def test_an_end_of_sequence_string_inside_the_message_stays(self):
@@ -200,9 +217,9 @@ class TestReading:
     def test_cutting_leaves_the_stored_full_alone(self):
         env = chat_env((1,), ToolCompose([add]))
         td = step(env, begin(env), "hi<|im_end|>")
-        assert border.read_message(border.messages(border.conversations(td["history"].full)[0])[-1]).content == (
-            "hi<|im_end|>"
-        )
+        assert border.read_message(
+            border.messages(border.conversations(td["history"].full)[0])[-1]
+        ).content == ("hi<|im_end|>")
 
     @settings(max_examples=50, deadline=None)
     @given(text=st.text(), endings=st.lists(st.sampled_from([*EOS_STRINGS, "\n", " "])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,10 +74,9 @@ class Dispatcher:
         self.compose = compose
         self.bound: dict[str, BoundTool] = {}
         self._limits = dict(rate_limits or {})
-        self._max_threads = max_threads
         self._threads = WorkerThreads(max_threads)
         self._sessions: set[Session] = set()
-        self._set_up: dict[str, Tool] = {}  # in the order of their set-up
+        self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: asyncio.Task[None] | None = None
         for item in tools:
             self.add(item)
@@ -110,14 +110,22 @@ class Dispatcher:
         entries = list(self.bound.values())
         entries.insert(len(entries) if index is None else index, entry)
         self.bound = {entry.tool.name: entry for entry in entries}
-        if type(tool).setup is Tool.setup:
-            self._set_up[tool.name] = tool
+        if _owns_nothing(tool):
+            self._set_up[id(tool)] = tool
         return tool
 
     def remove(self, name: str) -> Tool:
         """Take a tool out; what trajectories hold of it closes with them."""
-        self._set_up.pop(name, None)
         return self.bound.pop(name).tool
+
+    def fork(self, compose: Any = None) -> Dispatcher:
+        """Make another one with the same tools, limiters and threads, set up once for both.
+
+        Tools that are added to one or taken out of it do not change the other. Sessions are not shared.
+        """
+        twin = copy.copy(self)
+        twin.bound, twin._sessions, twin.compose = dict(self.bound), set(), compose
+        return twin
 
     def session(self, trajectory: str, *, row: int = 0) -> Session:
         """Open a trajectory. Nothing starts before its first call."""
@@ -146,6 +154,7 @@ class Dispatcher:
             if open_runs == 0 and not all_done.done():
                 all_done.set_result(None)
 
+        self._sessions.update(session for session, _, _ in batch)
         runs = [TurnRun(self, session, calls, state, finished) for session, calls, state in batch]
         open_runs = len(runs) + 1
         for run in runs:
@@ -167,7 +176,7 @@ class Dispatcher:
     @property
     def ready(self) -> bool:
         """Whether every tool is set up."""
-        return len(self._set_up) == len(self.bound)
+        return all(id(bound.tool) in self._set_up for bound in self.bound.values())
 
     async def setup(self) -> None:
         """Set up each tool that is not set up yet, one after the other.
@@ -185,7 +194,7 @@ class Dispatcher:
 
     async def _setup(self) -> None:
         for name, bound in list(self.bound.items()):
-            if name in self._set_up:
+            if id(bound.tool) in self._set_up:
                 continue
             try:
                 await bound.tool.setup()
@@ -194,20 +203,27 @@ class Dispatcher:
                 if isinstance(error, Exception | asyncio.CancelledError):
                     raise
                 raise RuntimeError(f"setting up tool {name!r} raised {error!r}") from error
-            self._set_up[name] = bound.tool
+            self._set_up[id(bound.tool)] = bound.tool
 
     async def close(self) -> None:
         """Close all sessions, tear the tools down, let the threads end; using it again sets it up anew."""
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
         await self._teardown()
         self._threads.close()
-        self._threads = WorkerThreads(self._max_threads)
 
     async def _teardown(self) -> None:
         tools = list(self._set_up.values())
-        self._set_up = {tool.name: tool for tool in tools if type(tool).setup is Tool.setup}
+        self._set_up.clear()
+        self._set_up.update((id(tool), tool) for tool in tools if _owns_nothing(tool))
         for tool in reversed(tools):
             try:
                 await tool.teardown()
-            except Exception:
+            except asyncio.CancelledError:
+                raise
+            except BaseException:  # SystemExit too: it would end the loop that all share
                 logger.exception("tearing down tool %s failed", tool.name)
+
+
+def _owns_nothing(tool: Tool) -> bool:
+    """Whether there is nothing to set up or tear down; such a tool is always ready."""
+    return type(tool).setup is Tool.setup and type(tool).teardown is Tool.teardown

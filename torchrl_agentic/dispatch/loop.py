@@ -6,12 +6,14 @@ Made on first use, shared by all environments, made anew after a fork.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """How long an interrupted caller waits for what it started to end."""
@@ -26,7 +28,11 @@ class _LoopThread:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):  # of a task that some tool has started
+                logger.exception("a background task wanted to end the program; the event loop goes on")
 
 
 _current: _LoopThread | None = None
@@ -46,9 +52,17 @@ def _loop_thread() -> _LoopThread:
         return _current
 
 
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
+    """Keep from the loop what would end it, and with it every environment of the process."""
+    try:
+        return await coroutine, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
 def start(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Start a coroutine on the process's event loop and wait for nothing."""
-    asyncio.run_coroutine_threadsafe(coroutine, _loop_thread().loop)
+    asyncio.run_coroutine_threadsafe(_contained(coroutine), _loop_thread().loop)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -64,13 +78,13 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     if threading.get_ident() == host.thread.ident:
         coroutine.close()
         raise RuntimeError("this would wait for its own event loop: await inside tools, or use ctx.in_thread")
-    task: asyncio.Task[T] | None = None
+    task: asyncio.Task[tuple[T | None, BaseException | None]] | None = None
     finished = threading.Lock()
     finished.acquire()
 
     def begin() -> None:
         nonlocal task
-        task = host.loop.create_task(coroutine)
+        task = host.loop.create_task(_contained(coroutine))
         task.add_done_callback(lambda _: finished.release())
 
     host.loop.call_soon_threadsafe(begin)
@@ -81,4 +95,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         finished.acquire(timeout=GRACE_S)
         raise
     assert task is not None
-    return task.result()
+    value, error = task.result()
+    if error is not None:
+        raise error
+    return cast("T", value)

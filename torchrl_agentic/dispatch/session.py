@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.tool import Tool
+from torchrl_agentic.tool import Tool, current_session
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.dispatcher import Dispatcher
@@ -23,14 +23,16 @@ CLOSE_GRACE_S = 10.0
 class _Owner:
     """The task that opens a tool's session and closes it; anyio lets no other task leave a cancel scope."""
 
-    def __init__(self, tool: Tool, trajectory: str) -> None:
+    def __init__(self, tool: Tool, session: Session) -> None:
         self.tool = tool
-        self.trajectory = trajectory
+        self.session = session
+        self.trajectory = session.trajectory
         self.ready: asyncio.Future[Tool] = asyncio.get_running_loop().create_future()
         self.closing = asyncio.Event()
         self.task = asyncio.create_task(self._own())
 
     async def _own(self) -> None:
+        current_session.set(self.session)
         try:
             async with self.tool.session(self.trajectory) as live:
                 self.ready.set_result(live)
@@ -87,7 +89,7 @@ class Session:
         """Give what this trajectory talks to when it calls a tool with sessions; opened at the first call."""
         owner = self._owners.get(tool.name)
         if owner is None or (owner.task.done() and owner.ready.exception() is not None):
-            owner = self._owners[tool.name] = _Owner(tool, self.trajectory)
+            owner = self._owners[tool.name] = _Owner(tool, self)
         return await asyncio.shield(owner.ready)
 
     def unique(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:

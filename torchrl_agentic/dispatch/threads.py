@@ -93,13 +93,12 @@ class _Pool:
             ident = ctypes.c_ulong(job.worker.ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_Abandoned))
             self.alive -= 1
-            if self.jobs and not self.closed:
+            if self.jobs:
                 self._spawn()
 
     def close(self) -> None:
         with self.changed:
             self.closed = True
-            self.jobs.clear()
             self.changed.notify_all()
 
     def _spawn(self) -> None:
@@ -146,17 +145,17 @@ class WorkerThreads:
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"at least one thread is needed; got {size}")
-        self._pool = _Pool(size)
+        self._size = size
+        self._open()
+
+    def _open(self) -> None:
+        self._pool = _Pool(self._size)
         self._finalizer = weakref.finalize(self, self._pool.close)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run a function on a thread, in a copy of the caller's context.
-
-        Raises:
-            RuntimeError: the threads are closed.
-        """
+        """Run a function on a thread, in a copy of the caller's context."""
         if self._pool.closed:
-            raise RuntimeError("these threads are closed")
+            self._open()
         job = _Job(function, asyncio.get_running_loop())
         self._pool.submit(job)
         try:
@@ -166,5 +165,5 @@ class WorkerThreads:
             raise
 
     def close(self) -> None:
-        """Let the threads end once their work is done."""
+        """Let the threads end once their work is done; a later call makes new ones."""
         self._finalizer()

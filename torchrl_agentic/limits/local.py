@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ class Gate:
     ahead.
     """
 
-    __slots__ = ("concurrent", "in_flight", "interval", "next_start", "slack")
+    __slots__ = ("_grants", "_settled", "concurrent", "in_flight", "interval", "next_start", "slack")
 
     def __init__(self, concurrent: float, per_second: float, burst: float) -> None:
         self.concurrent = concurrent
@@ -31,23 +33,55 @@ class Gate:
         self.slack = (burst - 1.0) * self.interval if math.isfinite(per_second) else 0.0
         self.in_flight = 0
         self.next_start = -math.inf
+        self._settled = -math.inf  # next_start before the first of the grants below
+        self._grants: list[Grant] = []  # from the first that has not begun on
 
     def delay(self, now: float) -> float | None:
         """Seconds until the next call may start; None: a slot has to come back first."""
         if self.in_flight >= self.concurrent:
             return None
-        return max(0.0, self.next_start - self.slack - now)
+        # Sums of intervals carry rounding errors; a billionth of a second early is on time.
+        wait = self.next_start - self.slack - now
+        return wait if wait > 1e-9 else 0.0
 
-    def grant(self, now: float) -> None:
-        """Take slot and token in the same instant."""
+    def grant(self, now: float, *, begun: bool = True) -> Grant:
+        """Take slot and token in the same instant, for a call that begins now or, if it waited, soon."""
         self.in_flight += 1
+        granted = Grant(now, begun)
+        if not self._grants:
+            self._settled = self.next_start
+        if self._grants or not begun:
+            self._grants.append(granted)
         self.next_start = max(self.next_start, now) + self.interval
+        return granted
 
-    def release(self, *, started: bool = True) -> None:
-        """Give the slot back; the token too, if the call was granted but never began."""
+    def begin(self, granted: Grant) -> None:
+        """Take note that a call has begun."""
+        granted.begun = True
+        while self._grants and self._grants[0].begun:
+            self._settled = max(self._settled, self._grants.pop(0).at) + self.interval
+
+    def release(self) -> None:
+        """Give the slot back."""
         self.in_flight -= 1
-        if not started:
-            self.next_start -= self.interval
+
+    def take_back(self, granted: Grant) -> None:
+        """Give slot and token back of a call that never began, as if it had not been let in."""
+        self.in_flight -= 1
+        self._grants.remove(granted)
+        self.next_start = self._settled
+        for other in self._grants:
+            self.next_start = max(self.next_start, other.at) + self.interval
+
+
+class Grant:
+    """That a call was let in at some time, and whether it has begun."""
+
+    __slots__ = ("at", "begun")
+
+    def __init__(self, at: float, begun: bool) -> None:
+        self.at = at
+        self.begun = begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +136,7 @@ class _Waiter:
         self.loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
         self.since = since
-        self.granted = False
+        self.granted: Grant | None = None
 
     def wake(self) -> None:
         if not self.future.done():
@@ -150,7 +184,8 @@ class RateLimiter:
         self._call_later = call_later
         self._lock = threading.Lock()
         self._line: deque[_Waiter] = deque()
-        self._timer_for: _Waiter | None = None
+        self._waiting: Counter[asyncio.AbstractEventLoop] = Counter()
+        self._timers: dict[asyncio.AbstractEventLoop | None, float] = {}  # when each will ring
         self._granted = 0
         self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
 
@@ -174,18 +209,23 @@ class RateLimiter:
         waiter = _Waiter(asyncio.get_running_loop(), self._clock())
         with self._lock:
             self._line.append(waiter)
+            self._waiting[waiter.loop] += 1
             self._serve()
         try:
             await waiter.future
         except asyncio.CancelledError:
             with self._lock:
-                if waiter.granted:
-                    self._gate.release(started=False)
+                if waiter.granted is not None:
+                    self._gate.take_back(waiter.granted)
                     self._granted -= 1
-                else:
+                elif waiter in self._line:
                     self._line.remove(waiter)
+                    self._left(waiter)
                 self._serve()
             raise
+        with self._lock:
+            assert waiter.granted is not None
+            self._gate.begin(waiter.granted)
 
     def release(self) -> None:
         """Give back what `try_acquire` or `wait` took."""
@@ -201,37 +241,46 @@ class RateLimiter:
             return LimiterStats(self._gate.in_flight, len(self._line), self._granted, p50, p99)
 
     def _serve(self) -> None:
-        """Let in who may start now; look at the head of the line again when its time comes. Locked."""
+        """Let in who may start now; have the line looked at again when the head's time comes. Locked."""
         while self._line:
             head, now = self._line[0], self._clock()
             delay = self._gate.delay(now)
             if delay is None:
                 return
+            if delay > 0.0 and not head.loop.is_closed():
+                self._arm(now + delay, delay)
+                return
+            self._line.popleft()
+            self._left(head)
             try:
-                if delay > 0.0 and not head.loop.is_closed():
-                    self._arm(head, delay)
-                    return
-                self._line.popleft()
                 head.loop.call_soon_threadsafe(head.wake)
             except RuntimeError:  # its event loop is closed: nobody waits there any more
                 continue
-            head.granted = True
-            self._gate.grant(now)
+            head.granted = self._gate.grant(now, begun=False)
             self._granted += 1
             self._waits.append(now - head.since)
 
-    def _arm(self, head: _Waiter, delay: float) -> None:
-        if self._timer_for is head:
-            return
-        if self._call_later is not None:
-            self._call_later(delay, self._on_time)
-        else:
-            head.loop.call_soon_threadsafe(head.loop.call_later, delay, self._on_time)
-        self._timer_for = head
+    def _left(self, waiter: _Waiter) -> None:
+        self._waiting[waiter.loop] -= 1
+        if not self._waiting[waiter.loop]:
+            del self._waiting[waiter.loop]
 
-    def _on_time(self) -> None:
+    def _arm(self, due: float, delay: float) -> None:
+        """Set a timer on each event loop that somebody waits on: any of them may be closed meanwhile."""
+        if self._call_later is not None:
+            if self._timers.get(None, math.inf) > due:
+                self._timers[None] = due
+                self._call_later(delay, functools.partial(self._on_time, None))
+            return
+        for loop in self._waiting:
+            if self._timers.get(loop, math.inf) > due:
+                with contextlib.suppress(RuntimeError):  # closed: those who wait there are passed over
+                    loop.call_soon_threadsafe(loop.call_later, delay, functools.partial(self._on_time, loop))
+                    self._timers[loop] = due
+
+    def _on_time(self, loop: asyncio.AbstractEventLoop | None) -> None:
         with self._lock:
-            self._timer_for = None
+            self._timers.pop(loop, None)
             self._serve()
 
     def __reduce__(self) -> tuple[Any, ...]:

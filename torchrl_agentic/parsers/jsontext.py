@@ -26,7 +26,8 @@ def _finite(text: str) -> float:
     return value
 
 
-_scan_once: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite).scan_once
+_decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_scan_once = _decoder.scan_once
 
 
 def skip_whitespace(text: str, at: int) -> int:

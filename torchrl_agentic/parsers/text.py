@@ -121,9 +121,11 @@ class TextParser(ToolCallParser):
             try:
                 found, end = self.read(cursor, start)
                 # A block with several calls is the span of the first; the others stand at its end.
-                for item in found:
+                for offset, item in enumerate(found):
                     item.span = (start, end)
                     start = end
+                    if index + offset >= MAX_CALLS and item.error is None:
+                        item.args, item.error = {}, over_limit(index + offset)
                 return found, end
             except Unreadable as unreadable:
                 error = explain(index, unreadable, cursor.text, self.shape)

@@ -71,8 +71,8 @@ class Repl(ABC):
     sandbox: Sandbox
 
     @abstractmethod
-    def fresh(self) -> Repl:
-        """Make another one with the same settings, in a sandbox of its own, not open yet."""
+    def fresh(self, sandbox: Sandbox | None = None) -> Repl:
+        """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -80,10 +80,11 @@ class SubprocessRepl(Repl):
         self._lock = asyncio.Lock()
         self._seq = 0
         self._running = 0
+        self._untold = False  # state was lost, and no result has said so
 
-    def fresh(self) -> SubprocessRepl:
-        """Make another one with the same settings, in a sandbox of its own, not open yet."""
-        return SubprocessRepl(self.sandbox.fresh(), python_argv=self._python_argv)
+    def fresh(self, sandbox: Sandbox | None = None) -> SubprocessRepl:
+        """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
+        return SubprocessRepl(sandbox or self.sandbox.fresh(), python_argv=self._python_argv)
 
     async def open(self) -> None:
         """Start it."""
@@ -160,11 +161,12 @@ class SubprocessRepl(Repl):
                 live.printed()
             raise
         except EOFError:
-            how = await live.process.wait()
+            how = await self._how_it_ended(live)
             if how.startswith(
                 "killed by"
             ):  # not the interpreter, whose end bubblewrap reports: its sandbox was killed
                 await self._end()
+                self._untold = True
                 raise InfrastructureError(f"the interpreter's sandbox was {how}") from None
             return await self._lost(live, "died", f"The interpreter ended ({_died(how)}); {LOST}")
         except BadFrame as error:
@@ -187,6 +189,14 @@ class SubprocessRepl(Repl):
                 return await self._reply(live, seq)
         except (TimeoutError, EOFError, BadFrame):
             return None
+
+    async def _how_it_ended(self, live: _Incarnation) -> str:
+        """Say how the process ended; one that only hung up is killed when it is replaced."""
+        try:
+            async with asyncio.timeout(GRACE_S):
+                return await live.process.wait()
+        except TimeoutError:
+            return "it closed its connection"
 
     async def _lost(self, live: _Incarnation, status: ReplStatus, message: str) -> ReplResult:
         out, err, omitted = live.printed()
@@ -211,6 +221,9 @@ class SubprocessRepl(Repl):
         error, fields = None, fields_of(raised)
         if fields is not None:
             error = ReplError(*(str(fields.get(name, "")) for name in ("ename", "evalue", "traceback")))
+        lost, self._untold = self._untold, False
+        if lost:
+            message = f"{message}\n" * bool(message) + f"Before this call, {LOST}"
         if status == "timeout":
             error = None  # the KeyboardInterrupt is ours; the message says what happened
         elif error is not None:
@@ -224,6 +237,7 @@ class SubprocessRepl(Repl):
             value=None if value is None else str(value),
             status=status,
             message=message,
+            state_lost=lost,
             omitted_bytes=omitted,
         )
 

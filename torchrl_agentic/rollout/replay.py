@@ -79,18 +79,19 @@ def replay(
     on_turn: called with the name of the conversation and each turn, as they come.
     """
     differences: list[Difference] = []
-    stopped: set[str] = set()
+    stopped: set[int] = set()
 
     def record(turn: Turn) -> None:
-        conversation = conversations[int(turn.trajectory.partition(".")[0])]
-        if turn.index >= len(conversation.turns) or conversation.name in stopped:
+        row = int(turn.trajectory.partition(".")[0])
+        conversation = conversations[row]
+        if turn.index >= len(conversation.turns) or row in stopped:
             return  # this row waits for the longer ones
         expected = conversation.expected[turn.index]
         now = tuple(result.text for result in turn.outcome.results)
         if expected and expected != now:
             differences.append(Difference(conversation.name, turn.index, expected, now))
         if turn.outcome.stop_requested:
-            stopped.add(conversation.name)
+            stopped.add(row)
         if on_turn is not None:
             on_turn(conversation.name, turn)
 

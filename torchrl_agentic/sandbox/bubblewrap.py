@@ -16,6 +16,7 @@ Does not stop:
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
@@ -189,9 +190,9 @@ class BubblewrapSandbox(Sandbox):
             )
         return (found[0],)
 
-    def _options(self, limits: ResourceLimits, cwd: str | None) -> list[str]:
+    def _options(self, limits: ResourceLimits) -> list[str]:
         options = [*_NAMESPACES, *_ROOT, "--bind", self._opened().path, WORK]
-        options += ["--chdir", "/".join((WORK, *inside(cwd or WORK)))]
+        options += ["--chdir", "/"]
         for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
             for root in roots:
                 options += [option, os.path.abspath(root), os.path.abspath(root)]
@@ -217,7 +218,7 @@ class BubblewrapSandbox(Sandbox):
         pass_fds: Sequence[int] = (),
         status_fd: int | None = None,
     ) -> Child:
-        options = self._options(limits, cwd)
+        options = self._options(limits)
         if status_fd is not None:
             options += ["--json-status-fd", str(status_fd)]
         with _filter_fd(limits) as filter_fd:
@@ -226,11 +227,15 @@ class BubblewrapSandbox(Sandbox):
                 options += ["--seccomp", str(filter_fd)]
             # Everything from the model stands behind "--": nothing in it can be taken for an option of
             # bwrap's.
-            command = [_bwrap(), *options, "--remount-ro", "/", "--", _SH, "-c", _shim(limits), "sh", *argv]
+            start_in = "/".join((WORK, *inside(cwd or WORK)))
+            shim = (_SH, "-c", _shim(limits), "sh", start_in)
+            command = [_bwrap(), *options, "--remount-ro", "/", "--", *shim, *argv]
             env = CLEAN_ENV if limits.env is None else limits.env
             try:
                 child = await start(command, env=env, stdin=stdin, pass_fds=fds, drop_root=True)
             except OSError as error:
+                if error.errno == errno.E2BIG:
+                    raise ValueError("the command is too long; put what is long into a file") from None
                 raise SandboxError(f"bubblewrap cannot be started: {error}") from error
         self._children.add(child)
         return child
@@ -255,8 +260,9 @@ def _filter_fd(limits: ResourceLimits) -> Generator[int | None]:
 def _shim(limits: ResourceLimits) -> str:
     """The shell script that sets the limits inside and then becomes the command; 127 if there is none.
 
-    The number of processes must be limited inside: outside, it would count all of that user's. dash says -p
-    for it where bash says -u. A limit that is set lower already stays.
+    It goes to the folder in its first argument; that there is none is the model's mistake, hence 126, and
+    no failure of bubblewrap's. The number of processes must be limited inside: outside, it would count all of
+    that user's. dash says -p for it where bash says -u. A limit that is set lower already stays.
     """
     lines = ["ulimit -c 0"]
     if limits.cpu_seconds is not None:
@@ -267,7 +273,7 @@ def _shim(limits: ResourceLimits) -> str:
         lines.append(f"ulimit -f {max(1, limits.disk_bytes // 512)}")
     if limits.max_processes is not None:
         lines.append(f"ulimit -u {limits.max_processes} || ulimit -p {limits.max_processes}")
-    return "{ " + "; ".join(lines) + '; } 2>/dev/null; exec "$@"'
+    return "{ " + "; ".join(lines) + '; } 2>/dev/null; cd -- "$1" || exit 126; shift; exec "$@"'
 
 
 def _exit_code(status: bytes) -> int | None:

@@ -67,6 +67,8 @@ class Drain:
 
     def pull(self, rounds: int = 16) -> None:
         """Read what is there now, in no more than some rounds, so that a flood does not hold up others."""
+        if self.ended.is_set():
+            return  # the number of the pipe may be somebody else's by now
         for _ in range(rounds):
             try:
                 data = os.read(self.fd, CHUNK)

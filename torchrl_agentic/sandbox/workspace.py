@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Generator
 from pathlib import PurePosixPath
@@ -32,8 +33,12 @@ class Workspace:
             os.chown(self.path, NOBODY, NOBODY)
 
     def remove(self) -> None:
-        """Remove it and all that is in it."""
-        shutil.rmtree(self.path, onerror=_make_removable)
+        """Remove it and all that is in it, however deeply nested and whatever rights were taken away."""
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(self.path, onerror=_ignore)
+        if os.path.lexists(self.path):
+            for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+                subprocess.run([*command, "--", self.path], stderr=subprocess.DEVNULL, check=False)
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, making its folders; see `Sandbox.write_file`."""
@@ -127,14 +132,6 @@ def _own(fd: int) -> None:
         os.fchown(fd, NOBODY, NOBODY)
 
 
-def _make_removable(function: object, path: str, _: object) -> None:
-    """Code inside may have taken away the rights to its folders; they are ours to give back. Never raises."""
-    del function
-    with contextlib.suppress(OSError):
-        os.chmod(os.path.dirname(path), 0o700, follow_symlinks=False)
-    with contextlib.suppress(OSError):
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+def _ignore(function: object, path: object, error: object) -> None:
+    """Go on with the rest; what is left takes the longer way."""
+    del function, path, error

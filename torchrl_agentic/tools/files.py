@@ -10,12 +10,16 @@ from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
+from torchrl_agentic.tools.workspace import shared_sandbox
 
 MAX_BYTES = 1 << 20
 
 
 class FileReadTool(Tool):
-    """Reads a file in a sandbox, one sandbox per trajectory. sandbox: a template, as for `PythonTool`."""
+    """Reads a file in a sandbox, one sandbox per trajectory, shared with the tools that are given the same.
+
+    sandbox: a template, as for `PythonTool`.
+    """
 
     name: str = "file_read"
     description: str = "Read a file."
@@ -35,8 +39,7 @@ class FileReadTool(Tool):
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
         """Open a sandbox for this trajectory."""
-        del trajectory
-        async with self.sandbox.fresh() as sandbox:
+        async with shared_sandbox(self.sandbox, trajectory) as sandbox:
             yield FileReadTool(sandbox)
 
     async def teardown(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.messages import JSON, JsonPart, Status, TextPart, ToolResult
+from torchrl_agentic.messages import JSON, JsonPart, Status, TextPart, ToolResult, jsonable
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 
@@ -99,8 +99,10 @@ class LegacyTool(Tool):
 
     def reset_rows(self, tensordict: Any, tensordict_reset: Any) -> None:
         """Hand on the reset of some rows; `ToolCompose` calls it with the mask, one row per conversation."""
-        with self.lock:
-            self.transform._reset(tensordict, tensordict_reset)
+        reset = getattr(self.transform, "_reset", None)
+        if reset is not None:
+            with self.lock:
+                reset(tensordict, tensordict_reset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "lock"}
@@ -168,10 +170,14 @@ class _Call:
     def _service(self) -> ToolResult:
         if self.tool.name not in self.transform.registry:
             raise ToolError(f"the registry has no service named {self.tool.name!r}")
-        state: dict[str, Any] = {"_state": self.ctx.state or {}} if self.transform.pass_state_to_tools else {}
+        state: dict[str, Any] = (
+            {"_state": {} if self.ctx.state is None else self.ctx.state}
+            if self.transform.pass_state_to_tools
+            else {}
+        )
         output = self.transform.registry.get(self.tool.name)(**self.args, **state)
         failed = isinstance(output, Mapping) and "error" in cast("Mapping[str, Any]", output)
-        return ToolResult((JsonPart(output),), failed)
+        return ToolResult((JsonPart(jsonable(output)),), failed)
 
     def _text(self) -> ToolResult:
         rendered = self.tool.render_call(self.tool.name, self.args)

@@ -11,6 +11,7 @@ from torchrl_agentic.repl import Repl, ReplResult, SubprocessRepl
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 from torchrl_agentic.tools.text import middle_out
+from torchrl_agentic.tools.workspace import shared_sandbox
 
 MARGIN_S = 1.5
 """How much earlier than the dispatcher's deadline code is stopped, so that what it printed is not lost."""
@@ -60,8 +61,10 @@ class PythonTool(Tool):
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
         """Open an interpreter for this trajectory."""
-        del trajectory
-        async with self.repl.fresh() as repl:
+        async with (
+            shared_sandbox(self.repl.sandbox, trajectory) as sandbox,
+            self.repl.fresh(sandbox) as repl,
+        ):
             yield PythonTool(
                 repl,
                 timeout=self.timeout,
@@ -82,7 +85,7 @@ class PythonTool(Tool):
         meta = {
             "execution_count": result.execution_count,
             "timed_out": result.timed_out,
-            "truncated": len(text) < len(result.text) or result.omitted_bytes > 0,
+            "truncated": len(result.text) > self.output_max_chars or result.omitted_bytes > 0,
             "state_lost": result.state_lost,
         }
         return ToolResult.from_text(text, meta=meta, status=_status(result))

@@ -13,10 +13,13 @@ from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 from torchrl_agentic.tools.text import middle_out
+from torchrl_agentic.tools.workspace import shared_sandbox
 
 
 class ShellTool(Tool):
     """Runs one command in a sandbox, one sandbox per trajectory. Files stay from call to call.
+
+    Tools that are given the same sandbox share their files.
 
     A command is split into words; there is no shell, unless the model asks for one: `argv: ["sh", "-c", "a |
     b"]`.
@@ -42,8 +45,7 @@ class ShellTool(Tool):
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
         """Open a sandbox for this trajectory."""
-        del trajectory
-        async with self.sandbox.fresh() as sandbox:
+        async with shared_sandbox(self.sandbox, trajectory) as sandbox:
             yield ShellTool(sandbox, output_max_chars=self.output_max_chars)
 
     async def teardown(self) -> None:
@@ -63,12 +65,14 @@ class ShellTool(Tool):
         if result.timed_out:
             lines.append(f"[stopped after {result.wall_seconds:.1f} s]")
         lines.append(f"[exit {result.exit_code}]")
+        text = "\n".join(lines)
+        shown = middle_out(text, self.output_max_chars)
         failed = Status.TIMEOUT if result.timed_out else Status.ERROR if result.exit_code else Status.OK
         meta: dict[str, Any] = {
             "exit_code": result.exit_code,
             "timed_out": result.timed_out,
             "wall_seconds": result.wall_seconds,
-            "truncated": result.truncated,
+            "truncated": result.truncated or shown != text,
         }
         return ToolResult.from_text(
             middle_out("\n".join(lines), self.output_max_chars), meta=meta, status=failed

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import TransformedEnv
+from torchrl.envs.llm import ChatEnv
 from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_agentic.dispatch import Dispatcher, Session
@@ -109,12 +110,15 @@ class ToolCompose(Compose):
             "max_threads": max_threads,
             "max_calls_per_turn": max_calls_per_turn,
         }
-        self._toolsets: list[Toolset] = []
+        self._toolsets: list[tuple[Toolset, tuple[str, ...]]] = []
+        self._toolsets_open = True
         self._sessions: dict[int, Session] = {}
         self._episodes: dict[int, int] = {}
         self._recorded: dict[int, int] = {}
         self._tools: list[Tool] = [ensure_tool(item) for item in tools]
+        self._mask: torch.Tensor | None = None
         self._runtime: Runtime | None = None
+        self._dispatcher: Dispatcher | None = None
         self._own_runtime = True
         live = self._live()
         if not live.ready:
@@ -154,14 +158,30 @@ class ToolCompose(Compose):
         """Take a tool out, the last one by default."""
         tool = self._tools.pop(-1 if index is None else index)
         self._live().remove(tool.name)
+        self._options["rate_limits"].pop(tool.name, None)
         return tool
 
     def add_toolset(self, toolset: Toolset) -> None:
         """Open a toolset and add its tools; it is closed with this transform."""
-        tools = run(toolset.setup())
-        self._toolsets.append(toolset)
-        for tool in tools:
-            self.append_tool(tool)
+        before = len(self._tools)
+        try:
+            for tool in run(toolset.setup()):
+                self.append_tool(tool)
+        except BaseException:
+            while len(self._tools) > before:
+                self.pop()
+            run(toolset.teardown())
+            raise
+        self._toolsets.append((toolset, tuple(tool.name for tool in self._tools[before:])))
+
+    def _reopen_toolsets(self) -> None:
+        """Open them again after `close`; they may offer other tools now."""
+        self._toolsets_open, toolsets, self._toolsets = True, self._toolsets, []
+        for toolset, names in toolsets:
+            for name in names:
+                if name in self:
+                    self.pop(self._tools.index(self[name]))
+            self.add_toolset(toolset)
 
     def _insert_tool(self, index: int, item: Any) -> None:
         tool = ensure_tool(item)
@@ -216,13 +236,15 @@ class ToolCompose(Compose):
     # ---- one step
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        before, rows = border.prompts(tensordict), border.prompts(next_tensordict)
+        before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
+        rows = border.prompts(next_tensordict)
         stepping = tensordict.get("_step", None)
         active = [True] * len(rows) if stepping is None else stepping.reshape(-1).tolist()
         work: list[RowTurn] = []
         for index, row in enumerate(rows):
             if active[index]:
-                rows[index], message = read_turn(row, border.length(before[index]), self.eos_strings)
+                lengths = border.length(before[index]), border.length(written[index])
+                rows[index], message = read_turn(row, *lengths, self.eos_strings)
                 session = self._session(index)
                 work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
         self._run(tensordict, work)
@@ -245,6 +267,8 @@ class ToolCompose(Compose):
                 item.session.turn += 1
         if not busy:
             return
+        if not self._toolsets_open:
+            self._reopen_toolsets()
         live = self._live()
         for item in busy:
             item.calls = item.session.unique(item.parsed.calls)
@@ -270,7 +294,8 @@ class ToolCompose(Compose):
 
     def _report(self, next_tensordict: TensorDictBase, work: Sequence[RowTurn]) -> TensorDictBase:
         """Write flags and telemetry, and end the rows in which a tool asked for it."""
-        rows = ((item.row, item.session.turn, item.results) for item in work)
+        answered = {item.row: item.results for item in work}
+        rows = ((row, session.turn, answered.get(row, ())) for row, session in self._sessions.items())
         told = telemetry.report(rows, next_tensordict.batch_size, next_tensordict.device)
         next_tensordict.set(telemetry.KEY, told)
         if any(result.stop for item in work for result in item.results):
@@ -287,10 +312,15 @@ class ToolCompose(Compose):
             session = self._sessions[row] = self._live().session(f"{row}.{episode}", row=row)
         return session
 
+    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        """Take note of the mask: a `DataLoadingPrimer` makes a new TensorDict for the reset, without it."""
+        self._mask = None if tensordict is None else tensordict.get("_reset", None)
+        return tensordict
+
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows of the mask; the others go on as they are."""
         rows = border.prompts(tensordict_reset)
-        mask = tensordict.get("_reset", None)
+        mask, self._mask = tensordict.get("_reset", self._mask), None
         chosen = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
         self._end([index for index, reset in enumerate(chosen) if reset])
         forwarding = [tool for tool in self._tools if hasattr(tool, "reset_rows")]
@@ -327,41 +357,45 @@ class ToolCompose(Compose):
             return
         self._end(list(self._sessions))
         if self._own_runtime:
-            run(self._runtime.dispatcher.close())
-            for toolset in self._toolsets:
-                run(toolset.teardown())
+            run(self._live().close())
+            if self._toolsets_open:
+                for toolset, _ in self._toolsets:
+                    run(toolset.teardown())
+            self._toolsets_open = not self._toolsets
 
     def clone(self) -> Self:
         """Make a transform with the same tools, limiters and threads, and with trajectories of its own."""
-        clone = self.__class__.__new__(self.__class__)
+        live, clone = self._live(), self.__class__.__new__(self.__class__)
         Compose.__init__(clone)
-        own = {**_no_trajectories(), "_own_runtime": False, "_tools": list(self._tools)}
-        kept = (
-            "parser",
-            "tool_role",
-            "recorder",
-            "eos_strings",
-            "_pass_state",
-            "_options",
-            "_toolsets",
-            "_runtime",
-        )
-        clone.__dict__.update({name: self.__dict__[name] for name in kept} | own)
+        kept = ("parser", "tool_role", "recorder", "eos_strings", "_pass_state", "_runtime")
+        clone.__dict__.update({name: self.__dict__[name] for name in kept}, **_no_trajectories())
+        clone._own_runtime, clone._tools = False, list(self._tools)
+        clone._toolsets, clone._toolsets_open = list(self._toolsets), True
+        clone._options = {**self._options, "rate_limits": dict(self._options["rate_limits"])}
+        clone._dispatcher = live.fork(weakref.proxy(clone))
         return clone
 
     def _live(self) -> Dispatcher:
         """Our dispatcher, made anew after unpickling and after a fork."""
         if self._runtime is None or not self._runtime.is_ours:
-            proxy = weakref.proxy(self)
-            self._runtime = Runtime(lambda: Dispatcher(self._tools, compose=proxy, **self._options))
-            self._own_runtime = True
+            self._dispatcher = Dispatcher(self._tools, compose=weakref.proxy(self), **self._options)
+            self._runtime, self._own_runtime = Runtime(self._dispatcher), True
             self.__dict__.update(_no_trajectories())
-        return self._runtime.dispatcher
+        assert self._dispatcher is not None
+        return self._dispatcher
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process, so that environments travel to workers."""
         state = super().__getstate__()
-        return {**state, **_no_trajectories(), "_runtime": None, "_own_runtime": True}
+        reopen = {"_toolsets_open": not self._toolsets}
+        return {
+            **state,
+            **_no_trajectories(),
+            **reopen,
+            "_runtime": None,
+            "_dispatcher": None,
+            "_own_runtime": True,
+        }
 
     # ---- specs
 
@@ -388,9 +422,9 @@ class ToolCompose(Compose):
             ValueError: it keeps no history, so that there is nothing to read.
         """
         super().set_container(container)
-        mode = getattr(getattr(container, "base_env", None), "input_mode", "history")
-        if mode != "history":
-            raise ValueError(specs.NO_HISTORY.format(mode=mode))
+        base = getattr(container, "base_env", None)
+        if isinstance(base, ChatEnv) and base.input_mode != "history":
+            raise ValueError(specs.NO_HISTORY.format(mode=base.input_mode))
 
     def __repr__(self) -> str:
         tools = ", ".join(tool.name for tool in self._tools)
@@ -399,4 +433,4 @@ class ToolCompose(Compose):
 
 def _no_trajectories() -> dict[str, Any]:
     """What is known of trajectories before the first one."""
-    return {"_sessions": {}, "_episodes": {}, "_recorded": {}}
+    return {"_sessions": {}, "_episodes": {}, "_recorded": {}, "_mask": None}

@@ -80,17 +80,17 @@ def conversations(history: History, batch_dims: int = 1) -> list[Conversation]:
     return level
 
 
-def prompts(td: TensorDictBase) -> list[Conversation]:
-    """Give the conversations under ("history", "prompt"), flat, without touching their messages.
+def prompts(td: TensorDictBase, part: str = "prompt") -> list[Conversation]:
+    """Give the conversations under ("history", part), flat, without touching their messages.
 
     Not through attributes: those ask every message for its keys.
     """
     if _is_flat_stack(td):
-        return [inner(inner(row.get("history")).get("prompt")) for row in td.tensordicts]
+        return [inner(inner(row.get("history")).get(part)) for row in td.tensordicts]
     chat = inner(td.get("history"))
     if _is_flat_stack(chat):
-        return [inner(row.get("prompt")) for row in chat.tensordicts]
-    return conversations(chat.get("prompt"), td.batch_dims)
+        return [inner(row.get(part)) for row in chat.tensordicts]
+    return conversations(chat.get(part), td.batch_dims)
 
 
 def set_prompts(td: TensorDictBase, rows: Sequence[Conversation]) -> None:
@@ -186,7 +186,13 @@ def _is_flat_stack(td: Any) -> TypeGuard[LazyStackedTensorDict]:
 def _items(td: TensorDictBase) -> Sequence[TensorDictBase]:
     if isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0:
         return td.tensordicts
-    return td.unbind(0)
+    try:
+        return td.unbind(0)
+    except AttributeError as error:
+        raise RuntimeError(
+            "this history is no stack of messages any more: torchrl.envs.utils.step_mdp takes ragged ones "
+            "apart. Use env.step_mdp(td), or let a rollout or a collector do it"
+        ) from error
 
 
 def _nest(rows: list[Any], shape: list[int]) -> TensorDictBase:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.dispatch.loop import run, start
@@ -21,9 +20,9 @@ class Runtime:
     After a fork, its event loop is not there.
     """
 
-    def __init__(self, make: Callable[[], Dispatcher]) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self.pid = os.getpid()
-        self.dispatcher = make()
+        self.dispatcher = dispatcher
         weakref.finalize(self, _close_later, self.pid, self.dispatcher).atexit = False
         _open.add(self)
 

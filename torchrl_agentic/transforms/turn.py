@@ -51,24 +51,23 @@ class RowTurn:
 
 
 def read_turn(
-    conversation: border.Conversation, known: int, eos_strings: Sequence[str]
+    conversation: border.Conversation, known: int, written: int, eos_strings: Sequence[str]
 ) -> tuple[border.Conversation, Message]:
-    """Read what the model wrote, the first message after the `known` ones, and mend the conversation.
+    """Read the last message, and mend what the policy wrote: the messages from `known` to `written`.
 
-    Turns of others that the model invented after its own are cut off. So are end-of-sequence strings: the
-    next prompt would have them twice.
+    Turns of others that the model invented after its own are cut off; what transforms before us appended
+    stays. So are end-of-sequence strings: the next prompt would have them twice.
     """
     messages = border.messages(conversation)
-    last = messages[-1]
-    if len(messages) > known + 1 and border.read_message(messages[known]).role == "assistant":
-        messages, last = messages[: known + 1], messages[known]
+    if written > known + 1 and border.read_message(messages[known]).role == "assistant":
+        messages = [*messages[: known + 1], *messages[written:]]
         conversation = border.conversation(messages)
-    message = border.read_message(last)
+    message = border.read_message(messages[-1])
     if isinstance(message.content, str):
         plain = without_eos(message.content, eos_strings)
         if plain is not message.content:
             message = replace(message, content=plain)
-            conversation = border.conversation([*messages[:-1], border.with_content(last, plain)])
+            conversation = border.conversation([*messages[:-1], border.with_content(messages[-1], plain)])
     return conversation, message
 
 
@@ -90,7 +89,10 @@ def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseRe
     if message.tool_calls or not isinstance(response, str):
         response = {"role": "assistant", "content": response, "tool_calls": list(message.tool_calls)}
     try:
-        return parser.parse(response, turn=session.turn)
+        found = parser.parse(response, turn=session.turn)
+        if isinstance(found, ParseResult):
+            return found
+        return ParseResult(str(found.text), tuple(found.calls), response)
     except Exception as error:
         logger.exception("parser %r crashed (trajectory %s)", parser, session.trajectory)
         reason = CallError("parser_crash", f"the message could not be read ({type(error).__name__})")
@@ -102,6 +104,8 @@ def render(parser: ToolCallParser, turn: RowTurn, tool_role: str) -> Sequence[Ma
     """Write the results as messages; where the parser cannot, as plain ones of the tool's role."""
     try:
         rendered = parser.render(turn.calls, turn.results)
+        if any(not isinstance(message["role"], str) or "content" not in message for message in rendered):
+            raise TypeError("a message has a role and a content")
     except Exception:
         logger.exception("parser %r cannot render (trajectory %s)", parser, turn.session.trajectory)
         rendered = [

@@ -1,0 +1,534 @@
+"""From calls to results: overlap, order, sessions, deadlines, errors, ids, set-up."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.messages import CallError, ParsedCall, Status, ToolResult
+from torchrl_agentic.tool import Effects, Tool, ToolContext, tool
+
+
+def _call(name: str, call_id: str = "c", **args: Any) -> ParsedCall:
+    return ParsedCall(name, args, call_id)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Stateful(Tool):
+    """A tool with sessions, which notes what happens to it."""
+
+    name = "stateful"
+
+    def __init__(self, events: list[Any], fail: int = 0) -> None:
+        self.events = events
+        self.fail = fail
+
+    @asynccontextmanager
+    async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
+        self.events.append(("open", trajectory, asyncio.current_task()))
+        if self.fail:
+            self.fail -= 1
+            raise InfrastructureError("no room")
+        yield Stateful(self.events)
+        self.events.append(("close", trajectory, asyncio.current_task()))
+
+    async def run(self, args: Any, ctx: ToolContext) -> str:
+        self.events.append(("run", ctx.trajectory, ctx.call_id))
+        return ctx.call_id
+
+
+class Owned(Tool):
+    """A tool with something to set up."""
+
+    def __init__(self, name: str, events: list[str], bad: str = "") -> None:
+        self.name, self.events, self.bad = name, events, bad
+
+    async def setup(self) -> None:
+        self.events.append(f"setup {self.name}")
+        if self.bad == "setup":
+            raise OSError("no database")
+
+    async def teardown(self) -> None:
+        self.events.append(f"teardown {self.name}")
+        if self.bad == "teardown":
+            raise OSError("no goodbye")
+
+    async def run(self, args: Any, ctx: ToolContext) -> str:
+        return self.name
+
+
+async def test_calls_of_one_message_overlap():
+    """Each waits for the other: run in sequence, neither would return."""
+    both = asyncio.Barrier(2)
+
+    async def wait() -> str:
+        await both.wait()
+        return "done"
+
+    dispatcher = Dispatcher([tool(wait, name="a"), tool(wait, name="b")], per_call_timeout=2)
+    async with dispatcher.session("t") as session:
+        results = await session.run([_call("a", "1"), _call("b", "2")])
+    assert [result.text for result in results] == ["done", "done"]
+
+
+async def test_rows_overlap():
+    """Even if each row's call is exclusive."""
+    both = asyncio.Barrier(2)
+
+    async def wait() -> str:
+        await both.wait()
+        return "done"
+
+    dispatcher = Dispatcher([tool(wait, name="a", effects=Effects.EXCLUSIVE)], per_call_timeout=2)
+    rows = [dispatcher.session(f"t{row}", row=row) for row in range(2)]
+    results = await dispatcher.run([(row, [_call("a")], None) for row in rows])
+    assert [[result.text for result in row] for row in results] == [["done"], ["done"]]
+
+
+async def test_conflicting_calls_run_in_order_and_results_too():
+    """The first writer yields for a while, and nobody who conflicts begins meanwhile."""
+    events: list[str] = []
+
+    async def work(n: int, ctx: ToolContext) -> int:
+        events.append(f"begin {n}")
+        for _ in range(5 - n):
+            await asyncio.sleep(0)
+        events.append(f"end {n}")
+        return n
+
+    dispatcher = Dispatcher([tool(work, name="w", effects=Effects(writes=["x"]))])
+    async with dispatcher.session("t") as session:
+        results = await session.run([_call("w", str(n), n=n) for n in range(4)])
+    assert events == [f"{word} {n}" for n in range(4) for word in ("begin", "end")]
+    assert [result.text for result in results] == ["0", "1", "2", "3"]
+
+
+async def test_results_come_in_the_order_of_the_calls_whoever_ends_first():
+    last = asyncio.Event()
+
+    async def slow() -> str:
+        await last.wait()
+        return "slow"
+
+    async def fast() -> str:
+        last.set()
+        return "fast"
+
+    async with Dispatcher([slow, fast], per_call_timeout=2).session("t") as session:
+        results = await session.run([_call("slow"), _call("fast")])
+    assert [result.text for result in results] == ["slow", "fast"]
+
+
+async def test_sessions_open_lazily_and_close_once_in_the_task_that_opened_them():
+    events: list[Any] = []
+    dispatcher = Dispatcher([Stateful(events)])
+    session = dispatcher.session("t")
+    assert events == []
+    await session.run([_call("stateful", "1")])
+    await session.run([_call("stateful", "2")])
+    await session.close()
+    await session.close()
+    await dispatcher.close()
+    assert [event[0] for event in events] == ["open", "run", "run", "close"]
+    assert events[0][2] is events[-1][2] is not asyncio.current_task()
+
+
+async def test_each_trajectory_has_a_session_of_its_own():
+    events: list[Any] = []
+    dispatcher = Dispatcher([Stateful(events)])
+    rows = [dispatcher.session(name) for name in ("t0", "t1")]
+    await dispatcher.run([(row, [_call("stateful")], None) for row in rows])
+    await rows[0].close()
+    assert [event[:2] for event in events if event[0] == "close"] == [("close", "t0")]
+    await dispatcher.close()
+    assert [event[:2] for event in events if event[0] == "close"] == [("close", "t0"), ("close", "t1")]
+
+
+async def test_a_session_that_is_used_after_its_close_is_closed_with_the_dispatcher():
+    """`Session.close` promises that calls after it open everything anew; somebody has to close that too."""
+    events: list[Any] = []
+    dispatcher = Dispatcher([Stateful(events)])
+    session = dispatcher.session("t")
+    await session.run([_call("stateful")])
+    await session.close()
+    await session.run([_call("stateful")])
+    await dispatcher.close()
+    opened_and_closed = [event[0] for event in events if event[0] != "run"]
+    await session.close()
+    assert opened_and_closed == ["open", "close", "open", "close"]
+
+
+async def test_a_session_that_fails_to_open_gives_a_result_and_the_next_call_tries_again():
+    events: list[Any] = []
+    async with Dispatcher([Stateful(events, fail=1)]).session("t") as session:
+        first = (await session.run([_call("stateful", "1")]))[0]
+        second = (await session.run([_call("stateful", "2")]))[0]
+    assert (first.status, second.status) == (Status.INFRA, Status.OK)
+    assert [event[0] for event in events] == ["open", "open", "run", "close"]
+
+
+async def test_a_call_out_of_time_gives_its_slot_back_though_it_swallows_the_cancellation():
+    limiter, let_go = RateLimiter(max_concurrent=1), asyncio.Event()
+
+    async def stubborn() -> str:
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    dispatcher = Dispatcher([stubborn], rate_limits={"stubborn": limiter}, per_call_timeout=0.05)
+    session = dispatcher.session("t")
+    (result,) = await session.run([_call("stubborn")])
+    assert result.status is Status.TIMEOUT
+    assert "0.05 s" in result.text
+    assert limiter.stats().in_flight == 0
+    assert session.is_busy
+    let_go.set()
+    await session.close()
+    assert not session.is_busy
+
+
+async def test_the_deadline_of_a_turn_covers_queueing():
+    """Eight calls on one slot, none of which ever ends by itself: all are answered by one deadline."""
+    limiter, began = RateLimiter(max_concurrent=1), []
+
+    async def forever(ctx: ToolContext) -> None:
+        began.append(ctx.call_id)
+        await asyncio.Event().wait()
+
+    dispatcher = Dispatcher(
+        [forever], rate_limits={"forever": limiter}, per_call_timeout=None, per_turn_timeout=0.1
+    )
+    async with dispatcher.session("t") as session, asyncio.timeout(5):
+        results = await session.run([_call("forever", str(n)) for n in range(8)])
+    assert [result.status for result in results] == [Status.TIMEOUT] * 8
+    assert began == ["0"]
+    assert (limiter.stats().in_flight, limiter.stats().waiting) == (0, 0)
+
+
+async def test_the_deadline_of_a_turn_reaches_calls_that_wait_for_others():
+    began: list[str] = []
+
+    async def forever(ctx: ToolContext) -> None:
+        began.append(ctx.call_id)
+        await asyncio.Event().wait()
+
+    dispatcher = Dispatcher([tool(forever, effects=Effects.EXCLUSIVE)], per_turn_timeout=0.1)
+    async with dispatcher.session("t") as session, asyncio.timeout(5):
+        results = await session.run([_call("forever", str(n)) for n in range(3)])
+    assert [result.status for result in results] == [Status.TIMEOUT] * 3
+    assert began == ["0"]
+
+
+async def test_the_time_of_a_call_runs_from_its_start():
+    """Ten calls of which each may take long, one after the other: queueing does not count."""
+    limiter = RateLimiter(max_concurrent=1)
+
+    async def brief() -> str:
+        await asyncio.sleep(0.04)
+        return "ok"
+
+    dispatcher = Dispatcher([brief], rate_limits={"brief": limiter}, per_call_timeout=0.2)
+    async with dispatcher.session("t") as session:
+        results = await session.run([_call("brief", str(n)) for n in range(10)])
+    assert [result.status for result in results] == [Status.OK] * 10
+
+
+def _raises(error: BaseException) -> Any:
+    async def bad() -> None:
+        raise error
+
+    def bad_blocking() -> None:
+        raise error
+
+    return tool(bad, name="bad"), tool(bad_blocking, name="bad")
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["async", "blocking"])
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (ToolError("try b", {"k": 1}), Status.ERROR, "try b"),
+        (StopSignal("finished"), Status.OK, "finished"),
+        (InfrastructureError("overloaded"), Status.INFRA, "overloaded"),
+        (TimeoutError("slow"), Status.TIMEOUT, "slow"),
+        (ValueError("secret detail"), Status.CRASH, "ValueError"),
+        (SystemExit(1), Status.CRASH, "SystemExit"),
+        (KeyboardInterrupt(), Status.CRASH, "KeyboardInterrupt"),
+        (BaseException("x"), Status.CRASH, "BaseException"),
+        (asyncio.CancelledError(), Status.CANCELLED, "cancelled"),
+        (StopIteration(), Status.CRASH, ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+async def test_whatever_a_tool_raises_is_one_result_and_its_neighbour_is_answered(
+    kind: int, error: BaseException, status: Status, words: str
+):
+    async def good() -> str:
+        return "good"
+
+    async with Dispatcher([_raises(error)[kind], good]).session("t") as session, asyncio.timeout(5):
+        results = await session.run([_call("bad", "1"), _call("good", "2")])
+    assert [result.status for result in results] == [status, Status.OK]
+    assert words in results[0].text
+    assert results[0].stop is isinstance(error, StopSignal)
+    if isinstance(error, ToolError):
+        assert results[0].meta == {"k": 1}
+
+
+async def test_a_crash_is_logged_once_with_ids_and_the_model_sees_one_line(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.DEBUG):
+        async with Dispatcher([_raises(ValueError("secret detail"))[0]]).session("traj-7") as session:
+            await session.run([])
+            (result,) = await session.run([_call("bad", "call-9")])
+    assert "\n" not in result.text
+    assert "secret" not in result.text
+    (record,) = [record for record in caplog.records if record.name.startswith("torchrl_agentic")]
+    assert record.exc_info is not None
+    for piece in ("bad", "traj-7", "call-9", "turn 1"):
+        assert piece in record.getMessage()
+
+
+async def test_a_result_that_no_text_can_be_made_of_is_a_crash():
+    async def odd() -> object:
+        return object()
+
+    async with Dispatcher([odd]).session("t") as session:
+        assert (await session.run([_call("odd")]))[0].status is Status.CRASH
+
+
+async def test_what_cannot_run_is_answered_with_what_would():
+    async def add(a: int) -> int:
+        return a
+
+    calls = [
+        _call("fly"),
+        ParsedCall("", {}, "x", error=CallError("invalid_json", "call 2 was not run: bad JSON")),
+        ParsedCall("", {}, "y", error=CallError("over_limit", "too many")),
+        _call("add", a=True),
+        _call("add", a=1, extra=2),
+    ]
+    async with Dispatcher([add, tool(add, name="plus")]).session("t") as session:
+        results = await session.run(calls)
+    assert [result.status for result in results] == [
+        Status.UNKNOWN_TOOL, Status.MALFORMED, Status.SKIPPED, Status.INVALID_ARGS, Status.OK,
+    ]  # fmt: skip
+    assert "'fly'" in results[0].text
+    assert "add, plus" in results[0].text
+    assert "bad JSON" in results[1].text
+    assert "integer" in results[3].text
+    assert results[4].notes == ("undeclared argument: extra",)
+    assert all(result.timing is not None for result in results)
+
+
+async def test_calls_over_the_budget_of_a_turn_are_skipped():
+    async def one() -> int:
+        return 1
+
+    async with Dispatcher([one], max_calls_per_turn=2).session("t") as session:
+        for _ in range(2):
+            results = await session.run([_call("one", str(n)) for n in range(4)])
+            assert [r.status for r in results] == [Status.OK, Status.OK, Status.SKIPPED, Status.SKIPPED]
+            assert "2" in results[2].text
+
+
+async def test_ids_are_unique_over_turns_and_the_same_in_equal_runs():
+    def ids() -> list[str]:
+        session = Dispatcher().session("t")
+        found: list[str] = []
+        for turn in (["a", "b"], ["a", "a_2", "c"], ["a"]):
+            found += [call.call_id for call in session.unique([_call("x", name) for name in turn])]
+        return found
+
+    assert len(set(ids())) == 6
+    assert ids() == ids()
+    assert ids()[:3] == ["a", "b", "a_2"]
+
+
+async def test_a_blocking_tool_does_not_delay_an_async_neighbour():
+    """The blocking one returns only once the async one has run."""
+    event = threading.Event()
+
+    def block() -> bool:
+        return event.wait(5)
+
+    async def free() -> str:
+        event.set()
+        return "free"
+
+    async with Dispatcher([block, free]).session("t") as session:
+        results = await session.run([_call("block"), _call("free")])
+    assert [result.text for result in results] == ["true", "free"]
+
+
+async def test_more_blocking_calls_than_threads_all_finish():
+    def block(n: int) -> int:
+        return n
+
+    async with Dispatcher([block], max_threads=2).session("t") as session:
+        results = await session.run([_call("block", str(n), n=n) for n in range(50)])
+    assert [result.text for result in results] == [str(n) for n in range(50)]
+
+
+async def test_cancelling_a_run_ends_its_tools_before_it_returns():
+    begun, ended, limiter = asyncio.Event(), [], RateLimiter(max_concurrent=1)
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.02)
+            ended.append(True)
+
+    dispatcher = Dispatcher([work], rate_limits={"work": limiter}, per_call_timeout=None)
+    session = dispatcher.session("t")
+    task = asyncio.create_task(session.run([_call("work", str(n)) for n in range(3)]))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
+    assert (limiter.stats().in_flight, limiter.stats().waiting) == (0, 0)
+    await dispatcher.close()
+
+
+async def test_a_setup_that_fails_raises_and_what_was_set_up_is_torn_down():
+    events: list[str] = []
+    dispatcher = Dispatcher([Owned("a", events), Owned("b", events, "setup"), Owned("c", events)])
+    with pytest.raises(OSError, match="no database"):
+        await dispatcher.session("t").run([_call("a")])
+    assert events == ["setup a", "setup b", "teardown a"]
+
+
+async def test_tools_are_set_up_once_before_the_first_run():
+    events: list[str] = []
+    dispatcher = Dispatcher([Owned("a", events)])
+    sessions = [dispatcher.session(name) for name in "xy"]
+    await asyncio.gather(*(session.run([_call("a")]) for session in sessions))
+    assert events == ["setup a"]
+    await dispatcher.close()
+    assert events == ["setup a", "teardown a"]
+
+
+async def test_closing_twice_does_nothing_and_it_can_be_used_again():
+    events: list[str] = []
+    dispatcher = Dispatcher([Owned("a", events), lambda_tool()])
+    for _ in range(2):
+        session = dispatcher.session("t")
+        assert [r.text for r in await session.run([_call("a"), _call("block")])] == ["a", "1"]
+        await dispatcher.close()
+        await dispatcher.close()
+    assert events == ["setup a", "teardown a"] * 2
+
+
+def lambda_tool() -> Any:
+    return tool(lambda: 1, name="block")
+
+
+async def test_errors_of_teardown_are_logged_and_the_others_torn_down(caplog: pytest.LogCaptureFixture):
+    events: list[str] = []
+    dispatcher = Dispatcher([Owned("a", events), Owned("b", events, "teardown")])
+    await dispatcher.setup()
+    await dispatcher.close()
+    assert events == ["setup a", "setup b", "teardown b", "teardown a"]
+    assert "no goodbye" in caplog.text
+    assert "b" in caplog.text
+
+
+async def test_errors_of_closing_a_session_are_logged(caplog: pytest.LogCaptureFixture):
+    class Bad(Stateful):
+        @asynccontextmanager
+        async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
+            yield self
+            raise OSError("cannot close")
+
+    async with Dispatcher([Bad([])]).session("traj-3") as session:
+        await session.run([_call("stateful")])
+    assert "cannot close" in caplog.text
+    assert "traj-3" in caplog.text
+
+
+async def test_the_context_tells_the_call_where_it_is():
+    seen: list[ToolContext] = []
+
+    class Wants(Tool):
+        name = "wants"
+        wants_state = True
+
+        async def run(self, args: Any, ctx: ToolContext) -> ToolResult:
+            seen.append(ctx)
+            return ToolResult.from_text("x")
+
+    async def plain(ctx: ToolContext) -> None:
+        seen.append(ctx)
+
+    dispatcher = Dispatcher([Wants(), plain], compose="compose", per_call_timeout=9)
+    session = dispatcher.session("t", row=3)
+    await session.run([], state="s")
+    await session.run([ParsedCall("wants", {}, "c1", "tag"), _call("plain")], state="s")
+    wants, other = seen
+    assert (wants.call_id, wants.tag, wants.state, wants.compose) == ("c1", "tag", "s", "compose")
+    assert (wants.batch_index, wants.trajectory, wants.turn) == (3, "t", 1)
+    assert wants.deadline is not None
+    assert other.state is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Dispatcher([lambda_tool(), lambda_tool()]), "two tools are named 'block'"),
+        (lambda: Dispatcher([lambda_tool()], rate_limits={"blok": RateLimiter()}), "'blok'"),
+        (lambda: Dispatcher(per_call_timeout=0), "per_call_timeout"),
+        (lambda: Dispatcher(per_turn_timeout=float("nan")), "per_turn_timeout"),
+        (lambda: Dispatcher(max_calls_per_turn=0), "max_calls_per_turn"),
+        (lambda: Dispatcher([tool(lambda: 1, name="x", schema={"type": "array"})]), "'x'"),
+    ],
+)
+def test_mistakes_are_told_where_it_is_built(make: Callable[[], Dispatcher], words: str):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+async def test_one_limiter_serves_two_dispatchers():
+    limiter, inside, most = RateLimiter(max_concurrent=1), [0], [0]
+
+    async def work() -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        await asyncio.sleep(0)
+        inside[0] -= 1
+
+    sessions = [Dispatcher([work], rate_limits={"work": limiter}).session("t") for _ in range(2)]
+    await asyncio.gather(*(session.run([_call("work", str(n)) for n in range(5)]) for session in sessions))
+    assert most == [1]
+    await _until(lambda: limiter.stats().in_flight == 0)
+
+
+async def test_a_teardown_that_wants_to_end_the_program_does_not():
+    """SystemExit on the one loop would end every environment of the process."""
+
+    class Ends(Owned):
+        async def teardown(self) -> None:
+            raise SystemExit(3)
+
+    dispatcher = Dispatcher([Ends("a", [])])
+    await dispatcher.setup()
+    try:
+        await dispatcher.close()
+    except SystemExit:
+        pytest.fail("SystemExit came through")

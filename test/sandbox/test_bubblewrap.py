@@ -1,0 +1,209 @@
+"""What is particular to bubblewrap, beyond the contract that every sandbox keeps."""
+
+import asyncio
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from torchrl_agentic.sandbox import (
+    BubblewrapSandbox,
+    ResourceLimits,
+    SandboxError,
+    UnsafeSubprocessSandbox,
+    default_sandbox,
+)
+from torchrl_agentic.sandbox.bubblewrap import why_not
+from torchrl_agentic.sandbox.capture import Capture, Drain
+
+works = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
+
+
+@works
+async def test_root_is_given_up_outside_too():
+    async with BubblewrapSandbox() as sandbox:
+        child = await sandbox.spawn(["sh", "-c", "echo up; sleep 100"])
+        os.set_blocking(child.stdout_fd, True)
+        assert await asyncio.to_thread(os.read, child.stdout_fd, 3) == b"up\n"
+        with open(f"/proc/{child.process.pid}/status") as file:  # noqa: ASYNC230  a few bytes
+            uids = next(line for line in file if line.startswith("Uid:")).split()[1:]
+        assert "0" not in uids
+        assert (await sandbox.run(["id", "-u"])).stdout == "1000\n"
+        await child.kill()
+
+
+def test_without_bwrap_the_default_sandbox_refuses_and_says_what_to_do():
+    code = (
+        "from torchrl_agentic.sandbox import default_sandbox, SandboxError\n"
+        "try:\n    default_sandbox()\nexcept SandboxError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PATH": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=30,
+        check=True,
+    )  # fmt: skip
+    for piece in ("apt install bubblewrap", "UnsafeSubprocessSandbox", "no sandbox works here"):
+        assert piece in done.stdout
+
+
+def test_narrowing_clamps_and_warns():
+    limits = ResourceLimits(wall_seconds=5, network="loopback", fs_read_roots=("/usr", "/opt/x"))
+    assert limits.narrow(None) is limits
+    tighter = limits.narrow(
+        ResourceLimits(wall_seconds=1, max_processes=4, fs_read_roots=("/opt", "/usr/lib"))
+    )
+    assert (tighter.wall_seconds, tighter.max_processes, tighter.network) == (1, 4, "none")
+    assert tighter.fs_read_roots == ("/opt/x", "/usr/lib")
+    with pytest.warns(UserWarning, match="wall_seconds, network"):
+        wider = limits.narrow(ResourceLimits(wall_seconds=50, network="full"))
+    assert (wider.wall_seconds, wider.network) == (5, "loopback")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"wall_seconds": 0}, {"memory_bytes": -1}, {"cpu_seconds": float("nan")}, {"network": "some"}]
+)
+def test_limits_that_mean_nothing_are_refused(limits):
+    with pytest.raises(ValueError, match=next(iter(limits))):
+        ResourceLimits(**limits)
+
+
+def test_an_allowlist_is_refused():
+    with pytest.raises(ValueError, match="single hosts"):
+        BubblewrapSandbox(ResourceLimits(network="allowlist"))
+
+
+@works
+async def test_a_broken_sandbox_is_an_error_and_no_result():
+    async with BubblewrapSandbox(ResourceLimits(fs_read_roots=("/no/such/folder",))) as sandbox:
+        with pytest.raises(SandboxError, match="/no/such/folder"):
+            await sandbox.run(["true"])
+    with pytest.raises(SandboxError, match="not open"):
+        await sandbox.run(["true"])
+
+
+@works
+async def test_the_environment_is_the_one_in_the_limits():
+    async with BubblewrapSandbox(ResourceLimits(env={"A": "b"})) as sandbox:
+        names = {line.partition("=")[0] for line in (await sandbox.run(["/usr/bin/env"])).stdout.split("\n")}
+        assert "A" in names
+        assert names <= {"A", "PWD", "", "_", "OLDPWD", "SHLVL"}
+    async with BubblewrapSandbox() as sandbox:
+        assert "HOME=/work" in (await sandbox.run(["env"])).stdout
+
+
+@works
+async def test_roots_that_were_granted_are_there():
+    """In a folder below /tmp of its own: pytest's are for root alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        with open(f"{folder}/f", "w") as file:
+            file.write("in")
+        async with BubblewrapSandbox(ResourceLimits(fs_read_roots=(folder,))) as sandbox:
+            assert (await sandbox.run(["cat", f"{folder}/f"])).stdout == "in"
+            assert (await sandbox.run(["touch", f"{folder}/g"])).exit_code != 0
+        async with BubblewrapSandbox(ResourceLimits(fs_write_roots=(folder,))) as sandbox:
+            assert (await sandbox.run(["touch", f"{folder}/g"])).exit_code == 0
+        assert os.path.exists(f"{folder}/g")
+
+
+@works
+@pytest.mark.parametrize("cwd", ["/", "/tmp", "..", "/work/../etc", "a\0b"])
+async def test_a_folder_outside_of_work_is_refused(cwd: str):
+    async with BubblewrapSandbox() as sandbox:
+        with pytest.raises(PermissionError):
+            await sandbox.run(["pwd"], cwd=cwd)
+        await sandbox.run(["mkdir", "sub"])
+        assert (await sandbox.run(["pwd"], cwd="sub")).stdout == "/work/sub\n"
+
+
+@works
+async def test_a_folder_that_is_not_there_is_the_models_mistake():
+    """A sandbox error would be counted as nobody's fault, and the model could have it at will."""
+    async with BubblewrapSandbox() as sandbox:
+        result = await sandbox.run(["pwd"], cwd="missing")
+        assert result.exit_code != 0
+
+
+@works
+async def test_taking_the_rights_off_its_folder_is_the_models_mistake():
+    async with BubblewrapSandbox() as sandbox:
+        await sandbox.run(["chmod", "000", "/work"])
+        result = await sandbox.run(["true"])
+        assert isinstance(result.exit_code, int)
+
+
+@works
+async def test_a_command_that_is_too_long_is_the_models_mistake():
+    async with BubblewrapSandbox() as sandbox:
+        try:
+            result = await sandbox.run(["echo", "x" * 200_000])
+        except ValueError:
+            return
+        assert result.exit_code != 0
+
+
+@works
+async def test_loopback_is_a_network_of_its_own():
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    code = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"
+        f"print('own'); socket.create_connection(('127.0.0.1', {port})); print('host')"
+    )
+    async with BubblewrapSandbox(ResourceLimits(network="loopback")) as sandbox:
+        result = await sandbox.run([*sandbox.python_argv, "-c", code])
+    server.close()
+    assert result.stdout == "own\n"
+    assert "ConnectionRefused" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
+async def test_the_unsafe_one_says_that_it_enforces_nothing():
+    async with UnsafeSubprocessSandbox() as sandbox:
+        assert not any(sandbox.limits_enforced.values())
+        assert not sandbox.isolated
+        assert (await sandbox.run(["sh", "-c", "echo $HOME"])).stdout.strip() == sandbox._workspace.path
+
+
+@works
+async def test_no_folder_is_left_whatever_code_made_in_it():
+    async with default_sandbox() as sandbox:
+        folder = sandbox._workspace.path
+        await sandbox.run(
+            ["sh", "-c", "mkdir -p a/b/c; ln -s / link; mkfifo pipe; touch a/b/c/f; chmod 000 a/b a"]
+        )
+    assert folder not in glob.glob(f"{tempfile.gettempdir()}/torchrl_agentic-*")
+
+
+@works
+async def test_no_folder_is_left_after_code_nested_folders_deeply():
+    """Deeper than Python's recursion limit, by which `shutil.rmtree` is bound."""
+    sandbox = default_sandbox()
+    await sandbox.open()
+    folder = sandbox._workspace.path
+    code = "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')"
+    await sandbox.run([*sandbox.python_argv, "-c", code])
+    try:
+        await sandbox.close()
+        assert not os.path.exists(folder)
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+async def test_a_pipe_that_has_ended_is_never_read_again():
+    """Its number may belong to another trajectory's pipe by then."""
+    ours, writer = os.pipe()
+    drain = Drain(ours, Capture(1000))
+    os.close(writer)
+    await asyncio.wait_for(drain.ended.wait(), 5)
+    others, writer = os.pipe()
+    os.set_blocking(others, False)
+    assert others == ours, "the test needs the number to be used again"
+    os.write(writer, b"somebody else's secret")
+    drain.pull()
+    text = drain.capture.text()
+    os.close(others)
+    os.close(writer)
+    assert text == ""

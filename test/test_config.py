@@ -1,0 +1,88 @@
+"""A configuration is read as written, and a mistake in it names file and expectation."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchrl_agentic.config import (
+    ConfigError,
+    RolloutConfig,
+    load_config,
+    load_conversations,
+    make_limits,
+    make_tools,
+)
+
+CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_configuration_is_read(tmp_path: Path):
+    text = "conversations: [a.jsonl]\ntools: [stop, {stop: {}}]\nlimits: {stop: {max_concurrent: 2}}\n"
+    config = load_config(_write(tmp_path / "c.yaml", text))
+    assert config.conversations == ["a.jsonl"]
+    assert [tool.name for tool in make_tools(config, tmp_path)] == ["stop", "stop"]
+    assert make_limits(config)["stop"].max_concurrent == 2
+    assert load_config(_write(tmp_path / "x.jsonl", "")).conversations == ["x.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("conversation: [a]", ["conversation", "conversations"]),
+        ("conversations: a.jsonl", ["conversations", "list"]),
+        ("conversations: [a]\nper_call_timeout: soon", ["per_call_timeout", "number"]),
+        ("conversations: [a]\nlimits: {x: 3}", ["limits", "dict"]),
+        ("", ["the file", "keys"]),
+        ("[1", ["YAML"]),
+    ],
+)
+def test_a_mistake_names_file_and_expectation(tmp_path: Path, text: str, words: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        load_config(_write(tmp_path / "c.yaml", text))
+    for word in ["c.yaml", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_function_is_loaded_from_a_file(tmp_path: Path):
+    _write(tmp_path / "mine.py", "def f(x: int) -> int:\n    return x\n")
+    config = RolloutConfig(conversations=[], tools=[{"function": "mine.py:f"}])
+    assert make_tools(config, tmp_path)[0](3) == 3
+
+
+@pytest.mark.parametrize("reference", ["mine.py:g", "none.py:f", "no.such:f", "mine.py", "broken.py:f"])
+def test_a_function_that_cannot_be_loaded_is_named(tmp_path: Path, reference: str):
+    _write(tmp_path / "mine.py", "def f(x: int) -> int:\n    return x\n")
+    _write(tmp_path / "broken.py", "def f(:\n")
+    with pytest.raises(ConfigError, match=reference):
+        make_tools(RolloutConfig(conversations=[], tools=[{"function": reference}]), tmp_path)
+
+
+def test_a_bad_json_line_is_named_by_its_number(tmp_path: Path):
+    _write(tmp_path / "a.jsonl", json.dumps(CHAT) + "\n\n{oops\n")
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 3"):
+        load_conversations(RolloutConfig(conversations=["a.jsonl"]), tmp_path)
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
+def test_only_newlines_end_a_line(tmp_path: Path, separator: str):
+    """JSON may hold these raw, and `ensure_ascii=False` writes them so."""
+    chat = {"messages": [{"role": "user", "content": f"a{separator}b"}, *CHAT["messages"][1:]]}
+    text = json.dumps(chat, ensure_ascii=False) + "\n"
+    _write(tmp_path / "a.jsonl", text)
+    (conversation,) = load_conversations(RolloutConfig(conversations=["a.jsonl"]), tmp_path)
+    assert conversation.prompt[0].content == f"a{separator}b"
+
+
+@pytest.mark.parametrize(
+    "item", [{"messages": CHAT["messages"][:1]}, {"messages": []}, {}, [1], {"messages": [{"content": "x"}]}]
+)
+def test_what_is_no_conversation_is_named(tmp_path: Path, item: object):
+    _write(tmp_path / "a.jsonl", json.dumps(item) + "\n")
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 1"):
+        load_conversations(RolloutConfig(conversations=["a.jsonl"]), tmp_path)

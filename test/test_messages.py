@@ -1,0 +1,190 @@
+"""The values that travel: what a tool may return, and that status and is_error agree."""
+
+import dataclasses
+import enum
+import json
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrl_agentic.messages import (
+    FileRefPart,
+    ImagePart,
+    JsonPart,
+    Message,
+    Status,
+    TextPart,
+    ToolResult,
+    jsonable,
+)
+
+
+class Point(pydantic.BaseModel):
+    x: int
+
+
+@dataclasses.dataclass
+class Pair:
+    a: int
+    b: str
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_is_error_is_true_for_all_but_ok(status: Status):
+    for given_flag in (True, False):
+        result = ToolResult(is_error=given_flag, status=status)
+        assert result.is_error is (status is not Status.OK)
+        assert result.status is status
+
+
+@pytest.mark.parametrize(("flag", "status"), [(True, Status.ERROR), (False, Status.OK)])
+def test_status_follows_from_is_error_where_it_is_not_given(flag: bool, status: Status):
+    assert ToolResult(is_error=flag).status is status
+    assert ToolResult.from_text("x", is_error=flag).status is status
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        ({"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}),
+        ([1, 2], [1, 2]),
+        ([], []),
+        (3, 3),
+        (2.5, 2.5),
+        (True, True),
+        (False, False),
+        (None, None),
+        (Point(x=1), {"x": 1}),
+        ([Point(x=1)], [{"x": 1}]),
+        (Pair(1, "z"), {"a": 1, "b": "z"}),
+        (Colour.RED, "red"),
+    ],
+)
+def test_a_value_becomes_json(value: object, data: object):
+    result = ToolResult.from_value(value)
+    assert result.parts == (JsonPart(data),)
+    assert type(result.parts[0].data) is type(data)
+    assert json.loads(result.text) == data
+    assert result.status is Status.OK
+
+
+def test_text_stays_text():
+    assert ToolResult.from_value("hello").parts == (TextPart("hello"),)
+    assert ToolResult.from_value("").parts == (TextPart(""),)
+
+
+def test_results_and_parts_are_taken_as_they_are():
+    image, file = ImagePart(b"12"), FileRefPart("/work/a")
+    result = ToolResult((image,), status=Status.ERROR)
+    assert ToolResult.from_value(result) is result
+    assert ToolResult.from_value(image).parts == (image,)
+    assert ToolResult.from_value((image, file, TextPart("t"), JsonPart(1))).parts == (
+        image, file, TextPart("t"), JsonPart(1),
+    )  # fmt: skip
+    assert ToolResult.from_value((image, file)).text == "[image image/png, 2 bytes]\n[file /work/a]"
+
+
+@pytest.mark.parametrize("reward", [0, 0.0, -1.5, 1])
+def test_a_reward_is_kept_even_if_falsy(reward: float):
+    for value in (("text", reward), ("text", reward, {"m": 1})):
+        result = ToolResult.from_value(value)
+        assert result.reward == reward
+        assert type(result.reward) is float
+        assert result.text == "text"
+
+
+def test_metrics_come_along():
+    result = ToolResult.from_value(([1, 2], None, {"hits": 0}))
+    assert (result.text, result.reward, result.metrics) == ("[1, 2]", None, {"hits": 0})
+    assert ToolResult.from_value(("x",)).parts == (TextPart("x"),)
+
+
+def test_a_tuple_may_carry_a_result():
+    """Its status and meta survive the reward."""
+    inner = ToolResult.from_text("no", status=Status.ERROR, meta={"k": 1}, stop=True)
+    result = ToolResult.from_value((inner, 0.5))
+    assert (result.status, result.is_error, result.meta, result.stop) == (Status.ERROR, True, {"k": 1}, True)
+    assert result.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(), ("a", 1, {}, 4), ("a", "1"), ("a", True), ("a", 1.0, 3), ("a", 1.0, [1])],
+)
+def test_other_tuples_are_refused(value: tuple[object, ...]):
+    with pytest.raises(TypeError, match="tuple"):
+        ToolResult.from_value(value)
+
+
+def _deep() -> list[object]:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+@pytest.mark.parametrize(
+    "make",
+    [object, lambda: _deep(), lambda: b"\xff", lambda: [object()], lambda: lambda: None, lambda: range],
+    ids=["object", "deep", "bytes", "inside", "function", "class"],
+)
+def test_what_is_no_json_is_a_type_error(make):
+    with pytest.raises(TypeError, match="is no JSON"):
+        ToolResult.from_value(make())
+
+
+def test_a_cycle_is_a_type_error():
+    cycle: list[object] = []
+    cycle.append(cycle)
+    with pytest.raises(TypeError, match="is no JSON"):
+        jsonable(cycle)
+
+
+@pytest.mark.parametrize("value", [10**5000, [10**5000]], ids=["alone", "inside"])
+def test_a_result_that_is_accepted_can_be_written(value: object):
+    """A number that `json.dumps` refuses must fail where the tool ran, not later, where it is rendered."""
+    try:
+        result = ToolResult.from_value(value)
+    except TypeError:
+        return
+    assert result.text
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(value=_json.filter(lambda value: not isinstance(value, str)))
+def test_any_json_value_reads_back_from_the_text(value: object):
+    assert json.loads(ToolResult.from_value(value).text) == value
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("a", "a"),
+        ([{"type": "text", "text": "a"}, {"type": "image"}, "b", {}], "a[image]b[part]"),
+        ([], ""),
+    ],
+)
+def test_a_message_has_text_whatever_its_content(content: object, text: str):
+    assert Message("user", content).text == text
+
+
+def test_values_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ToolResult().is_error = True  # type: ignore[misc]

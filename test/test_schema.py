@@ -1,0 +1,332 @@
+"""Schemas are exact; checks name what to mend; nothing that a model writes makes a check fall over."""
+
+import dataclasses
+import enum
+import functools
+from typing import Annotated, Any, Literal, Optional, Union
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import TypedDict
+
+from torchrl_agentic.schema import (
+    SchemaValidationError,
+    Validator,
+    json_schema_from_pydantic,
+    schema_of,
+    tidy,
+    validate_args,
+)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Box:
+    width: int
+    name: str = "box"
+
+
+class Place(TypedDict):
+    city: str
+    zip: int
+
+
+class Leaf(pydantic.BaseModel):
+    size: int
+
+
+class Branch(pydantic.BaseModel):
+    leaf: Leaf
+    leaves: list[Leaf] = []
+
+
+class Tree(pydantic.BaseModel):
+    value: int
+    children: list["Tree"] = []
+
+
+LEAF = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+INT, STR, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("hint", "schema"),
+    [
+        (int, INT),
+        (float, {"type": "number"}),
+        (bool, {"type": "boolean"}),
+        (list[int], {"type": "array", "items": INT}),
+        (list[list[str]], {"type": "array", "items": {"type": "array", "items": STR}}),
+        (dict[str, int], {"type": "object", "additionalProperties": INT}),
+        (Optional[int], {"anyOf": [INT, NULL]}),  # noqa: UP045  the old way of writing it
+        (int | None, {"anyOf": [INT, NULL]}),
+        (Union[int, str], {"anyOf": [INT, STR]}),  # noqa: UP007  the old way of writing it
+        (list[int | None], {"type": "array", "items": {"anyOf": [INT, NULL]}}),
+        (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
+        (Colour, {"type": "string", "enum": ["red", "blue"]}),
+        (
+            Box,
+            {
+                "type": "object",
+                "properties": {"width": INT, "name": {"type": "string", "default": "box"}},
+                "required": ["width"],
+            },
+        ),
+        (Place, {"type": "object", "properties": {"city": STR, "zip": INT}, "required": ["city", "zip"]}),
+        (Leaf, LEAF),
+        (
+            Branch,
+            {
+                "type": "object",
+                "properties": {"leaf": LEAF, "leaves": {"type": "array", "items": LEAF, "default": []}},
+                "required": ["leaf"],
+            },
+        ),
+        (Annotated[int, pydantic.Field(ge=0)], {"type": "integer", "minimum": 0}),
+    ],
+)
+def test_a_parameter_has_exactly_this_schema(hint: Any, schema: dict[str, Any]):
+    def function(x): ...
+
+    function.__annotations__ = {"x": hint}
+    assert schema_of(function).input_schema == {
+        "type": "object",
+        "properties": {"x": schema},
+        "required": ["x"],
+    }
+
+
+def test_a_recursive_model_keeps_its_definition():
+    """And the reference in it leads somewhere: a nested mistake is found."""
+
+    def grow(tree: Tree) -> None: ...
+
+    schema = schema_of(grow).input_schema
+    assert schema["$defs"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
+    good = {"tree": {"value": 1, "children": [{"value": 2, "children": [{"value": 3}]}]}}
+    validator = Validator(schema)
+    validator.check(good)
+    good["tree"]["children"][0]["children"][0]["value"] = "three"
+    with pytest.raises(SchemaValidationError, match=r"tree.children\[0\].children\[0\].value"):
+        validator.check(good)
+
+
+def test_defaults_and_descriptions_are_told():
+    def search(query: str, limit: int = 5, mode: Colour = Colour.RED, sentinel: Any = object()) -> str:
+        """Search the web.
+
+        It looks far and wide.
+
+        Args:
+            query: What to look for.
+            limit: How many,
+                at most.
+        """
+        return query
+
+    found = schema_of(search)
+    assert found.name == "search"
+    assert found.description == "Search the web.\n\nIt looks far and wide."
+    assert found.input_schema == {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "What to look for."},
+            "limit": {"type": "integer", "default": 5, "description": "How many,\nat most."},
+            "mode": {"type": "string", "enum": ["red", "blue"], "default": "red"},
+            "sentinel": {},
+        },
+        "required": ["query"],
+    }
+
+
+def test_arguments_become_python_values():
+    def function(box: Box, colour: Colour, leaf: Leaf) -> None: ...
+
+    made = schema_of(function).arguments({"box": {"width": 2}, "colour": "blue", "leaf": {"size": 3}})
+    assert made == {"box": Box(2), "colour": Colour.BLUE, "leaf": Leaf(size=3)}
+
+
+def _star(*numbers: int): ...
+def _kw(**numbers: int): ...
+def _positional(number: int, /): ...
+def _bare(number): ...
+def _unresolved(number: "NoSuchName"): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter"),
+    [
+        (_star, "numbers"),
+        (_kw, "numbers"),
+        (_positional, "number"),
+        (_bare, "number"),
+        (_unresolved, "NoSuchName"),
+    ],
+)
+def test_a_signature_that_calls_cannot_fill_names_function_and_parameter(function: Any, parameter: str):
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\).*{parameter}"):
+        schema_of(function)
+
+
+def test_a_parameter_without_a_schema_is_named():
+    def function(loop: type[int] | memoryview): ...
+
+    with pytest.raises(TypeError, match=r"function\(\): parameter 'loop'"):
+        schema_of(function)
+
+
+def test_a_builtin_without_signature_is_a_type_error():
+    """`schema_of` promises TypeError, naming the function, for whatever has no usable signature."""
+    with pytest.raises(TypeError, match="max"):
+        schema_of(max)
+
+
+def test_a_partial_of_a_typed_function_has_its_schema():
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    assert schema_of(functools.partial(add, b=3)).input_schema["properties"]["a"] == INT
+
+
+NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "args", "words"),
+    [
+        (NUMBER, {"a": True}, ["a", "true", "integer"]),
+        (NUMBER, {"a": "x"}, ["a", '"x"', "integer"]),
+        (NUMBER, {"a": 1.5}, ["a", "1.5", "integer"]),
+        (NUMBER, {}, ["a", "required"]),
+        (
+            {"properties": {"l": {"type": "array", "items": {"type": "object", "properties": {"k": STR}}}}},
+            {"l": [{}, {"k": 3}]},
+            ["l[1].k", "3", "string"],
+        ),
+        ({"properties": {"o": {"anyOf": [INT, NULL]}}}, {"o": "x"}, ["o", '"x"', "integer", "null"]),
+        ({"properties": {"c": {"enum": ["red", "blue"]}}}, {"c": "green"}, ["c", "green", "red", "blue"]),
+        ({"properties": {"n": {"type": "integer", "minimum": 0}}}, {"n": -1}, ["n", "-1", "0"]),
+    ],
+)
+def test_a_mistake_is_told_with_path_value_and_expectation(schema, args, words):
+    with pytest.raises(SchemaValidationError) as caught:
+        validate_args(args, schema)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_no_more_than_three_mistakes_are_told():
+    schema = {"properties": dict.fromkeys("abcde", INT)}
+    with pytest.raises(SchemaValidationError, match="and 2 more"):
+        validate_args(dict.fromkeys("abcde", "x"), schema)
+
+
+def test_null_keywords_of_chat_apis_are_dropped():
+    """`"enum": null` is what API servers send for no enum; JSON Schema has no such keyword value."""
+    schema = {"type": "object", "properties": {"code": {"type": "string", "enum": None}}}
+    assert tidy(schema)["properties"]["code"] == {"type": "string"}
+    Validator(schema).check({"code": "x"})
+
+
+def test_a_null_default_and_a_property_called_title_survive():
+    schema = {
+        "title": "T",
+        "properties": {"title": {"title": "X", "type": "string"}, "x": {"default": None}, "enum": STR},
+    }
+    assert tidy(schema) == {"properties": {"title": STR, "x": {"default": None}, "enum": STR}}
+
+
+def test_undeclared_arguments_are_passed_over_with_a_note():
+    args, notes = Validator(NUMBER).accept({"a": 1, "executes": "True"})
+    assert args == {"a": 1}
+    assert len(notes) == 1
+    assert "executes" in notes[0]
+
+
+@pytest.mark.parametrize("value", [False, {"type": "string"}])
+def test_additional_properties_rule_where_they_are_given(value: Any):
+    validator = Validator({**NUMBER, "additionalProperties": value})
+    with pytest.raises(SchemaValidationError):
+        validator.accept({"a": 1, "b": 2})
+
+
+def test_additional_properties_may_be_welcome():
+    assert Validator({**NUMBER, "additionalProperties": True}).accept({"a": 1, "b": 2}) == (
+        {"a": 1, "b": 2},
+        (),
+    )
+
+
+def _nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["\ud800", float("nan"), float("inf"), 10**5000, _nested(100_000), _nested(300), {"\ud800": 1}, object()],
+    ids=["surrogate", "nan", "inf", "huge", "deep", "rather deep", "surrogate key", "no JSON"],
+)
+@pytest.mark.parametrize("kind", [{"type": "integer"}, {}, {"type": "string", "maxLength": 3}, {"enum": [1]}])
+def test_odd_values_are_accepted_or_refused_but_nothing_else(value: Any, kind: dict[str, Any]):
+    validator = Validator({"type": "object", "properties": {"a": kind}})
+    try:
+        args, notes = validator.accept({"a": value})
+    except SchemaValidationError as error:
+        assert len(str(error)) < 1000
+    else:
+        assert args.keys() == {"a"}
+        assert notes == ()
+
+
+def test_odd_values_in_typed_functions_are_accepted_or_refused_but_nothing_else():
+    def function(a: int = 0, b: list[str] | None = None, c: str = "", d: Tree | None = None) -> None: ...
+
+    schema = schema_of(function)
+    for value in ("\ud800", float("nan"), 10**5000, _nested(100_000), {"value": 1}):
+        for name in "abcd":
+            try:
+                schema.arguments({name: value})
+            except SchemaValidationError as error:
+                assert len(str(error)) < 1000
+
+
+@given(st.integers() | st.booleans() | st.floats() | st.text() | st.none())
+def test_only_whole_numbers_are_integers(value: Any):
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    whole = whole and (isinstance(value, int) or value.is_integer())
+    try:
+        validate_args({"a": value}, NUMBER)
+    except SchemaValidationError:
+        assert not whole
+    else:
+        assert whole
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "array"}, {"type": "objekt"}, {"properties": 3}, {"required": "a"}]
+)
+def test_what_is_no_schema_of_an_object_is_a_value_error(schema: dict[str, Any]):
+    with pytest.raises(ValueError, match="schema"):
+        Validator(schema)
+
+
+def test_no_schema_is_no_check():
+    validate_args({"a": object()}, None)
+    validate_args({"a": object()}, {})
+
+
+def test_a_pydantic_model_gives_its_schema_in_place():
+    assert json_schema_from_pydantic(Branch)["properties"]["leaf"] == LEAF
+    for value in (Leaf(size=1), int, "Leaf", None):
+        with pytest.raises(TypeError, match="BaseModel"):
+            json_schema_from_pydantic(value)

@@ -1,0 +1,209 @@
+"""The tools that come with the package, through a dispatcher and by hand."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.errors import StopSignal, ToolError
+from torchrl_agentic.messages import ParsedCall, Status, ToolResult
+from torchrl_agentic.repl import SubprocessRepl
+from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits
+from torchrl_agentic.sandbox.bubblewrap import why_not
+from torchrl_agentic.testing import ToolContract
+from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
+
+
+class TestPython(ToolContract):
+    good = {"code": "1 + 1"}  # noqa: RUF012
+    bad = ({}, {"code": 3}, {"code": None})
+
+    def make(self) -> PythonTool:
+        return PythonTool()
+
+
+class TestShell(ToolContract):
+    good = {"argv": ["true"]}  # noqa: RUF012
+    bad = ({"argv": "ls"}, {"command": 3}, {"argv": [1]})
+
+    def make(self) -> ShellTool:
+        return ShellTool(BubblewrapSandbox())
+
+
+@pytest.fixture
+async def dispatcher() -> AsyncGenerator[Dispatcher]:
+    sandbox = BubblewrapSandbox(ResourceLimits(wall_seconds=1.5))
+    dispatcher = Dispatcher(
+        [PythonTool(output_max_chars=100), ShellTool(sandbox, output_max_chars=200), FileReadTool(sandbox), StopTool()],
+        per_call_timeout=8,
+    )  # fmt: skip
+    yield dispatcher
+    await dispatcher.close()
+
+
+async def _ask(dispatcher: Dispatcher, name: str, trajectory: str = "t", **args: Any) -> ToolResult:
+    async with dispatcher.session(trajectory) as session:
+        return (await session.run([ParsedCall(name, args, "c1")]))[0]
+
+
+async def test_state_lasts_as_long_as_its_trajectory(dispatcher: Dispatcher):
+    one, other = dispatcher.session("t0"), dispatcher.session("t1")
+    code = {"code": "secret = 7"}
+    await dispatcher.run([(one, [ParsedCall("python", code, "c1")], None)])
+    calls = [ParsedCall("python", {"code": "print(secret)"}, "c2")]
+    (mine,), (theirs,) = await dispatcher.run([(one, calls, None), (other, calls, None)])
+    assert (mine.text, mine.status) == ("7", Status.OK)
+    assert theirs.status is Status.ERROR
+    assert "NameError" in theirs.text
+    await one.close()
+    assert "NameError" in (await one.run(calls))[0].text
+    await one.close()
+
+
+async def test_a_template_is_used_itself_by_hand_only():
+    repl = SubprocessRepl()
+    tool = PythonTool(repl)
+    dispatcher = Dispatcher([tool])
+    await _ask(dispatcher, "python", code="x = 1")
+    assert repl._live is None
+    await tool.setup()
+    await tool.run({"code": "x = 2"}, ToolContext(call_id="c1"))
+    assert (await repl.execute("x")).value == "2"
+    await tool.teardown()
+    await dispatcher.close()
+
+
+async def test_code_out_of_time_shows_what_it_printed():
+    dispatcher = Dispatcher([PythonTool(timeout=0.5)])
+    result = await _ask(dispatcher, "python", code="print('begun')\nwhile True: pass")
+    assert result.status is Status.TIMEOUT
+    assert result.text.startswith("begun\nExecution exceeded 0.5 s and was stopped")
+    assert result.meta["timed_out"]
+    await dispatcher.close()
+
+
+async def test_code_stops_before_the_dispatcher_gives_up_so_that_output_is_not_lost():
+    dispatcher = Dispatcher([PythonTool(timeout=None)], per_call_timeout=3.2)
+    result = await _ask(dispatcher, "python", code="print('begun')\nwhile True: pass")
+    assert result.status is Status.TIMEOUT
+    assert result.text.startswith("begun\n")
+    await dispatcher.close()
+
+
+@pytest.mark.parametrize("length", [101, 110, 5000])
+async def test_long_output_of_python_loses_its_middle_and_says_so(dispatcher: Dispatcher, length: int):
+    result = await _ask(dispatcher, "python", code=f"print('a' * {length - 3} + 'end')")
+    assert "characters omitted" in result.text
+    assert result.text.endswith("end")
+    assert result.meta["truncated"] is True
+
+
+async def test_long_output_of_a_command_keeps_its_exit_code_and_says_so(dispatcher: Dispatcher):
+    result = await _ask(dispatcher, "shell", argv=["seq", "1000"])
+    assert "characters omitted" in result.text
+    assert result.text.endswith("[exit 0]")
+    assert result.meta["truncated"] is True
+
+
+async def test_a_command_shows_both_outputs_and_how_it_ended(dispatcher: Dispatcher):
+    result = await _ask(dispatcher, "shell", command="sh -c 'echo out; echo err >&2; exit 3'")
+    assert result.text == "out\n[stderr]\nerr\n[exit 3]"
+    assert (result.status, result.meta["exit_code"]) == (Status.ERROR, 3)
+
+
+async def test_a_command_out_of_time_shows_what_it_printed(dispatcher: Dispatcher):
+    result = await _ask(dispatcher, "shell", argv=["sh", "-c", "echo begun; sleep 60"])
+    assert result.status is Status.TIMEOUT
+    assert result.text.startswith("begun\n[stopped after")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"command": "ls", "argv": ["ls"]},
+        {"command": "echo 'unclosed"},
+        {"command": ""},
+        {"argv": []},
+        {"argv": ["a\0b"]},
+        {"argv": ["pwd"], "cwd": "/etc"},
+        {"argv": ["pwd"], "cwd": "missing"},
+        {"argv": ["echo", "x" * 200_000]},
+        {"argv": ["no-such-command"]},
+    ],
+    ids=lambda args: str(args)[:50],
+)
+async def test_the_models_mistakes_are_errors_and_never_infra(dispatcher: Dispatcher, args: dict[str, Any]):
+    """A reward leaves INFRA out: a model could choose it."""
+    result = await _ask(dispatcher, "shell", **args)
+    assert result.status is Status.ERROR
+    assert result.text
+
+
+async def test_files_of_commands_can_be_read_by_a_tool_on_the_same_sandbox(dispatcher: Dispatcher):
+    """DESIGN section 5: shell and file tools share "workspace". Alone, a file tool has nothing to read."""
+    async with dispatcher.session("t") as session:
+        calls = [
+            ParsedCall("shell", {"argv": ["sh", "-c", "echo content > f"]}, "c1"),
+            ParsedCall("file_read", {"path": "f"}, "c2"),
+        ]
+        _, read = await session.run(calls)
+    assert (read.status, read.text) == (Status.OK, "content\n")
+
+
+async def test_a_file_is_read_by_hand():
+    sandbox = BubblewrapSandbox()
+    tool, ctx = FileReadTool(sandbox), ToolContext(call_id="c1")
+    await sandbox.open()
+    await sandbox.write_file("f", b"caf\xc3\xa9 \xff")
+    assert (await tool.run({"path": "f"}, ctx)).text == "café \ufffd"
+    assert (await tool.run({"path": "/work/f", "max_bytes": 3}, ctx)).text == "caf"
+    for path in ("missing", "../f", "/etc/passwd", ".", "a\0b"):
+        with pytest.raises(ToolError):
+            await tool.run({"path": path}, ctx)
+    await tool.teardown()
+    assert not sandbox.is_open
+
+
+async def test_a_lost_sandbox_is_infra(dispatcher: Dispatcher):
+    """The outer bwrap is killed from outside while code runs."""
+    seen: list[int] = []
+
+    class Killing(SubprocessRepl):
+        def fresh(self, sandbox: Any = None) -> "Killing":
+            return Killing(sandbox)
+
+        async def execute(self, code: str, *, timeout: float | None = None) -> Any:
+            await super().execute("1")  # bwrap is up, and its child dies with it
+            seen.append(self._live.process.process.pid)
+            os.kill(seen[-1], signal.SIGKILL)
+            return await super().execute(code, timeout=timeout)
+
+    lost = Dispatcher([PythonTool(Killing())])
+    result = await _ask(lost, "python", code="import time; time.sleep(5)")
+    assert seen
+    assert result.status is Status.INFRA
+    await lost.close()
+
+
+async def test_stop_ends_the_trajectory_and_the_others_are_answered(dispatcher: Dispatcher):
+    async with dispatcher.session("t") as session:
+        stop, other = await session.run(
+            [ParsedCall("stop", {"reason": "done"}, "c1"), ParsedCall("shell", {"argv": ["true"]}, "c2")]
+        )
+    assert (stop.stop, stop.status, stop.text) == (True, Status.OK, "[stop] done")
+    assert (other.stop, other.status) == (False, Status.OK)
+    with pytest.raises(StopSignal, match="done"):
+        await StopTool().run({}, ToolContext(call_id="c1"))
+
+
+def test_a_timeout_of_nothing_is_refused():
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            PythonTool(timeout=timeout)

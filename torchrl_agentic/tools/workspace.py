@@ -1,0 +1,45 @@
+"""One sandbox per trajectory for all tools that were given the same one: they see each other's files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.tool import current_session
+
+
+class _Shared:
+    """A sandbox that the tools of one trajectory have open, and how many of them."""
+
+    def __init__(self, template: Sandbox) -> None:
+        self.template = template  # kept, so that no other template gets its identity meanwhile
+        self.sandbox = template.fresh()
+        self.users = 0
+        self.opening = asyncio.Lock()
+
+
+_open: dict[tuple[int, object], _Shared] = {}
+
+
+@asynccontextmanager
+async def shared_sandbox(template: Sandbox, trajectory: str) -> AsyncGenerator[Sandbox]:
+    """Open a fresh sandbox of a template's kind, or the one that another tool of this trajectory has open.
+
+    The last tool to leave closes it.
+    """
+    key = (id(template), current_session.get() or trajectory)
+    shared = _open.get(key)
+    if shared is None:
+        shared = _open[key] = _Shared(template)
+    shared.users += 1
+    try:
+        async with shared.opening:
+            await shared.sandbox.open()
+        yield shared.sandbox
+    finally:
+        shared.users -= 1
+        if shared.users == 0:
+            del _open[key]
+            await shared.sandbox.close()
