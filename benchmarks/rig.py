@@ -1,11 +1,11 @@
-"""What the benchmarks share: environments with so many rows, messages and calls, at the moment of their step."""
+"""What the benchmarks share: environments with so many rows, messages and calls, about to step."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data.llm import History
@@ -60,8 +60,8 @@ def message(calls: int, name: str = "noop") -> str:
 class Service:
     """A tool as `ExecuteToolsInOrder` takes it."""
 
-    schema_in: dict[str, Any] = {}
-    schema_out: dict[str, Any] = {}
+    schema_in: ClassVar[dict[str, Any]] = {}
+    schema_out: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, name: str, seconds: float) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class Rig:
 
 
 def rig(which: str, rows: int, messages: int, calls: int, name: str = "noop") -> Rig:
-    """An environment with ours, with TorchRL's transform, or without tools; conversations of so many messages."""
+    """Make an environment with our tools, with TorchRL's transform, or without any."""
     base = ChatEnv(batch_size=(rows,))
     if which == "ToolCompose":
         compose = ToolCompose([noop, nap, blocking_nap], "xml", rate_limits=limits())

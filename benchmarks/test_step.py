@@ -1,4 +1,4 @@
-"""What does ToolCompose add to a step? Beside a bare gather, TorchRL's tool transform, and a step without tools."""
+"""What does ToolCompose add to a step? Beside a bare gather, TorchRL's transform, a step without tools."""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ def test_the_demo_passes(tmp_path: Path):
         (YAML.format(file="bad.jsonl", tools="stop", more=""), ["bad.jsonl", "line 2"]),
         (YAML.format(file="question.jsonl", tools="stop", more=""), ["question.jsonl", "assistant"]),
     ],
-    ids=["missing", "key", "type", "tool", "options", "limits", "limit of none", "parser", "line", "question"],
+    ids=[
+        "missing", "key", "type", "tool", "options", "limits", "limit of none", "parser", "line", "question",
+    ],
 )  # fmt: skip
 def test_a_mistake_exits_with_2_and_names_file_and_expectation(tmp_path: Path, config: str, words: list[str]):
     _chat(tmp_path / "good.jsonl", ("user", "q"), ("assistant", "a"))

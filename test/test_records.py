@@ -44,7 +44,9 @@ _message = st.builds(
 )
 _calls = st.lists(
     st.tuples(
-        st.builds(ParsedCall, _text, _args, _text, st.none() | _text, st.none() | st.builds(CallError, _text, _text)),
+        st.builds(
+            ParsedCall, _text, _args, _text, st.none() | _text, st.none() | st.builds(CallError, _text, _text)
+        ),
         st.builds(
             ToolResult,
             st.tuples(st.builds(TextPart, _text)),

@@ -152,8 +152,10 @@ class Recorder:
     def _open(self) -> TextIO:
         """Open the file, behind a newline if a crash has left its last line without one."""
         file = self.path.open("ab+")
-        if file.tell() and file.seek(-1, os.SEEK_END) is not None and file.read(1) != b"\n":
-            file.write(b"\n")
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
         return io.TextIOWrapper(file, encoding="utf-8")
 
     def close(self) -> None:

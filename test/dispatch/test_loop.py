@@ -85,7 +85,8 @@ def test_an_interrupt_cancels_the_coroutine_before_it_goes_on():
                 print("cancelled", flush=True)
 
         import os, signal
-        threading.Thread(target=lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT)), daemon=True).start()
+        interrupt = lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT))
+        threading.Thread(target=interrupt, daemon=True).start()
         try:
             loop.run(work())
         except KeyboardInterrupt:

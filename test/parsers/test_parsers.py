@@ -43,8 +43,8 @@ def _seen(parser: ToolCallParser, message: Any) -> list[Any]:
         (T('{"name": "add", "arguments": {"a": "\\ud800"}}'), ["invalid_json"]),
         (T('{"name": "add", "arguments": {"a": ' + "[" * 10_000 + "]" * 10_000 + "}}"), ["too_deep"]),
         (T('{"name": "add", "arguments": {"a": ' + "1" * 5000 + "}}"), ["invalid_json"]),
-        (T('{"name": "f", "arguments": {"c": "print(\'</tool_call>\')"}}'), [("f", {"c": "print('</tool_call>')"})]),
-        (T('{"name": "f", "arguments": {"c": "<tool_call>{}</tool_call>"}}'), [("f", {"c": T("")[:11] + "{}</tool_call>"})]),
+        (T('{"name": "f", "arguments": {"c": "x(</tool_call>)"}}'), [("f", {"c": "x(</tool_call>)"})]),
+        (T('{"name": "f", "arguments": {"c": "<tool_call>{}"}}'), [("f", {"c": "<tool_call>{}"})]),
         (f"before {T(P)} after", [ADD]),
         (f"{T(P)} {T('{oops')}", [ADD, "invalid_json"]),
         (f"{T('{oops')} {T(P)}", ["invalid_json", ADD]),
@@ -172,7 +172,8 @@ def test_xml_results_are_elements():
 
 
 def test_json_reads_its_message():
-    text = '```json\n{"message": "hi", "tools": [{"tool": "f", "args": {"a": 1}, "id": "c9"}, {"tag": "t"}]}\n```'
+    tools = '[{"tool": "f", "args": {"a": 1}, "id": "c9"}, {"tag": "t"}]'
+    text = f'```json\n{{"message": "hi", "tools": {tools}}}\n```'
     result = JSONToolCallParser().parse(text)
     assert result.text == "hi"
     assert [(call.tool, call.call_id) for call in result.calls] == [("f", "c9"), ("", "t")]

@@ -28,7 +28,7 @@ async def test_root_is_given_up_outside_too():
         child = await sandbox.spawn(["sh", "-c", "echo up; sleep 100"])
         os.set_blocking(child.stdout_fd, True)
         assert await asyncio.to_thread(os.read, child.stdout_fd, 3) == b"up\n"
-        with open(f"/proc/{child.process.pid}/status") as file:  # noqa: ASYNC230  a few bytes
+        with open(f"/proc/{child.process.pid}/status") as file:
             uids = next(line for line in file if line.startswith("Uid:")).split()[1:]
         assert "0" not in uids
         assert (await sandbox.run(["id", "-u"])).stdout == "1000\n"
@@ -40,10 +40,9 @@ def test_without_bwrap_the_default_sandbox_refuses_and_says_what_to_do():
         "from torchrl_agentic.sandbox import default_sandbox, SandboxError\n"
         "try:\n    default_sandbox()\nexcept SandboxError as error:\n    print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PATH": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=30,
-        check=True,
-    )  # fmt: skip
+    env = {"PATH": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
     for piece in ("apt install bubblewrap", "UnsafeSubprocessSandbox", "no sandbox works here"):
         assert piece in done.stdout
 
@@ -149,7 +148,8 @@ async def test_loopback_is_a_network_of_its_own():
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     code = (
-        "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"
+        "import socket; s = socket.create_server(('127.0.0.1', 0))\n"
+        "c = socket.create_connection(s.getsockname())\n"
         f"print('own'); socket.create_connection(('127.0.0.1', {port})); print('host')"
     )
     async with BubblewrapSandbox(ResourceLimits(network="loopback")) as sandbox:

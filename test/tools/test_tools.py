@@ -40,7 +40,10 @@ class TestShell(ToolContract):
 async def dispatcher() -> AsyncGenerator[Dispatcher]:
     sandbox = BubblewrapSandbox(ResourceLimits(wall_seconds=1.5))
     dispatcher = Dispatcher(
-        [PythonTool(output_max_chars=100), ShellTool(sandbox, output_max_chars=200), FileReadTool(sandbox), StopTool()],
+        [
+            PythonTool(output_max_chars=100), ShellTool(sandbox, output_max_chars=200),
+            FileReadTool(sandbox), StopTool(),
+        ],
         per_call_timeout=8,
     )  # fmt: skip
     yield dispatcher
