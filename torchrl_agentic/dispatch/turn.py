@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.schedule import dependencies
@@ -147,7 +148,7 @@ class TurnRun:
                 entry.timer = self._loop.call_later(timeout, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             value = await live.run(entry.args, self._context(entry, bound, live, timeout))
-            result = value if type(value) is ToolResult else ToolResult.from_value(value)
+            result = replace(value) if isinstance(value, ToolResult) else ToolResult.from_value(value)
         except StopSignal as signal:
             result = ToolResult.from_text(f"[stop] {signal}", stop=True)
         except ToolError as error:
@@ -209,10 +210,11 @@ class TurnRun:
         now = self._loop.time()
         began = entry.began if entry.began is not None else now
         timing = Timing(self._started, began - self._started_at, now - began)
-        entry.result = ToolResult(
-            result.parts, result.is_error, result.meta, status=result.status, stop=result.stop,
-            reward=result.reward, metrics=result.metrics, timing=timing, notes=entry.notes + result.notes,
-        )  # fmt: skip
+        # The result is ours: made here, or copied from what the tool returned, which it may return again.
+        object.__setattr__(result, "timing", timing)
+        if entry.notes:
+            object.__setattr__(result, "notes", entry.notes + result.notes)
+        entry.result = result
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.slot is not None:

@@ -100,7 +100,10 @@ def set_prompts(td: TensorDictBase, rows: Sequence[Conversation]) -> None:
             inner(row.get("history")).set("prompt", AgentHistory.around(conversation))
         return
     history = td.get("history")
-    inner(history).set("prompt", AgentHistory.of(rows, td.batch_size))
+    # Checked, each message of the batch would be asked for its device.
+    inner(history)._set_str(
+        "prompt", AgentHistory.of(rows, td.batch_size), validated=True, inplace=False, non_blocking=False
+    )
     td.set("history", history)
 
 
@@ -124,7 +127,9 @@ def extended(conversation: Conversation, new: Sequence[TensorDictBase]) -> Conve
     known = _items(conversation)
     device = known[0].device if known else None
     added = new if device is None else [message.to(device) for message in new]
-    return LazyStackedTensorDict(*known, *added, stack_dim=0)
+    if not (known and _is_flat_stack(conversation)):
+        return LazyStackedTensorDict(*known, *added, stack_dim=0)
+    return _stacked([*known, *added])
 
 
 def read_message(td: TensorDictBase) -> Message:
@@ -195,16 +200,31 @@ def _items(td: TensorDictBase) -> Sequence[TensorDictBase]:
         ) from error
 
 
+def _stacked(items: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Stack what is known to fit: all messages, or all stacks of messages, on one device.
+
+    `LazyStackedTensorDict` would ask each item, and those all their messages, for batch size and device.
+    """
+    made = LazyStackedTensorDict(items[0], stack_dim=0)
+    made.tensordicts = list(items)
+    inside = items[0].batch_size
+    if inside and any(item.batch_size != inside for item in items):
+        inside = torch.Size((-1,))
+    made._batch_size = torch.Size((len(items), *inside))
+    return made
+
+
 def _nest(rows: list[Any], shape: list[int]) -> TensorDictBase:
     if len(shape) == 1:
-        return LazyStackedTensorDict(*rows, stack_dim=0)
+        alike = all(map(_is_flat_stack, rows))
+        return _stacked(rows) if alike and rows else LazyStackedTensorDict(*rows, stack_dim=0)
     size = len(rows) // shape[0]
     parts = [_nest(rows[i * size : (i + 1) * size], shape[1:]) for i in range(shape[0])]
     return LazyStackedTensorDict(*parts, stack_dim=0)
 
 
 def _field(td: TensorDictBase, name: str) -> Any:
-    value = td.get(name, _ABSENT)
+    value = td._get_str(name, _ABSENT) if type(td) is TensorDict else td.get(name, _ABSENT)
     if value is _ABSENT or value is None:
         return None
     if type(value) is NonTensorData:

@@ -22,6 +22,7 @@ _DTYPES = {
     "tool_reward": torch.float32,
     "tool_seconds": torch.float32,
 }
+_BY_DTYPE = {dtype: [name for name in _DTYPES if _DTYPES[name] is dtype] for dtype in set(_DTYPES.values())}
 
 
 def spec(shape: torch.Size, device: torch.device | None) -> Composite:
@@ -56,8 +57,8 @@ def report(
         columns["tool_seconds"][row] = sum(
             result.timing.run_s for result in results if result.timing is not None
         )
-    entries = {
-        name: torch.tensor(columns[name], dtype=dtype, device=device).reshape(*shape, 1)
-        for name, dtype in _DTYPES.items()
-    }
+    entries: dict[str, torch.Tensor] = {}
+    for dtype, names in _BY_DTYPE.items():  # one tensor per type is cheaper than one per name
+        made = torch.tensor([columns[name] for name in names], dtype=dtype, device=device)
+        entries.update(zip(names, made.reshape(len(names), *shape, 1).unbind(0), strict=True))
     return TensorDict(entries, batch_size=shape, device=device)
