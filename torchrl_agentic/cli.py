@@ -54,8 +54,11 @@ def rollout(
         conversations = load_conversations(settings, folder)
         tools, limits = make_tools(settings, folder), make_limits(settings)
         path = out or Path(settings.out)
-        path.unlink(missing_ok=True)
-        with _progress(console) as progress, Recorder(path) as recorder:
+        if path.resolve() in {(folder / name).resolve() for name in (*settings.conversations, config.name)}:
+            raise ConfigError(f"{path} is what is replayed; record the turns somewhere else: --out FILE")
+        part = path.with_name(path.name + ".part")  # an earlier record stays until there is a new one
+        part.unlink(missing_ok=True)
+        with _progress(console) as progress, Recorder(part) as recorder:
             task = progress.add_task("turns", total=sum(len(item.turns) for item in conversations))
 
             def on_turn(name: str, turn: Turn) -> None:
@@ -72,6 +75,7 @@ def rollout(
                 per_turn_timeout=settings.per_turn_timeout,
                 on_turn=on_turn,
             )
+        part.replace(path)
     except (ConfigError, SandboxError, ValueError, TypeError) as error:
         place = "" if str(config) in str(error) else f"{config}: "
         Console(stderr=True).print(Text(f"torchrl-agentic: {place}{error}", style="red"))

@@ -31,12 +31,22 @@ _TOOLS: dict[str, Callable[[Callable[[], Sandbox], Options], Any]] = {
 }
 
 
+_OPTIONS = {
+    "python": ("name", "description", "timeout", "output_max_chars"),
+    "shell": ("output_max_chars",),
+    "file_read": (),
+    "stop": (),
+}
+
+
 class ConfigError(ValueError):
     """A file that does not say what it should; the message names the file and what was expected."""
 
 
 class RolloutConfig(pydantic.BaseModel):
-    """What a YAML file for `torchrl-agentic rollout` holds. Paths are relative to the file.
+    """What a YAML file for `torchrl-agentic rollout` holds.
+
+    conversations and the files of functions are relative to the YAML file, `out` to the working folder.
 
     tools: one entry each: `python`, `shell`, `file_read`, `stop`, with options or without, or
     `function: "file.py:name"`. limits: tool name → the arguments of `RateLimiter`.
@@ -101,12 +111,15 @@ def _make_tool(entry: str | Mapping[str, Any], folder: Path, sandbox: Callable[[
     kind, options = next(iter(entry.items()))
     if kind == "function":
         return _load(str(options), folder)
+    if kind in _TOOLS and not isinstance(options, dict | None):
+        raise ConfigError(f"tools: {kind}: expected options, e.g. {{name: …}}; got {options!r}")
     if kind not in _TOOLS:
         raise ConfigError(f"tools: no tool {kind!r}; known: {', '.join([*_TOOLS, 'function'])}")
     try:
         return _TOOLS[kind](sandbox, cast("Options", options or {}))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"tools: {kind}: {error}") from None
+        known = ", ".join(_OPTIONS[kind]) or "none"
+        raise ConfigError(f"tools: {kind}: {error} (options: {known})") from None
 
 
 def _load(reference: str, folder: Path) -> Any:

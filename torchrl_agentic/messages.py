@@ -324,9 +324,9 @@ class DispatchResult:
 class Turn:
     """The record of one pass: what the model wrote, what it called, what came of it.
 
-    trajectory: its id. index: counts the turns of a trajectory from 0. context: the messages that were added
-    since the turn before (system prompt and question, in turn 0). messages: what was appended to the
-    conversation.
+    trajectory: its id. index: counts the turns of a trajectory from 0. row: its place in the batch. context:
+    the messages that were added since the turn before (system prompt and question, in turn 0). messages: what
+    was appended to the conversation.
     """
 
     trajectory: str
@@ -336,3 +336,4 @@ class Turn:
     messages: tuple[Message, ...] = ()
     context: tuple[Message, ...] = ()
     notes: tuple[str, ...] = ()
+    row: int = 0

@@ -28,12 +28,17 @@ SCHEMA_VERSION = 1
 
 
 def turn_to_json(turn: Turn) -> dict[str, JSON]:
-    """Write a turn as plain data. Of results the text is kept; images and files appear in it by name."""
+    """Write a turn as plain data.
+
+    Of results the text is kept; images and files appear in it by name. Their `meta` is left out: it may hold
+    anything.
+    """
     outcome = turn.outcome
     return {
         "schema_version": SCHEMA_VERSION,
         "trajectory": turn.trajectory,
         "turn": turn.index,
+        "row": turn.row,
         "context": [_message_to_json(message) for message in turn.context],
         "message": _message_to_json(turn.message),
         "text": outcome.cleaned_text,
@@ -67,6 +72,7 @@ def turn_from_json(data: Mapping[str, Any]) -> Turn:
         tuple(map(_message_from_json, data["messages"])),
         tuple(map(_message_from_json, data["context"])),
         tuple(data["notes"]),
+        data["row"],
     )
 
 
@@ -108,18 +114,26 @@ def _call_to_json(call: ParsedCall, result: ToolResult) -> dict[str, JSON]:
         "queue_s": timing.queue_s,
         "run_s": timing.run_s,
         "bytes": len(text.encode("utf-8", "replace")),
+        "metrics": None if result.metrics is None else dict(result.metrics),
         "notes": list(result.notes),
+        "call_notes": list(call.notes),
+        "span": call.span,
     }
 
 
 def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, ToolResult]:
     error = None if data["error"] is None else CallError(data["error"]["code"], data["error"]["message"])
-    call = ParsedCall(data["tool"], data["args"], data["id"], data["tag"], error, index=index)
+    span = None if data["span"] is None else (data["span"][0], data["span"][1])
+    notes = tuple(data["call_notes"])
+    call = ParsedCall(
+        data["tool"], data["args"], data["id"], data["tag"], error, index=index, span=span, notes=notes
+    )
     result = ToolResult(
         (TextPart(data["result"]),),
         status=Status(data["status"]),
         stop=data["stop"],
         reward=data["reward"],
+        metrics=data["metrics"],
         timing=Timing(data["start"], data["queue_s"], data["run_s"]),
         notes=tuple(data["notes"]),
     )
@@ -127,7 +141,7 @@ def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, To
 
 
 class Recorder:
-    """Appends each turn to a file of JSON lines; give it to `ToolCompose(recorder=…)`.
+    """Appends each turn to a file of JSON lines, which may be there already: `ToolCompose(recorder=…)`.
 
     A line is written in one piece, so that readers of a growing file meet only whole ones, save perhaps the
     last after a crash. Lone surrogates of model text are written as escapes. One recorder may serve several

@@ -27,9 +27,6 @@ class SchemaValidationError(ValueError):
     """Arguments do not fit a schema; the message says which, what was met and what is expected."""
 
 
-# ---- signature → schema
-
-
 @dataclass(frozen=True, slots=True)
 class FunctionSchema:
     """What a signature says: the schema that the model sees, and how to make Python values of its arguments.
@@ -194,9 +191,6 @@ def tidy(schema: Schema) -> dict[str, JSON]:
             plain.setdefault("$defs", {})[key] = walk(definitions[key], (key,))
             done.add(key)
     return plain
-
-
-# ---- schema → check
 
 
 class Validator:

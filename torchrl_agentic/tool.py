@@ -126,8 +126,13 @@ class Tool(ABC):
     def session(self, trajectory: str) -> AbstractAsyncContextManager[Tool]:
         """Open what this trajectory talks to.
 
-        The tool itself if it is stateless, a fresh one if it has state.
-        Opened lazily at the first call of a trajectory, closed exactly once, both in the same task.
+        The tool itself if it is stateless, a fresh one if it has state; what is kept on the tool itself is
+        shared by all trajectories. Opened lazily at the first call of a trajectory, closed exactly once, both
+        in the same task. With state it looks like this::
+
+            @contextlib.asynccontextmanager
+            async def session(self, trajectory):
+                yield Counter()  # a tool for this trajectory alone; clean up behind the yield
         """
         del trajectory
         return _itself(self)
@@ -298,6 +303,16 @@ class DuckTool(Tool):
             await value
 
 
+class DuckSessionTool(DuckTool):
+    """A look-alike that opens something per trajectory: its `session` is an async context manager."""
+
+    @asynccontextmanager
+    async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
+        """Open what the object opens; that need not be a `Tool` either."""
+        async with self.target.session(trajectory) as live:
+            yield ensure_tool(live)
+
+
 def ensure_tool(item: Any) -> Tool:
     """Make a `Tool` of whatever people bring: a Tool, a look-alike, a typed function.
 
@@ -323,7 +338,7 @@ def ensure_tool(item: Any) -> Tool:
             f" TransformedEnv(env, Compose(ToolCompose(...), {kind}(...)))"
         )
     if isinstance(getattr(item, "name", None), str) and callable(getattr(item, "run", None)):
-        return DuckTool(item)
+        return DuckSessionTool(item) if callable(getattr(item, "session", None)) else DuckTool(item)
     if callable(item):
         return FunctionTool(item)
     raise TypeError(f"a tool is a Tool, a typed function, or an object with name and run; got {kind}")

@@ -75,11 +75,16 @@ class Dispatcher:
         self.bound: dict[str, BoundTool] = {}
         self._limits = dict(rate_limits or {})
         self._threads = WorkerThreads(max_threads)
-        self._sessions: set[Session] = set()
+        self._sessions: set[Session] = set()  # those of all forks
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
-        self._setting_up: asyncio.Task[None] | None = None
+        self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
         for item in tools:
             self.add(item)
+        for name, limiter in self._limits.items():
+            if not callable(getattr(limiter, "slot", None)):
+                raise TypeError(
+                    f"rate_limits[{name!r}] is no limiter: write RateLimiter(max_concurrent={limiter!r})"
+                )
         if unknown := [name for name in self._limits if name not in self.bound]:
             known = ", ".join(self.bound) or "none"
             raise ValueError(f"a rate limit for {unknown[0]!r}, but no such tool; tools: {known}")
@@ -116,15 +121,17 @@ class Dispatcher:
 
     def remove(self, name: str) -> Tool:
         """Take a tool out; what trajectories hold of it closes with them."""
+        self._limits.pop(name, None)
         return self.bound.pop(name).tool
 
     def fork(self, compose: Any = None) -> Dispatcher:
         """Make another one with the same tools, limiters and threads, set up once for both.
 
-        Tools that are added to one or taken out of it do not change the other. Sessions are not shared.
+        Tools that are added to one or taken out of it do not change the other. Each has sessions of its own.
         """
         twin = copy.copy(self)
-        twin.bound, twin._sessions, twin.compose = dict(self.bound), set(), compose
+        twin.bound, twin._limits = dict(self.bound), dict(self._limits)
+        twin.compose = compose
         return twin
 
     def session(self, trajectory: str, *, row: int = 0) -> Session:
@@ -184,13 +191,12 @@ class Dispatcher:
         Raises:
             Exception: what a tool's `setup` raised; those before it are torn down again.
         """
-        if self._setting_up is None:
-            self._setting_up = asyncio.create_task(self._setup())
-            self._setting_up.add_done_callback(self._setup_over)
-        await asyncio.shield(self._setting_up)
-
-    def _setup_over(self, _: asyncio.Task[None]) -> None:
-        self._setting_up = None
+        while not self.ready:
+            if not self._setting_up:
+                task = asyncio.create_task(self._setup())
+                self._setting_up.append(task)
+                task.add_done_callback(self._setting_up.remove)
+            await asyncio.shield(self._setting_up[0])
 
     async def _setup(self) -> None:
         for name, bound in list(self.bound.items()):
@@ -207,9 +213,19 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Close all sessions, tear the tools down, let the threads end; using it again sets it up anew."""
-        await asyncio.gather(*(session.close() for session in list(self._sessions)))
+        await self.close_sessions()
         await self._teardown()
         self._threads.close()
+
+    async def close_sessions(self) -> None:
+        """Close what trajectories hold open; the tools stay set up."""
+        ours = [session for session in self._sessions if session.dispatcher is self]
+        await asyncio.gather(*(session.close() for session in ours))
+
+    async def close_all(self) -> None:
+        """Close all sessions, those of forks too, and tear the tools down: nobody is left to use them."""
+        await asyncio.gather(*(session.close() for session in list(self._sessions)))
+        await self.close()
 
     async def _teardown(self) -> None:
         tools = list(self._set_up.values())

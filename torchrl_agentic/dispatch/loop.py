@@ -87,11 +87,18 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         task = host.loop.create_task(_contained(coroutine))
         task.add_done_callback(lambda _: finished.release())
 
-    host.loop.call_soon_threadsafe(begin)
-    try:
+    def stop() -> None:
+        if task is not None:
+            task.cancel()
+        else:  # interrupted before it could begin
+            coroutine.close()
+            finished.release()
+
+    try:  # an interrupt may come between any two of these
+        host.loop.call_soon_threadsafe(begin)
         finished.acquire()
     except BaseException:
-        host.loop.call_soon_threadsafe(lambda: task and task.cancel())
+        host.loop.call_soon_threadsafe(stop)
         finished.acquire(timeout=GRACE_S)
         raise
     assert task is not None

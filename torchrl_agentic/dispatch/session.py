@@ -88,6 +88,9 @@ class Session:
     async def live(self, tool: Tool) -> Tool:
         """Give what this trajectory talks to when it calls a tool with sessions; opened at the first call."""
         owner = self._owners.get(tool.name)
+        if owner is not None and owner.tool is not tool:  # another one has taken its place
+            await asyncio.shield(owner.close())
+            owner = None
         if owner is None or (owner.task.done() and owner.ready.exception() is not None):
             owner = self._owners[tool.name] = _Owner(tool, self)
         return await asyncio.shield(owner.ready)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.dispatch.schedule import dependencies
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.limits.local import Slot
-from torchrl_agentic.messages import JSON, ParsedCall, Status, Timing, ToolResult
+from torchrl_agentic.messages import JSON, ParsedCall, Status, TextPart, Timing, ToolResult
 from torchrl_agentic.schema import SchemaValidationError
 from torchrl_agentic.tool import Effects, ToolContext
 
@@ -137,7 +138,6 @@ class TurnRun:
     async def _perform(self, entry: _Entry) -> None:
         assert entry.bound is not None
         bound, dispatcher = entry.bound, self._dispatcher
-        name = bound.tool.name
         try:
             if bound.limiter is not None:
                 entry.slot = bound.limiter.slot()
@@ -148,29 +148,40 @@ class TurnRun:
                 entry.timer = self._loop.call_later(timeout, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             value = await live.run(entry.args, self._context(entry, bound, live, timeout))
-            result = replace(value) if isinstance(value, ToolResult) else ToolResult.from_value(value)
-        except StopSignal as signal:
-            result = ToolResult.from_text(f"[stop] {signal}", stop=True)
-        except ToolError as error:
-            result = ToolResult.from_text(
-                f"Error: {error.message}", meta=error.detail or None, status=Status.ERROR
-            )
-        except InfrastructureError as error:
-            logger.warning("tool %s: %s %s", name, error, self._where(entry))
-            result = _failure(Status.INFRA, f"Error: {name} is not available at the moment: {error}")
-        except TimeoutError as error:
-            result = _failure(Status.TIMEOUT, f"Error: {name} timed out{f': {error}' if str(error) else ''}")
-        except asyncio.CancelledError:
-            if entry.result is not None:  # stopped by us, and answered already
-                raise
-            result = _failure(Status.CANCELLED, f"Error: {name} was cancelled")
-        except BaseException as error:  # a tool that raises SystemExit must not end the loop that all share
-            if entry.result is None:
-                logger.exception("tool %s crashed %s", name, self._where(entry))
-            result = _failure(
-                Status.CRASH, f"Error: {name} crashed ({type(error).__name__}); it did not finish"
-            )
+            result = sound(ToolResult.from_value(value))
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and entry.result is not None:
+                raise  # stopped by us, and answered already
+            try:
+                result = self._answer(entry, error)
+            except BaseException:  # an exception that cannot even be shown
+                result = self._crash(entry, error)
         self._finish(entry, result)
+
+    def _answer(self, entry: _Entry, error: BaseException) -> ToolResult:
+        """Say what became of a call that raised."""
+        name = entry.call.tool
+        if isinstance(error, StopSignal):
+            return sound(ToolResult.from_text(f"[stop] {error}", stop=True))
+        if isinstance(error, ToolError):
+            detail = error.detail or None
+            return sound(ToolResult.from_text(f"Error: {error.message}", meta=detail, status=Status.ERROR))
+        if isinstance(error, InfrastructureError):
+            logger.warning("tool %s: %s %s", name, error, self._where(entry))
+            return sound(_failure(Status.INFRA, f"Error: {name} is not available at the moment: {error}"))
+        if isinstance(error, TimeoutError):
+            reason = f": {error}" if str(error) else ""
+            return sound(_failure(Status.TIMEOUT, f"Error: {name} timed out{reason}"))
+        if isinstance(error, asyncio.CancelledError):
+            return _failure(Status.CANCELLED, f"Error: {name} was cancelled")
+        return self._crash(entry, error)
+
+    def _crash(self, entry: _Entry, error: BaseException) -> ToolResult:
+        """Log a bug, once; SystemExit counts as one too: it must not end the loop that all share."""
+        name = entry.call.tool
+        if entry.result is None:
+            logger.error("tool %s crashed %s", name, self._where(entry), exc_info=error)
+        return _failure(Status.CRASH, f"Error: {name} crashed ({type(error).__name__}); it did not finish")
 
     def _context(self, entry: _Entry, bound: BoundTool, live: Any, timeout: float | None) -> ToolContext:
         call, session = entry.call, self._session
@@ -202,7 +213,20 @@ class TurnRun:
             task.add_done_callback(self._session.lingering.discard)
             task.add_done_callback(_looked_at)
             task.cancel()
+            # What waits for this call starts when it has ended; one that does not end is not waited for.
+            dependents, entry.dependents = entry.dependents, []
+            release = functools.partial(self._release, dependents)
+            task.add_done_callback(lambda _: release())
+            self._loop.call_later(CANCEL_GRACE_S, release)
         self._finish(entry, result)
+
+    def _release(self, dependents: list[_Entry]) -> None:
+        """Let go of calls that waited for one; may come again."""
+        while dependents:
+            dependent = dependents.pop()
+            dependent.waits_for -= 1
+            if dependent.waits_for == 0 and dependent.result is None:
+                dependent.task = self._loop.create_task(self._perform(dependent))
 
     def _finish(self, entry: _Entry, result: ToolResult) -> None:
         if entry.result is not None:
@@ -210,7 +234,7 @@ class TurnRun:
         now = self._loop.time()
         began = entry.began if entry.began is not None else now
         timing = Timing(self._started, began - self._started_at, now - began)
-        # The result is ours: made here, or copied from what the tool returned, which it may return again.
+        # The result is ours: made here, or copied from what the tool returned and may return again.
         object.__setattr__(result, "timing", timing)
         if entry.notes:
             object.__setattr__(result, "notes", entry.notes + result.notes)
@@ -219,16 +243,35 @@ class TurnRun:
             entry.timer.cancel()
         if entry.slot is not None:
             entry.slot.release()
-        for dependent in entry.dependents:
-            dependent.waits_for -= 1
-            if dependent.waits_for == 0 and dependent.result is None:
-                dependent.task = self._loop.create_task(self._perform(dependent))
+        self._release(entry.dependents)
         self._open -= 1
         if self._open == 0:
             self._finished()
 
     def _where(self, entry: _Entry) -> str:
         return f"(trajectory {self._session.trajectory}, turn {self._turn}, call {entry.call.call_id})"
+
+
+def sound(result: ToolResult) -> ToolResult:
+    """Copy a result, with text that can be encoded.
+
+    Raises:
+        TypeError, ValueError: it has a part that is no text, or a reward that is no number.
+    """
+    text = result.text
+    reward = None if result.reward is None else float(result.reward)
+    if text.isascii() or _encodable(text):
+        return replace(result, reward=reward)
+    plain = (str(part).encode("utf-8", "replace").decode() for part in result.parts)
+    return replace(result, reward=reward, parts=tuple(map(TextPart, plain)))
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _failure(status: Status, text: str) -> ToolResult:

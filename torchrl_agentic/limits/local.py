@@ -166,8 +166,8 @@ class RateLimiter:
         call_later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
         # Written so that NaN, of which every comparison is false, is refused too.
-        if max_concurrent is not None and not max_concurrent >= 1:
-            raise ValueError(f"max_concurrent must be 1 or more, or None for no limit; got {max_concurrent}")
+        if max_concurrent is not None and not (max_concurrent >= 1 and max_concurrent == int(max_concurrent)):
+            raise ValueError(f"max_concurrent must be 1 or more, and whole, or None; got {max_concurrent}")
         if rate_per_second is not None and not rate_per_second > 0:
             raise ValueError(f"rate_per_second must be above 0, or None for no limit; got {rate_per_second}")
         if burst is not None and rate_per_second is None:

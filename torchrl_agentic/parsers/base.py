@@ -22,7 +22,11 @@ class ToolCallParser(ABC):
 
     Promises, which `testing.ParserContract` checks: `parse` never raises on what a model writes, gives one
     entry per attempt in the order written, loses no byte (`text` and the spans of the calls make up `raw`),
-    and gives the same ids for the same text. `parse(render_call(call))` gives the call back.
+    and gives the same ids for the same text. `parse(render_call(call))` gives the call back. A message may be
+    a mapping, whose content is text, None or a list of parts (`messages.content_text` reads all three). Of
+    more than `MAX_CALLS` calls the others are error entries with the code "over_limit".
+
+    `parsers.text.TextParser` does most of it for formats with an opener: subclass that one if you can.
     """
 
     name: ClassVar[str] = ""

@@ -15,6 +15,8 @@ from torchrl_agentic.repl.base import Repl, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.wire import MAX_CODE, BadFrame, pack, read_frame
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
 from torchrl_agentic.sandbox.capture import Capture, Drain
+from torchrl_agentic.sandbox.process import exit_or_signal
+from torchrl_agentic.sandbox.process import how as describe
 
 GRACE_S = 1.0
 """How long interrupted code may take to react."""
@@ -88,17 +90,18 @@ class SubprocessRepl(Repl):
 
     async def open(self) -> None:
         """Start it."""
-        if self._opened:
-            return
-        if not self.sandbox.is_open:
-            await self.sandbox.open()
-            self._opened_sandbox = True
-        self._opened = True
-        try:
-            await self._start()
-        except BaseException:
-            await self.close()
-            raise
+        async with self._lock:
+            if self._opened:
+                return
+            if not self.sandbox.is_open:
+                await self.sandbox.open()
+                self._opened_sandbox = True
+            try:
+                await self._start()
+            except BaseException:
+                await self.close()
+                raise
+            self._opened = True
 
     async def close(self) -> None:
         """End it."""
@@ -156,6 +159,7 @@ class SubprocessRepl(Repl):
             return self._result(live, reply, "timeout", f"{stopped}; {KEPT}")
         except asyncio.CancelledError:
             if await asyncio.shield(self._stop(live, seq)) is None:
+                self._untold = True
                 await asyncio.shield(self._end())
             else:
                 live.printed()
@@ -254,9 +258,15 @@ class SubprocessRepl(Repl):
             raise
         finally:
             theirs.close()
-        self._live = _Incarnation(process, ours, self.sandbox.limits.output_bytes)
-        await self._live.connect()
-        return self._live
+        live = _Incarnation(process, ours, self.sandbox.limits.output_bytes)
+        try:
+            await live.connect()
+        except BaseException:
+            await process.kill()
+            ours.close()
+            raise
+        self._live = live
+        return live
 
     async def _end(self) -> None:
         live, self._live = self._live, None
@@ -268,10 +278,6 @@ class SubprocessRepl(Repl):
 
 
 def _died(how: str) -> str:
-    """Say how code inside ended, from bubblewrap's exit code: 128 + n stands for signal n."""
+    """Say how code inside ended, from bubblewrap's exit code."""
     code = how.removeprefix("exit code ")
-    if code.isdigit() and 128 < int(code) < 160:
-        from torchrl_agentic.sandbox.process import how as describe
-
-        return describe(128 - int(code))
-    return how
+    return describe(exit_or_signal(int(code))) if code.isdigit() else how

@@ -28,6 +28,10 @@ class ScriptedPolicy(TensorDictModuleBase):
 
     def __init__(self, script: Script) -> None:
         super().__init__()
+        if not callable(script) and any(isinstance(turns, str) for turns in script):
+            raise TypeError(
+                "a script is a list of turns per row: ScriptedPolicy([['first turn', 'second turn']])"
+            )
         self.in_keys: Any = [("history", "prompt")]
         self.out_keys: Any = [("history", "response"), ("history", "full")]
         self.script = script

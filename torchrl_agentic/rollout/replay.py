@@ -82,16 +82,15 @@ def replay(
     stopped: set[int] = set()
 
     def record(turn: Turn) -> None:
-        row = int(turn.trajectory.partition(".")[0])
-        conversation = conversations[row]
-        if turn.index >= len(conversation.turns) or row in stopped:
+        conversation = conversations[turn.row]
+        if turn.index >= len(conversation.turns) or turn.row in stopped:
             return  # this row waits for the longer ones
         expected = conversation.expected[turn.index]
         now = tuple(result.text for result in turn.outcome.results)
         if expected and expected != now:
             differences.append(Difference(conversation.name, turn.index, expected, now))
         if turn.outcome.stop_requested:
-            stopped.add(row)
+            stopped.add(turn.row)
         if on_turn is not None:
             on_turn(conversation.name, turn)
 

@@ -34,7 +34,7 @@ from torchrl_agentic.sandbox import seccomp
 from torchrl_agentic.sandbox.base import WORK, Sandbox, SandboxResult, checked
 from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
-from torchrl_agentic.sandbox.process import Child, as_nobody, run_to_end, start
+from torchrl_agentic.sandbox.process import Child, as_nobody, exit_or_signal, run_to_end, start
 from torchrl_agentic.sandbox.python import find_python
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
@@ -157,7 +157,7 @@ class BubblewrapSandbox(Sandbox):
         return SandboxResult(
             stdout=ended.stdout.text(),
             stderr=ended.stderr.text(),
-            exit_code=-9 if ended.code is None or code is None else code if code <= 128 else 128 - code,
+            exit_code=-9 if ended.code is None or code is None else exit_or_signal(code),
             wall_seconds=ended.wall_s,
             timed_out=ended.code is None,
             truncated=bool(ended.stdout.omitted or ended.stderr.omitted),
@@ -237,7 +237,7 @@ class BubblewrapSandbox(Sandbox):
                 if error.errno == errno.E2BIG:
                     raise ValueError("the command is too long; put what is long into a file") from None
                 raise SandboxError(f"bubblewrap cannot be started: {error}") from error
-        self._children.add(child)
+        self._children = {other for other in self._children if other.process.returncode is None} | {child}
         return child
 
 

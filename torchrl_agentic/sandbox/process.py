@@ -43,9 +43,9 @@ class Child:
         await asyncio.shield(self._kill())
 
     async def _kill(self) -> None:
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        # Also after it has ended: what it left in the background is of its group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
 
     async def wait(self) -> str:
@@ -60,6 +60,11 @@ def how(code: int) -> str:
             return f"killed by {signal.Signals(-code).name}"
         return f"killed by signal {-code}"
     return f"exit code {code}"
+
+
+def exit_or_signal(code: int) -> int:
+    """Read an exit code as shells and bubblewrap give it, 128 + n for signal n; negative for a signal."""
+    return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code
 
 
 @functools.cache

@@ -104,7 +104,7 @@ class UnsafeSubprocessSandbox(Sandbox):
             child = await start(checked(argv), env=env, cwd=folder, pass_fds=pass_fds)
         except OSError as error:
             raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
-        self._children.add(child)
+        self._children = {other for other in self._children if other.process.returncode is None} | {child}
         return child
 
     async def write_file(self, path: str, data: bytes) -> None:

@@ -35,4 +35,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _WHERE[name] == "testing.contracts":
+        import pytest  # so that a failed promise shows both sides
+
+        pytest.register_assert_rewrite("torchrl_agentic.testing.contracts")
     return getattr(importlib.import_module(f"torchrl_agentic.{_WHERE[name]}"), name)

@@ -35,10 +35,10 @@ from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, par
 
 logger = logging.getLogger(__name__)
 
-HIDDEN_STATE = (
+HIDDEN_STATE = frozenset((
     "history", "text", "tokens", "masks", "log_probs", "next", "agentic", "answer", "answers", "ground_truth",
     "ground_truths", "gts", "label", "labels", "reward_model", "solution", "solutions", "target", "targets",
-)  # fmt: skip
+))  # fmt: skip
 """What tools never see of the state: the conversation, and what a data set knows of the right answer."""
 
 
@@ -111,9 +111,8 @@ class ToolCompose(Compose):
             "max_calls_per_turn": max_calls_per_turn,
         }
         self._toolsets: list[tuple[Toolset, tuple[str, ...]]] = []
-        self._toolsets_open = True
         self._sessions: dict[int, Session] = {}
-        self._episodes: dict[int, int] = {}
+        self._begun: dict[int, int] = {}
         self._recorded: dict[int, int] = {}
         self._tools: list[Tool] = [ensure_tool(item) for item in tools]
         self._mask: torch.Tensor | None = None
@@ -123,8 +122,6 @@ class ToolCompose(Compose):
         live = self._live()
         if not live.ready:
             run(live.setup())
-
-    # ---- the tools
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -174,9 +171,9 @@ class ToolCompose(Compose):
             raise
         self._toolsets.append((toolset, tuple(tool.name for tool in self._tools[before:])))
 
-    def _reopen_toolsets(self) -> None:
+    def _reopen_toolsets(self, runtime: Runtime) -> None:
         """Open them again after `close`; they may offer other tools now."""
-        self._toolsets_open, toolsets, self._toolsets = True, self._toolsets, []
+        runtime.toolsets_open, toolsets, self._toolsets = True, self._toolsets, []
         for toolset, names in toolsets:
             for name in names:
                 if name in self:
@@ -233,8 +230,6 @@ class ToolCompose(Compose):
             "replace a tool by taking it out and putting another in: compose.pop(i); compose.insert(i, tool)"
         )
 
-    # ---- one step
-
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows = border.prompts(next_tensordict)
@@ -267,9 +262,9 @@ class ToolCompose(Compose):
                 item.session.turn += 1
         if not busy:
             return
-        if not self._toolsets_open:
-            self._reopen_toolsets()
         live = self._live()
+        if self._runtime is not None and not self._runtime.toolsets_open:
+            self._reopen_toolsets(self._runtime)
         for item in busy:
             item.calls = item.session.unique(item.parsed.calls)
         batch = [(item.session, item.calls, self._state(tensordict, item.row)) for item in busy]
@@ -290,7 +285,9 @@ class ToolCompose(Compose):
         if not self._pass_state or not any(tool.wants_state for tool in self._tools):
             return None
         flat: Any = tensordict if tensordict.batch_dims == 1 else tensordict.reshape(-1)
-        return flat[row].exclude(*HIDDEN_STATE).clone().lock_()
+        item = flat[row]
+        hidden = [key for key in item.keys(True) if not HIDDEN_STATE.isdisjoint(_steps(key))]
+        return item.exclude(*hidden).clone().lock_()
 
     def _report(self, next_tensordict: TensorDictBase, work: Sequence[RowTurn]) -> TensorDictBase:
         """Write flags and telemetry, and end the rows in which a tool asked for it."""
@@ -303,13 +300,11 @@ class ToolCompose(Compose):
                 next_tensordict.set(key, next_tensordict.get(key) | told["stop_requested"])
         return next_tensordict
 
-    # ---- trajectories
-
     def _session(self, row: int) -> Session:
         session = self._sessions.get(row)
         if session is None:
-            episode = self._episodes.get(row, 0)
-            session = self._sessions[row] = self._live().session(f"{row}.{episode}", row=row)
+            number = self._begun.get(row, 0)
+            session = self._sessions[row] = self._live().session(f"{row}.{number}", row=row)
         return session
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
@@ -337,16 +332,30 @@ class ToolCompose(Compose):
         """Close the sessions of some rows. Their next trajectories get other names."""
         ended = {row: self._sessions.pop(row) for row in rows if row in self._sessions}
         for row, session in ended.items():
-            self._episodes[row] = self._episodes.get(row, 0) + 1
+            self._begun[row] = self._begun.get(row, 0) + 1
             self._recorded.pop(row, None)
             session.dispatcher.forget(session)
-        busy = [session for session in ended.values() if session.is_busy]
+        self._close(ended.values())
+
+    def end(self, rows: Sequence[bool]) -> None:
+        """Close what the trajectories of these rows hold open: they are done, whoever has ended them."""
+        self._close([session for row, session in self._sessions.items() if row < len(rows) and rows[row]])
+
+    def _close(self, sessions: Iterable[Session]) -> None:
+        busy = [session for session in sessions if session.is_busy]
         if busy:
 
             async def close() -> None:
                 await asyncio.gather(*(session.close() for session in busy))
 
             run(close())
+
+    def _post_step_mdp_hooks(
+        self, tensordict: TensorDictBase, tensordict_: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """End the rows that transforms behind us have ended."""
+        self.end(tensordict.get(("next", "done")).reshape(-1).tolist())
+        return tensordict, tensordict_
 
     def close(self) -> None:
         """End all trajectories and tear the tools down.
@@ -358,10 +367,10 @@ class ToolCompose(Compose):
         self._end(list(self._sessions))
         if self._own_runtime:
             run(self._live().close())
-            if self._toolsets_open:
+            if self._runtime.toolsets_open:
                 for toolset, _ in self._toolsets:
                     run(toolset.teardown())
-            self._toolsets_open = not self._toolsets
+            self._runtime.toolsets_open = not self._toolsets
 
     def clone(self) -> Self:
         """Make a transform with the same tools, limiters and threads, and with trajectories of its own."""
@@ -370,16 +379,20 @@ class ToolCompose(Compose):
         kept = ("parser", "tool_role", "recorder", "eos_strings", "_pass_state", "_runtime")
         clone.__dict__.update({name: self.__dict__[name] for name in kept}, **_no_trajectories())
         clone._own_runtime, clone._tools = False, list(self._tools)
-        clone._toolsets, clone._toolsets_open = list(self._toolsets), True
+        clone._toolsets = list(self._toolsets)
         clone._options = {**self._options, "rate_limits": dict(self._options["rate_limits"])}
         clone._dispatcher = live.fork(weakref.proxy(clone))
+        assert self._runtime is not None
+        self._runtime.close_sessions_with(clone, clone._dispatcher)
         return clone
 
     def _live(self) -> Dispatcher:
         """Our dispatcher, made anew after unpickling and after a fork."""
         if self._runtime is None or not self._runtime.is_ours:
             self._dispatcher = Dispatcher(self._tools, compose=weakref.proxy(self), **self._options)
-            self._runtime, self._own_runtime = Runtime(self._dispatcher), True
+            self._runtime = Runtime(self._dispatcher, toolsets_open=not self._toolsets)
+            self._runtime.close_sessions_with(self, self._dispatcher)
+            self._own_runtime = True
             self.__dict__.update(_no_trajectories())
         assert self._dispatcher is not None
         return self._dispatcher
@@ -396,8 +409,6 @@ class ToolCompose(Compose):
             "_dispatcher": None,
             "_own_runtime": True,
         }
-
-    # ---- specs
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Describe what is added; `Compose` would ask its children, which a ToolCompose has not."""
@@ -431,6 +442,10 @@ class ToolCompose(Compose):
         return f"ToolCompose([{tools}], parser={self.parser!r})"
 
 
+def _steps(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
 def _no_trajectories() -> dict[str, Any]:
     """What is known of trajectories before the first one."""
-    return {"_sessions": {}, "_episodes": {}, "_recorded": {}, "_mask": None}
+    return {"_sessions": {}, "_begun": {}, "_recorded": {}, "_mask": None}

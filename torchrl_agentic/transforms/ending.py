@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Binary
-from torchrl.envs.transforms import Transform
+from torchrl.envs.transforms import Compose, Transform
+
+from torchrl_agentic.transforms.compose import ToolCompose
 
 
 class EndTrajectory(Transform):
@@ -49,6 +51,10 @@ class EndTrajectory(Transform):
             next_tensordict.set("truncated", late if truncated is None else late | truncated)
             done = done | late
         next_tensordict.set("done", done)
+        beside = self.container.transforms if isinstance(self.container, Compose) else ()
+        for transform in beside:
+            if isinstance(transform, ToolCompose):
+                transform.end(done.reshape(-1).tolist())
         return next_tensordict
 
     def transform_done_spec(self, done_spec: Any) -> Any:

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import os
 import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.dispatch.loop import run, start
@@ -15,15 +17,16 @@ logger = logging.getLogger(__name__)
 
 
 class Runtime:
-    """A dispatcher with the number of the process that may use it.
+    """What a ToolCompose and its clones share, with the number of the process that may use it.
 
-    After a fork, its event loop is not there.
+    After a fork, its event loop is not there. toolsets_open: whether their toolsets are set up.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, *, toolsets_open: bool) -> None:
         self.pid = os.getpid()
         self.dispatcher = dispatcher
-        weakref.finalize(self, _close_later, self.pid, self.dispatcher).atexit = False
+        self.toolsets_open = toolsets_open
+        weakref.finalize(self, _later, self.pid, dispatcher.close_all).atexit = False
         _open.add(self)
 
     @property
@@ -31,17 +34,21 @@ class Runtime:
         """Whether this process may use it."""
         return self.pid == os.getpid()
 
+    def close_sessions_with(self, user: object, dispatcher: Dispatcher) -> None:
+        """Close the sessions of one of those who share it when that one is gone."""
+        weakref.finalize(user, _later, self.pid, dispatcher.close_sessions).atexit = False
+
 
 _open: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
-def _close_later(pid: int, dispatcher: Dispatcher) -> None:
-    """Close it without waiting.
+def _later(pid: int, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Close without waiting.
 
     The garbage collector may run on any thread, that of the event loop included.
     """
     if pid == os.getpid():
-        start(dispatcher.close())
+        start(close())
 
 
 @atexit.register
@@ -49,4 +56,4 @@ def _close_all() -> None:
     for runtime in list(_open):
         if runtime.is_ours:
             with contextlib.suppress(Exception):
-                run(runtime.dispatcher.close())
+                run(runtime.dispatcher.close_all())

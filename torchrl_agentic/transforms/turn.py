@@ -128,4 +128,5 @@ def as_record(turn: RowTurn, conversation: border.Conversation, recorded: int) -
         tuple(Message(m["role"], m["content"], tool_call_id=m.get("tool_call_id")) for m in turn.rendered),
         tuple(map(border.read_message, border.messages(conversation)[recorded:before])),
         turn.parsed.notes,
+        turn.row,
     )

@@ -1,6 +1,6 @@
 """Promises as test classes: inherit one, and supply the object under test.
 
-They need pytest, hypothesis, and pytest-asyncio with `asyncio_mode = "auto"`.
+They need pytest, pytest-asyncio and hypothesis: pip install 'torchrl-agentic[test]'.
 """
 
 from torchrl_agentic.testing.contracts.parser import ParserContract

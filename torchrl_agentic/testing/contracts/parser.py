@@ -31,13 +31,14 @@ class ParserContract:
 
     parser: the one under test. malformed: messages that hold at least one attempt, none of which can be read.
     markers: pieces of the format's syntax, which random messages are made of. in_text: whether calls stand in
-    the text, so that spans apply.
+    the text, so that spans apply. at_line_start: whether they do so only at the start of a line.
     """
 
     parser: ClassVar[ToolCallParser]
     malformed: ClassVar[Sequence[str | Mapping[str, JSON]]] = ()
     markers: ClassVar[Sequence[str]] = ()
     in_text: ClassVar[bool] = True
+    at_line_start: ClassVar[bool] = False
 
     def check(self, text: str) -> None:
         """What holds for any message."""
@@ -78,6 +79,8 @@ class ParserContract:
     ) -> None:
         """Also behind some text, where calls stand in the text."""
         text = self.parser.render_call(ParsedCall(name, args, "call_1"))
+        if before and self.at_line_start:
+            before += "\n"
         result = self.parser.parse(before + text if self.in_text else text, turn=turn)
         assert [(call.tool, call.args, call.error) for call in result.calls] == [(name, args, None)]
 

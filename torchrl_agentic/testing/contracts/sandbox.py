@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, ClassVar
 
 import pytest
+import pytest_asyncio
 
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
 
@@ -38,7 +39,7 @@ class SandboxContract:
         """Make the sandbox under test."""
         raise NotImplementedError
 
-    @pytest.fixture
+    @pytest_asyncio.fixture
     async def sandbox(self) -> AsyncGenerator[Sandbox]:
         """An open sandbox."""
         async with self.make() as sandbox:
@@ -55,24 +56,27 @@ class SandboxContract:
         result = await sandbox.run([*sandbox.python_argv, "-c", code])
         return result.stdout + result.stderr
 
-    # ---- what it does
-
+    @pytest.mark.asyncio
     async def test_output_and_exit_code_come_back(self, sandbox: Sandbox) -> None:
         result = await sandbox.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
         assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 3)
 
+    @pytest.mark.asyncio
     async def test_a_missing_command_is_the_models_mistake(self, sandbox: Sandbox) -> None:
         result = await sandbox.run(["no-such-command-here"])
         assert result.exit_code == 127
         assert "no-such-command-here" in result.stderr
 
+    @pytest.mark.asyncio
     async def test_a_signal_is_a_negative_exit_code(self, sandbox: Sandbox) -> None:
         assert (await sandbox.run(["sh", "-c", "kill -9 $$"])).exit_code == -9
 
+    @pytest.mark.asyncio
     async def test_stdin_is_empty_or_what_was_given(self, sandbox: Sandbox) -> None:
         assert (await sandbox.run(["cat"])).stdout == ""
         assert (await sandbox.run(["cat"], stdin=b"hello")).stdout == "hello"
 
+    @pytest.mark.asyncio
     async def test_arguments_are_never_options_of_the_sandbox(self, sandbox: Sandbox) -> None:
         """The class of CVE-2024-32462."""
         marker = f"/tmp/torchrl_agentic-marker-{os.getpid()}"
@@ -80,17 +84,20 @@ class SandboxContract:
             assert (await sandbox.run(argv)).exit_code == 127
         assert not os.path.exists(marker)  # noqa: ASYNC240
 
+    @pytest.mark.asyncio
     async def test_a_command_that_cannot_be_one_is_refused(self, sandbox: Sandbox) -> None:
         for argv in ([], ["a\0b"], ["\ud800"]):
             with pytest.raises(ValueError):  # noqa: PT011  whichever
                 await sandbox.run(argv)
 
+    @pytest.mark.asyncio
     async def test_the_wall_limit_ends_a_command_and_its_children(self, sandbox: Sandbox) -> None:
         limits = ResourceLimits(wall_seconds=0.3)
         result = await sandbox.run(["sh", "-c", "echo begun; sleep 60 & sleep 60"], limits=limits)
         assert result.timed_out
         assert result.stdout == "begun\n"
 
+    @pytest.mark.asyncio
     async def test_cancelling_leaves_no_process(self, sandbox: Sandbox) -> None:
         mark = f"86{os.getpid()}"
         task = asyncio.create_task(sandbox.run(["sleep", mark]))
@@ -106,6 +113,7 @@ class SandboxContract:
             await asyncio.sleep(0.02)
         pytest.fail("the command runs on after its task was cancelled")
 
+    @pytest.mark.asyncio
     async def test_a_flood_of_output_is_cut_in_the_middle(self, sandbox: Sandbox) -> None:
         limits = ResourceLimits(output_bytes=10_000)
         result = await sandbox.run(
@@ -117,12 +125,14 @@ class SandboxContract:
         assert result.stdout.endswith("last\n")
         assert "bytes omitted" in result.stdout
 
+    @pytest.mark.asyncio
     async def test_files_stay_from_call_to_call_and_not_beyond(self, sandbox: Sandbox) -> None:
         await sandbox.run(["sh", "-c", "echo content > file"])
         assert (await sandbox.run(["cat", "file"])).stdout == "content\n"
         async with sandbox.fresh() as other:
             assert (await other.run(["cat", "file"])).exit_code != 0
 
+    @pytest.mark.asyncio
     async def test_environment_of_the_trainer_is_not_passed_on(self, sandbox: Sandbox) -> None:
         os.environ["TORCHRL_AGENTIC_SECRET"] = "sesame"
         try:
@@ -132,6 +142,7 @@ class SandboxContract:
         finally:
             del os.environ["TORCHRL_AGENTIC_SECRET"]
 
+    @pytest.mark.asyncio
     async def test_opening_and_closing_again_does_nothing(self) -> None:
         sandbox = self.make()
         await sandbox.close()
@@ -142,13 +153,13 @@ class SandboxContract:
         await sandbox.close()
         assert not sandbox.is_open
 
+    @pytest.mark.asyncio
     async def test_limits_are_reported(self) -> None:
         enforced = self.make().limits_enforced
         assert {"cpu_seconds", "memory_bytes", "max_processes", "network"} <= set(enforced)
         assert all(isinstance(value, bool) for value in enforced.values())
 
-    # ---- files
-
+    @pytest.mark.asyncio
     async def test_a_file_that_is_written_is_read_back(self, sandbox: Sandbox) -> None:
         await sandbox.write_file("folder/file.bin", b"\0\xff data")
         assert await sandbox.read_file("/work/folder/file.bin") == b"\0\xff data"
@@ -156,6 +167,7 @@ class SandboxContract:
         assert (await sandbox.run(["cat", "folder/file.bin"])).stdout.endswith(" data")
         assert (await sandbox.run(["sh", "-c", "echo more >> folder/file.bin"])).exit_code == 0
 
+    @pytest.mark.asyncio
     async def test_paths_that_leave_the_workspace_are_refused(self, sandbox: Sandbox) -> None:
         for path in ("../secret", "/etc/passwd", "a/../../b", "/work/../etc/passwd", "/", "a\0b"):
             with pytest.raises(OSError):  # noqa: PT011  whichever
@@ -163,6 +175,7 @@ class SandboxContract:
             with pytest.raises(OSError):  # noqa: PT011  whichever
                 await sandbox.write_file(path, b"x")
 
+    @pytest.mark.asyncio
     async def test_links_of_the_models_are_not_followed(self, sandbox: Sandbox) -> None:
         await sandbox.run(["sh", "-c", "ln -s /etc/passwd link; ln -s /etc folder; ln -s /tmp out"])
         for path in ("link", "folder/passwd"):
@@ -171,6 +184,7 @@ class SandboxContract:
         with pytest.raises(PermissionError):
             await sandbox.write_file("out/planted", b"x")
 
+    @pytest.mark.asyncio
     async def test_what_is_no_file_is_refused_at_once(self, sandbox: Sandbox) -> None:
         """A FIFO would hold the reader up for ever."""
         await sandbox.run(["sh", "-c", "mkfifo pipe; mkdir folder"])
@@ -179,8 +193,7 @@ class SandboxContract:
                 with pytest.raises(OSError):  # noqa: PT011  whichever
                     await sandbox.read_file(path)
 
-    # ---- what it stops
-
+    @pytest.mark.asyncio
     async def test_host_files_are_out_of_reach(self, sandbox: Sandbox, tmp_path: Any) -> None:
         self.claims("host_files")
         secret = tmp_path / "secret"
@@ -194,12 +207,14 @@ class SandboxContract:
             assert (await sandbox.run(["sh", "-c", f"echo x > {target}"])).exit_code != 0
         assert not (tmp_path / "planted").exists()
 
+    @pytest.mark.asyncio
     async def test_host_processes_are_out_of_sight(self, sandbox: Sandbox) -> None:
         self.claims("host_processes")
         numbers = (await sandbox.run(["sh", "-c", "ls /proc"])).stdout.split()
         assert len([name for name in numbers if name.isdigit()]) < 10
         assert (await sandbox.run(["kill", "-0", str(os.getpid())])).exit_code != 0
 
+    @pytest.mark.asyncio
     async def test_the_network_is_out_of_reach(self, sandbox: Sandbox) -> None:
         self.claims("network")
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
@@ -214,6 +229,7 @@ class SandboxContract:
             assert "through" not in await self.python(sandbox, code)
         server.close()
 
+    @pytest.mark.asyncio
     async def test_no_privilege_can_be_had(self, sandbox: Sandbox) -> None:
         self.claims("privileges")
         status = (await sandbox.run(["cat", "/proc/self/status"])).stdout
@@ -228,6 +244,7 @@ class SandboxContract:
         ):
             assert (await sandbox.run(argv)).exit_code != 0
 
+    @pytest.mark.asyncio
     async def test_system_calls_that_only_attacks_need_are_denied(self, sandbox: Sandbox) -> None:
         """By number, on x86-64.
 
@@ -243,16 +260,19 @@ class SandboxContract:
         )
         assert (await self.python(sandbox, code)).split() == ["EPERM"] * 8
 
+    @pytest.mark.asyncio
     async def test_the_trainers_terminal_cannot_be_typed_into(self, sandbox: Sandbox) -> None:
         self.claims("terminal")
         code = "import fcntl, os; fcntl.ioctl(os.open('/dev/tty', os.O_RDWR), 0x5412, b'x'); print('through')"
         assert "through" not in await self.python(sandbox, code)
 
+    @pytest.mark.asyncio
     async def test_memory_of_a_process_is_bounded(self) -> None:
         self.claims("memory")
         async with self.make(ResourceLimits(memory_bytes=256 << 20)) as sandbox:
             assert "MemoryError" in await self.python(sandbox, "x = bytearray(400 << 20)")
 
+    @pytest.mark.asyncio
     async def test_processes_are_bounded(self) -> None:
         """40 children that sleep, of which at most 16 can be made; all are gone afterwards."""
         self.claims("processes")
@@ -268,6 +288,7 @@ class SandboxContract:
             )
             assert int((await self.python(sandbox, code)).split()[0]) < 16
 
+    @pytest.mark.asyncio
     async def test_the_size_of_a_file_is_bounded(self) -> None:
         self.claims("file_size")
         async with self.make(ResourceLimits(disk_bytes=1 << 20)) as sandbox:

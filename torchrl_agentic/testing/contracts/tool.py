@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
+import pytest_asyncio
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
@@ -28,7 +29,7 @@ class ToolContract:
         """Make the tool under test."""
         raise NotImplementedError
 
-    @pytest.fixture
+    @pytest_asyncio.fixture
     async def dispatcher(self) -> AsyncGenerator[Dispatcher]:
         """A dispatcher that holds the tool."""
         dispatcher = Dispatcher([self.make()])
@@ -49,18 +50,22 @@ class ToolContract:
         Validator(tool.input_schema)
         json.dumps(tool.spec())
 
+    @pytest.mark.asyncio
     async def test_good_arguments_give_a_result(self, dispatcher: Dispatcher) -> None:
         result = await self.call(dispatcher, self.good)
         assert result.status is Status.OK, result.text
 
+    @pytest.mark.asyncio
     async def test_bad_arguments_do_not_reach_it(self, dispatcher: Dispatcher) -> None:
         for args in self.bad:
             assert (await self.call(dispatcher, args)).status is Status.INVALID_ARGS
 
+    @pytest.mark.asyncio
     async def test_trajectories_run_side_by_side(self, dispatcher: Dispatcher) -> None:
         results = await asyncio.gather(*(self.call(dispatcher, self.good, f"t{i}") for i in range(3)))
         assert [result.status for result in results] == [Status.OK] * 3
 
+    @pytest.mark.asyncio
     async def test_it_works_by_hand(self) -> None:
         """`setup`, `run` with nothing but an id, `teardown`, outside of any trajectory."""
         tool: Tool = ensure_tool(self.make())
@@ -69,6 +74,7 @@ class ToolContract:
         await tool.teardown()
         assert not result.is_error
 
+    @pytest.mark.asyncio
     async def test_a_session_closes_in_the_task_that_opened_it(self) -> None:
         """Anyio refuses anything else, hence MCP; each is closed exactly once."""
         seen: list[tuple[str, Any]] = []
