@@ -135,3 +135,29 @@ def test_check_says_which_sandbox_works():
     result = CliRunner().invoke(app, ["check"])
     assert result.exit_code == 0
     assert "bubblewrap" in result.output
+
+
+def test_an_earlier_record_stays_when_the_next_rollout_cannot_begin(tmp_path: Path):
+    (tmp_path / "old.jsonl").write_text("kept")
+    result = CliRunner().invoke(
+        app,
+        [
+            "rollout",
+            "examples/gsm8k_code_interpreter.json",
+            "--out",
+            str(tmp_path / "old.jsonl"),
+            "--parser",
+            "x",
+        ],
+    )
+    assert result.exit_code == 2
+    assert (tmp_path / "old.jsonl").read_text() == "kept"
+
+
+def test_a_rollout_does_not_write_over_what_it_replays(tmp_path: Path):
+    copy = tmp_path / "copy.json"
+    copy.write_text(Path("examples/gsm8k_code_interpreter.json").read_text())
+    result = CliRunner().invoke(app, ["rollout", str(copy), "--out", str(copy)])
+    assert result.exit_code == 2
+    assert "somewhere else" in " ".join(result.output.split())
+    assert "messages" in copy.read_text()

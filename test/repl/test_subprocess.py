@@ -249,3 +249,23 @@ async def test_a_sandbox_killed_from_outside_is_no_fault_of_the_code(repl: Subpr
         async with asyncio.timeout(5):
             await task
     await _works(repl)
+
+
+async def test_opening_twice_at_once_starts_one_interpreter():
+    repl = SubprocessRepl()
+    await asyncio.gather(repl.open(), repl.open())
+    await repl.execute("x = 1")
+    assert (await repl.execute("x")).value == "1"
+    await repl.close()
+
+
+async def test_the_call_after_a_cancelled_one_that_had_to_be_killed_is_told_so():
+    async with SubprocessRepl() as repl:
+        code = "import signal, time; x = 1; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+        task = asyncio.create_task(repl.execute(code))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        result = await repl.execute("1")
+        assert result.state_lost
+        assert "state was lost" in result.text

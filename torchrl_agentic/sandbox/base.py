@@ -51,8 +51,7 @@ class Process(Protocol):
 class Sandbox(ABC):
     """An isolated place that lives from `open` to `close`; an async context manager.
 
-    name: how people choose it. network: whether code can reach the network at all. limits: of the whole
-    sandbox.
+    name: how people choose it. limits: of the whole sandbox.
     """
 
     name: ClassVar[str] = ""
@@ -65,10 +64,7 @@ class Sandbox(ABC):
     @property
     @abstractmethod
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Say of each limit whether it holds here.
-
-        Cpu_seconds, memory_bytes, memory_total, max_processes, ….
-        """
+        """Say of each limit, by name, whether it holds here; "memory_total" is that of all processes."""
 
     @abstractmethod
     def fresh(self) -> Sandbox:

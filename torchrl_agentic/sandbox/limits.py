@@ -53,9 +53,10 @@ class ResourceLimits:
             raise ValueError(f"network is one of {', '.join(_NETWORK_ORDER)}; got {self.network!r}")
 
     def narrow(self, other: ResourceLimits | None) -> ResourceLimits:
-        """Give the tighter of both in each respect.
+        """Give the tighter of both in each respect; every field of `other` counts, its defaults too.
 
-        What `other` asks beyond this is cut back, with a warning.
+        To tighten one limit alone, pass `dataclasses.replace(sandbox.limits, wall_seconds=5)`. What is asked
+        beyond this, other than by a default, is cut back with a warning.
         """
         if other is None:
             return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -51,10 +52,8 @@ class EndTrajectory(Transform):
             next_tensordict.set("truncated", late if truncated is None else late | truncated)
             done = done | late
         next_tensordict.set("done", done)
-        beside = self.container.transforms if isinstance(self.container, Compose) else ()
-        for transform in beside:
-            if isinstance(transform, ToolCompose):
-                transform.end(done.reshape(-1).tolist())
+        for compose in _tool_composes(getattr(self.container, "transform", None)):
+            compose.end(done.reshape(-1).tolist())
         return next_tensordict
 
     def transform_done_spec(self, done_spec: Any) -> Any:
@@ -66,3 +65,12 @@ class EndTrajectory(Transform):
 
     def __repr__(self) -> str:
         return f"EndTrajectory(max_turns={self.max_turns}, when_no_calls={self.when_no_calls})"
+
+
+def _tool_composes(transform: Transform | None) -> Iterator[ToolCompose]:
+    """Give the ToolComposes of a transformed environment's transform: itself, or those inside it."""
+    if isinstance(transform, ToolCompose):
+        yield transform
+    elif isinstance(transform, Compose):
+        for inner in transform.transforms:
+            yield from _tool_composes(inner)

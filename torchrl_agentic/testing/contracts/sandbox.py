@@ -28,6 +28,7 @@ class SandboxContract:
             "network",
             "privileges",
             "memory",
+            "cpu",
             "processes",
             "file_size",
             "terminal",
@@ -93,9 +94,29 @@ class SandboxContract:
     @pytest.mark.asyncio
     async def test_the_wall_limit_ends_a_command_and_its_children(self, sandbox: Sandbox) -> None:
         limits = ResourceLimits(wall_seconds=0.3)
-        result = await sandbox.run(["sh", "-c", "echo begun; sleep 60 & sleep 60"], limits=limits)
+        mark = f"87{os.getpid()}"
+        result = await sandbox.run(["sh", "-c", f"echo begun; sleep {mark} & sleep 60"], limits=limits)
         assert result.timed_out
         assert result.stdout == "begun\n"
+        await _gone(mark)
+
+    @pytest.mark.asyncio
+    async def test_what_a_command_leaves_running_ends_with_it(self, sandbox: Sandbox) -> None:
+        mark = f"88{os.getpid()}"
+        assert (await sandbox.run(["sh", "-c", f"sleep {mark} >/dev/null 2>&1 &"])).exit_code == 0
+        await _gone(mark)
+
+    @pytest.mark.asyncio
+    async def test_large_exit_codes_are_no_signals(self, sandbox: Sandbox) -> None:
+        assert (await sandbox.run(["sh", "-c", "exit 200"])).exit_code == 200
+
+    @pytest.mark.asyncio
+    async def test_processor_time_is_bounded(self) -> None:
+        self.claims("cpu")
+        async with self.make(ResourceLimits(cpu_seconds=1, wall_seconds=30)) as sandbox:
+            result = await sandbox.run([*sandbox.python_argv, "-c", "while True: pass"])
+            assert not result.timed_out
+            assert result.exit_code < 0
 
     @pytest.mark.asyncio
     async def test_cancelling_leaves_no_process(self, sandbox: Sandbox) -> None:
@@ -107,11 +128,7 @@ class SandboxContract:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(50):
-            if mark not in _processes():
-                return
-            await asyncio.sleep(0.02)
-        pytest.fail("the command runs on after its task was cancelled")
+        await _gone(mark)
 
     @pytest.mark.asyncio
     async def test_a_flood_of_output_is_cut_in_the_middle(self, sandbox: Sandbox) -> None:
@@ -294,6 +311,15 @@ class SandboxContract:
         async with self.make(ResourceLimits(disk_bytes=1 << 20)) as sandbox:
             await sandbox.run(["sh", "-c", "head -c 3000000 /dev/zero > big"])
             assert len(await sandbox.read_file("big")) <= 1 << 20
+
+
+async def _gone(mark: str) -> None:
+    """Wait a moment for a process to be gone, by a word of its command line."""
+    for _ in range(50):
+        if mark not in _processes():
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("a process runs on that should have ended")
 
 
 def _processes() -> str:

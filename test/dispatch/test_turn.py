@@ -1,0 +1,140 @@
+"""Whatever a tool returns or raises becomes one result, and calls in conflict never overlap."""
+
+import asyncio
+
+import pytest
+
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.errors import StopSignal, ToolError
+from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.messages import ParsedCall, Status, TextPart, ToolResult
+from torchrl_agentic.tool import Effects, tool
+
+
+class Bare(ToolError):
+    def __init__(self) -> None:
+        pass
+
+
+class Unprintable(StopSignal):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: ToolResult((TextPart(5),)),
+        lambda: ToolResult.from_text(None),
+        lambda: ToolResult.from_text("x", stop=False).__class__((TextPart("x"),), reward="high"),
+        lambda: (_ for _ in ()).throw(Bare()),
+        lambda: (_ for _ in ()).throw(Unprintable()),
+    ],
+)
+async def test_what_cannot_be_shown_is_a_crash_of_its_call_alone(answer):
+    """Without a bound on time, a call that never gets its result would hang the turn for ever."""
+
+    async def odd() -> object:
+        return answer()
+
+    async def good() -> str:
+        return "good"
+
+    dispatcher = Dispatcher([tool(odd), tool(good)], per_call_timeout=None)
+    async with dispatcher.session("t") as session, asyncio.timeout(5):
+        bad, fine = await session.run([ParsedCall("odd", {}, "c1"), ParsedCall("good", {}, "c2")])
+    assert (bad.status, fine.text) == (Status.CRASH, "good")
+
+
+async def test_half_surrogates_of_tools_do_not_reach_the_conversation():
+    """Tokenizers refuse them, long after the tool has returned."""
+
+    async def half() -> str:
+        return "a\ud800b"
+
+    async with Dispatcher([tool(half)]).session("t") as session:
+        (result,) = await session.run([ParsedCall("half", {}, "c1")])
+    assert result.text.encode() == b"a?b"
+
+
+async def test_a_call_waits_for_the_end_of_a_conflicting_one_that_ran_out_of_time():
+    """The first is answered at its time, but still cleans up; the second must not begin meanwhile."""
+    seen: list[str] = []
+
+    async def write(name: str) -> str:
+        seen.append(f"begin {name}")
+        try:
+            if name == "one":
+                await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            seen.append(f"end {name}")
+        return name
+
+    writer = tool(write, effects=Effects(writes=["file"]))
+    async with Dispatcher([writer], per_call_timeout=0.05).session("t") as session:
+        calls = [ParsedCall("write", {"name": name}, name) for name in ("one", "two")]
+        first, second = await session.run(calls)
+    assert (first.status, second.status) == (Status.TIMEOUT, Status.OK)
+    assert seen == ["begin one", "end one", "begin two", "end two"]
+
+
+def test_a_limit_that_is_no_limiter_is_refused():
+    with pytest.raises(TypeError, match="RateLimiter\\(max_concurrent=3\\)"):
+        Dispatcher(
+            [tool(test_a_limit_that_is_no_limiter_is_refused, name="f", schema={"type": "object"})],
+            rate_limits={"f": 3},
+        )
+    with pytest.raises(ValueError, match="whole"):
+        RateLimiter(max_concurrent=2.5)
+
+
+async def test_a_tool_that_takes_anothers_place_answers_at_once():
+    class Counter:
+        name, description, input_schema = "count", "Count.", {"type": "object"}
+
+        def __init__(self, start: int) -> None:
+            self.n = start
+
+        def session(self, trajectory: str):
+            return _opened(Counter(self.n))
+
+        async def run(self, args, ctx) -> int:
+            self.n += 1
+            return self.n
+
+    dispatcher = Dispatcher([Counter(0)])
+    async with dispatcher.session("t") as session:
+        assert (await session.run([ParsedCall("count", {}, "c1")]))[0].text == "1"
+        dispatcher.remove("count")
+        dispatcher.add(Counter(100))
+        assert (await session.run([ParsedCall("count", {}, "c2")]))[0].text == "101"
+
+
+class _opened:
+    def __init__(self, live: object) -> None:
+        self.live = live
+
+    async def __aenter__(self) -> object:
+        return self.live
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+async def test_a_look_alikes_session_keeps_trajectories_apart():
+    class Counter:
+        name, description, input_schema, n = "count", "Count.", {"type": "object"}, 0
+
+        def session(self, trajectory: str):
+            return _opened(Counter())
+
+        async def run(self, args, ctx) -> int:
+            self.n += 1
+            return self.n
+
+    dispatcher = Dispatcher([Counter()])
+    call = [ParsedCall("count", {}, "c")]
+    async with dispatcher.session("a") as a, dispatcher.session("b") as b:
+        texts = [(await session.run(call))[0].text for session in (a, b, a)]
+    assert texts == ["1", "1", "2"]
