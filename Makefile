@@ -7,6 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test check bench clean
 
 demo: $(VENV)/ready
+	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
 	$(BIN)/torchrl-agentic rollout examples/demo.yaml
 
 test: $(VENV)/ready

@@ -15,22 +15,34 @@ CALLS = 3
 
 @pytest.mark.parametrize("messages", [4, 40])
 @pytest.mark.parametrize("rows", [1, 16, 64, 256])
-@pytest.mark.parametrize("which", ["bare gather", "ToolCompose", "ExecuteToolsInOrder", "step without tools"])
+@pytest.mark.parametrize(
+    "which", ["bare gather", "bare gather, once", "ToolCompose", "ExecuteToolsInOrder", "step without tools"]
+)
 def test_step(benchmark: Benchmark, which: str, rows: int, messages: int) -> None:
     benchmark.group = f"step: {rows} rows × {CALLS} no-op calls, {messages} messages"
     rounds = 5 if rows == 256 else 15
-    if which == "bare gather":
+    if which.startswith("bare gather"):
+
+        async def gather() -> None:
+            await asyncio.gather(*(bare() for _ in range(rows * CALLS)))
+
+        async def repeated() -> None:
+            for _ in range(20):
+                await gather()
+
         with asyncio.Runner() as runner:
+            if which == "bare gather":
+                benchmark.extra_info["divide"] = 20
+                benchmark.pedantic(lambda: runner.run(repeated()), rounds=rounds, warmup_rounds=2)
+                return
+            # Where ToolCompose runs: right after a step of the base environment, entering the loop once.
+            setting = rig("ToolCompose", rows, messages, CALLS)
 
-            async def gather() -> None:
-                await asyncio.gather(*(bare() for _ in range(rows * CALLS)))
+            def stepped() -> None:
+                setting.at_the_transform()
 
-            async def repeated() -> None:
-                for _ in range(20):
-                    await gather()
-
-            benchmark.extra_info["divide"] = 20
-            benchmark.pedantic(lambda: runner.run(repeated()), rounds=rounds, warmup_rounds=2)
+            benchmark.pedantic(lambda: runner.run(gather()), setup=stepped, rounds=rounds, warmup_rounds=1)
+            setting.env.close()
         return
     setting = rig(which, rows, messages, CALLS)
     if which == "step without tools":

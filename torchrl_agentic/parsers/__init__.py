@@ -9,6 +9,7 @@ from torchrl_agentic.parsers.hermes import HermesParser
 from torchrl_agentic.parsers.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.registry import PARSERS, get_parser
 from torchrl_agentic.parsers.structured import AnthropicToolUseParser, OpenAIToolCallParser
+from torchrl_agentic.parsers.text import TextParser
 from torchrl_agentic.parsers.xml import XMLToolCallParser
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "HermesParser",
     "JSONToolCallParser",
     "OpenAIToolCallParser",
+    "TextParser",
     "ToolCallParser",
     "XMLToolCallParser",
     "get_parser",

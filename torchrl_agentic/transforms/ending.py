@@ -67,7 +67,7 @@ class EndTrajectory(Transform):
         return f"EndTrajectory(max_turns={self.max_turns}, when_no_calls={self.when_no_calls})"
 
 
-def _tool_composes(transform: Transform | None) -> Iterator[ToolCompose]:
+def _tool_composes(transform: object) -> Iterator[ToolCompose]:
     """Give the ToolComposes of a transformed environment's transform: itself, or those inside it."""
     if isinstance(transform, ToolCompose):
         yield transform
