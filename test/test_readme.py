@@ -16,13 +16,15 @@ def test_the_readme_has_programs():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_readmes_programs_run_and_print_what_it_says():
+def test_the_readmes_programs_run_and_print_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     names: dict[str, object] = {"__name__": "readme"}
     with contextlib.redirect_stdout(printed):
         for block in BLOCKS:
             exec(compile(block, str(README), "exec"), names)
     lines = printed.getvalue().splitlines()
+    assert len((tmp_path / "turns.jsonl").read_text("utf-8").splitlines()) == 1
     assert lines[-3:] == ["42", "42", "calls: 2 errors: 0"]
 
 
