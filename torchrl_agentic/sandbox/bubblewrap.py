@@ -31,7 +31,8 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import seccomp
-from torchrl_agentic.sandbox.base import WORK, Sandbox, SandboxResult, checked
+from torchrl_agentic.sandbox.base import WORK, SandboxResult, checked
+from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import Child, as_nobody, exit_or_signal, run_to_end, start
@@ -66,7 +67,7 @@ _ROOT = (
 _SH = "/bin/sh"
 
 
-class BubblewrapSandbox(Sandbox):
+class BubblewrapSandbox(FolderSandbox):
     """Commands in Linux namespaces of their own; files in a private folder, which they see as /work.
 
     network in the limits: "none", "loopback" (an interface of its own), or "full" (the host's, its loopback
@@ -81,8 +82,6 @@ class BubblewrapSandbox(Sandbox):
             raise ValueError(
                 "bubblewrap cannot allow single hosts; network is 'none', 'loopback' or 'full' here"
             )
-        self._workspace: Workspace | None = None
-        self._children: set[Child] = set()
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -102,11 +101,6 @@ class BubblewrapSandbox(Sandbox):
         """Make another one with the same settings, not open yet."""
         return BubblewrapSandbox(self.limits)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be used."""
-        return self._workspace is not None
-
     async def open(self) -> None:
         """Make ready."""
         if self._workspace is not None:
@@ -115,15 +109,6 @@ class BubblewrapSandbox(Sandbox):
         if reason:
             raise SandboxError(reason)
         self._workspace = Workspace()
-
-    async def close(self) -> None:
-        """End all processes and remove all files."""
-        children, self._children = self._children, set()
-        for child in children:
-            await child.kill()
-        workspace, self._workspace = self._workspace, None
-        if workspace is not None:
-            await off_loop(workspace.remove)
 
     async def run(
         self,
@@ -154,27 +139,12 @@ class BubblewrapSandbox(Sandbox):
         if ended.code is not None and code is None:
             # bwrap writes an exit code if and only if the program inside ran: this failure is ours.
             raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
-        return SandboxResult(
-            stdout=ended.stdout.text(),
-            stderr=ended.stderr.text(),
-            exit_code=-9 if ended.code is None or code is None else exit_or_signal(code),
-            wall_seconds=ended.wall_s,
-            timed_out=ended.code is None,
-            truncated=bool(ended.stdout.omitted or ended.stderr.omitted),
-        )
+        return result_of(ended, None if code is None else exit_or_signal(code))
 
     async def spawn(self, argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> Child:
         """Start a long-lived process; its processor time has no limit, since it serves many calls."""
         limits = replace(self.limits, cpu_seconds=None)
         return await self._start(checked(argv), limits, pass_fds=pass_fds)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file inside."""
-        await off_loop(self._opened().write, path, data)
-
-    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file inside."""
-        return await off_loop(self._opened().read, path, max_bytes)
 
     @property
     def python_argv(self) -> tuple[str, ...]:
@@ -202,11 +172,6 @@ class BubblewrapSandbox(Sandbox):
         if limits.network != "full":
             options.append("--unshare-net")
         return options
-
-    def _opened(self) -> Workspace:
-        if self._workspace is None:
-            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
-        return self._workspace
 
     async def _start(
         self,
@@ -237,8 +202,7 @@ class BubblewrapSandbox(Sandbox):
                 if error.errno == errno.E2BIG:
                     raise ValueError("the command is too long; put what is long into a file") from None
                 raise SandboxError(f"bubblewrap cannot be started: {error}") from error
-        self._children = {other for other in self._children if other.process.returncode is None} | {child}
-        return child
+        return self._keep(child)
 
 
 @contextmanager

@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, checked
+from torchrl_agentic.sandbox.base import SandboxResult, checked
 from torchrl_agentic.sandbox.bubblewrap import CLEAN_ENV
+from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import ResourceLimits
-from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import Child, run_to_end, start
 from torchrl_agentic.sandbox.python import find_python
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 
-class UnsafeSubprocessSandbox(Sandbox):
+class UnsafeSubprocessSandbox(FolderSandbox):
     """Runs commands as plain processes, with all the rights you have. It warns each time it opens.
 
     Files live in a private folder, which is the working folder; paths to tools and Python are the host's.
@@ -31,11 +31,6 @@ class UnsafeSubprocessSandbox(Sandbox):
 
     name: ClassVar[str] = "unsafe"
     isolated: ClassVar[bool] = False
-
-    def __init__(self, limits: ResourceLimits | None = None) -> None:
-        super().__init__(limits)
-        self._workspace: Workspace | None = None
-        self._children: set[Child] = set()
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -47,11 +42,6 @@ class UnsafeSubprocessSandbox(Sandbox):
         """Make another one with the same settings, not open yet."""
         return UnsafeSubprocessSandbox(self.limits)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be used."""
-        return self._workspace is not None
-
     async def open(self) -> None:
         """Make ready, and say that this is no sandbox."""
         if self._workspace is None:
@@ -60,15 +50,6 @@ class UnsafeSubprocessSandbox(Sandbox):
                 stacklevel=2,
             )
             self._workspace = Workspace()
-
-    async def close(self) -> None:
-        """End all processes and remove all files."""
-        children, self._children = self._children, set()
-        for child in children:
-            await child.kill()
-        workspace, self._workspace = self._workspace, None
-        if workspace is not None:
-            await off_loop(workspace.remove)
 
     async def run(
         self,
@@ -87,14 +68,7 @@ class UnsafeSubprocessSandbox(Sandbox):
         except OSError as error:
             return SandboxResult("", str(error), 127, 0.0)
         ended = await run_to_end(child, timeout=effective.wall_seconds, output_bytes=effective.output_bytes)
-        return SandboxResult(
-            stdout=ended.stdout.text(),
-            stderr=ended.stderr.text(),
-            exit_code=-9 if ended.code is None else ended.code,
-            wall_seconds=ended.wall_s,
-            timed_out=ended.code is None,
-            truncated=bool(ended.stdout.omitted or ended.stderr.omitted),
-        )
+        return result_of(ended, ended.code)
 
     async def spawn(self, argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> Child:
         """Start a long-lived process."""
@@ -104,24 +78,10 @@ class UnsafeSubprocessSandbox(Sandbox):
             child = await start(checked(argv), env=env, cwd=folder, pass_fds=pass_fds)
         except OSError as error:
             raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
-        self._children = {other for other in self._children if other.process.returncode is None} | {child}
-        return child
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file inside."""
-        await off_loop(self._opened().write, path, data)
-
-    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file inside."""
-        return await off_loop(self._opened().read, path, max_bytes)
+        return self._keep(child)
 
     @property
     def python_argv(self) -> tuple[str, ...]:
         """The command that starts Python."""
         found = find_python()
         return (found[0],) if found is not None else super().python_argv
-
-    def _opened(self) -> Workspace:
-        if self._workspace is None:
-            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
-        return self._workspace

@@ -1,0 +1,69 @@
+"""What sandboxes on this host share: a private folder for the files, and processes that are ours to end."""
+
+from __future__ import annotations
+
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
+from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.offloop import off_loop
+from torchrl_agentic.sandbox.process import Child, Ended
+from torchrl_agentic.sandbox.workspace import Workspace
+
+
+class FolderSandbox(Sandbox):
+    """A sandbox with its files in a `Workspace`.
+
+    A subclass makes that in `open`, and hands the children it starts to `_keep`.
+    """
+
+    def __init__(self, limits: ResourceLimits | None = None) -> None:
+        super().__init__(limits)
+        self._workspace: Workspace | None = None
+        self._children: set[Child] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._workspace is not None
+
+    async def close(self) -> None:
+        """End all processes and remove all files."""
+        children, self._children = self._children, set()
+        for child in children:
+            await child.kill()
+        workspace, self._workspace = self._workspace, None
+        if workspace is not None:
+            await off_loop(workspace.remove)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file inside."""
+        await off_loop(self._opened().write, path, data)
+
+    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
+        """Read a file inside."""
+        return await off_loop(self._opened().read, path, max_bytes)
+
+    def _opened(self) -> Workspace:
+        if self._workspace is None:
+            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
+        return self._workspace
+
+    def _keep(self, child: Child) -> Child:
+        """Take note of a child, to end it at `close`; those that have ended are forgotten."""
+        self._children = {other for other in self._children if other.process.returncode is None} | {child}
+        return child
+
+
+def result_of(ended: Ended, code: int | None) -> SandboxResult:
+    """Make the result of a command.
+
+    code: negative for a signal; None where it was killed before it had one.
+    """
+    return SandboxResult(
+        stdout=ended.stdout.text(),
+        stderr=ended.stderr.text(),
+        exit_code=-9 if ended.code is None or code is None else code,
+        wall_seconds=ended.wall_s,
+        timed_out=ended.code is None,
+        truncated=bool(ended.stdout.omitted or ended.stderr.omitted),
+    )
