@@ -285,3 +285,12 @@ def test_an_abstract_tool_cannot_be_made():
 async def test_in_thread_works_by_hand():
     assert await CTX.in_thread(times, 2, b=3) == 6
     assert asyncio.get_running_loop()
+
+
+async def test_parameters_may_have_the_names_that_running_on_a_thread_uses():
+    def plot(function: str, self: int = 0, args: int = 0) -> str:
+        """Plot a function."""
+        return f"{function} {self} {args}"
+
+    made = tool(plot)
+    assert await made.run({"function": "sin", "self": 1, "args": 2}, ToolContext(call_id="c1")) == "sin 1 2"

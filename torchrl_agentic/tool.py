@@ -85,7 +85,7 @@ class ToolContext:
     deadline: float | None = None
     threads: Threads | None = None
 
-    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function off the event loop, on the dispatcher's own threads where there is one."""
         if self.threads is None:
             return await asyncio.to_thread(function, *args, **kwargs)
