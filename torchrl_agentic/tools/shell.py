@@ -74,9 +74,7 @@ class ShellTool(Tool):
             "wall_seconds": result.wall_seconds,
             "truncated": result.truncated or shown != text,
         }
-        return ToolResult.from_text(
-            middle_out("\n".join(lines), self.output_max_chars), meta=meta, status=failed
-        )
+        return ToolResult.from_text(shown, meta=meta, status=failed)
 
 
 def _words(args: Mapping[str, JSON]) -> list[str]:

@@ -75,6 +75,13 @@ class ToolCompose(Compose):
         Exception: what the `setup` of a tool raised.
     """
 
+    # What is known of trajectories, by row; see `_no_trajectories`.
+    _sessions: dict[int, Session]
+    _begun: dict[int, int]
+    _recorded: dict[int, int]
+    _mask: torch.Tensor | None
+    _own_runtime: bool
+
     def __init__(
         self,
         tools: Iterable[Any] = (),
@@ -111,14 +118,9 @@ class ToolCompose(Compose):
             "max_calls_per_turn": max_calls_per_turn,
         }
         self._toolsets: list[tuple[Toolset, tuple[str, ...]]] = []
-        self._sessions: dict[int, Session] = {}
-        self._begun: dict[int, int] = {}
-        self._recorded: dict[int, int] = {}
         self._tools: list[Tool] = [ensure_tool(item) for item in tools]
-        self._mask: torch.Tensor | None = None
         self._runtime: Runtime | None = None
         self._dispatcher: Dispatcher | None = None
-        self._own_runtime = True
         live = self._live()
         if not live.ready:
             run(live.setup())
@@ -399,16 +401,7 @@ class ToolCompose(Compose):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process, so that environments travel to workers."""
-        state = super().__getstate__()
-        reopen = {"_toolsets_open": not self._toolsets}
-        return {
-            **state,
-            **_no_trajectories(),
-            **reopen,
-            "_runtime": None,
-            "_dispatcher": None,
-            "_own_runtime": True,
-        }
+        return {**super().__getstate__(), **_no_trajectories(), "_runtime": None, "_dispatcher": None}
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Describe what is added; `Compose` would ask its children, which a ToolCompose has not."""
