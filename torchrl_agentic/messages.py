@@ -337,3 +337,27 @@ class Turn:
     context: tuple[Message, ...] = ()
     notes: tuple[str, ...] = ()
     row: int = 0
+
+
+def claim_id(wanted: str, taken: set[str]) -> str:
+    """Give an id that is not taken yet, and take it; of equal ids the later ones get a suffix."""
+    call_id, copies = wanted, 1
+    while call_id in taken:
+        copies += 1
+        call_id = f"{wanted}_{copies}"
+    taken.add(call_id)
+    return call_id
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: model text may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encodable(text: str) -> str:
+    """Give a text with what cannot be written as UTF-8 replaced."""
+    return text.encode("utf-8", "replace").decode()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrl_agentic.messages import ParsedCall, ToolResult
+from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
 from torchrl_agentic.tool import Tool, current_session
 
 if TYPE_CHECKING:
@@ -99,14 +99,10 @@ class Session:
         """Give the calls ids that are unique in this trajectory; of equal ids the later ones get a suffix."""
         unique: list[ParsedCall] = []
         for call in calls:
-            call_id, n = call.call_id, 1
-            while call_id in self._ids:
-                n += 1
-                call_id = f"{call.call_id}_{n}"
-            self._ids.add(call_id)
-            unique.append(
-                call if n == 1 else replace(call, call_id=call_id, notes=(*call.notes, "duplicate_id"))
-            )
+            call_id = claim_id(call.call_id, self._ids)
+            if call_id != call.call_id:
+                call = replace(call, call_id=call_id, notes=(*call.notes, "duplicate_id"))
+            unique.append(call)
         return tuple(unique)
 
     async def close(self) -> None:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.dispatch.schedule import dependencies
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.limits.local import Slot
-from torchrl_agentic.messages import JSON, ParsedCall, Status, TextPart, Timing, ToolResult
+from torchrl_agentic.messages import (
+    JSON,
+    ParsedCall,
+    Status,
+    TextPart,
+    Timing,
+    ToolResult,
+    encodable,
+    is_encodable,
+)
 from torchrl_agentic.schema import SchemaValidationError
 from torchrl_agentic.tool import Effects, ToolContext
 
@@ -260,18 +269,10 @@ def sound(result: ToolResult) -> ToolResult:
     """
     text = result.text
     reward = None if result.reward is None else float(result.reward)
-    if text.isascii() or _encodable(text):
+    if text.isascii() or is_encodable(text):
         return replace(result, reward=reward)
-    plain = (str(part).encode("utf-8", "replace").decode() for part in result.parts)
+    plain = (encodable(str(part)) for part in result.parts)
     return replace(result, reward=reward, parts=tuple(map(TextPart, plain)))
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _failure(status: Status, text: str) -> ToolResult:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torchrl_agentic.messages import JSON, CallError, ParsedCall, ParseResult, ToolResult
+from torchrl_agentic.messages import JSON, CallError, ParsedCall, ParseResult, ToolResult, claim_id, encodable
 
 MAX_CALLS = 256
 """How many calls of one message are read; the others are error entries. Reading an error costs time too."""
@@ -91,14 +91,9 @@ def number(attempts: Sequence[Attempt], turn: int) -> tuple[ParsedCall, ...]:
     taken: set[str] = set()
     calls: list[ParsedCall] = []
     for index, attempt in enumerate(attempts):
-        wanted = call_id = attempt.call_id or f"call_{turn}_{index}"
-        notes, copies = attempt.notes, 1
-        while call_id in taken:
-            copies += 1
-            call_id = f"{wanted}_{copies}"
-        if copies > 1:
-            notes = (*notes, "duplicate_id")
-        taken.add(call_id)
+        wanted = attempt.call_id or f"call_{turn}_{index}"
+        call_id = claim_id(wanted, taken)
+        notes = attempt.notes if call_id == wanted else (*attempt.notes, "duplicate_id")
         error, span = attempt.error, attempt.span
         call = ParsedCall(
             attempt.tool, attempt.args, call_id, attempt.tag, error, index=index, span=span, notes=notes
@@ -113,13 +108,8 @@ def explain(index: int, error: Unreadable, text: str, shape: str) -> CallError:
     if error.at is not None:
         where = f" at character {error.at}"
         if excerpt := text[error.at : error.at + EXCERPT]:
-            where += f", near {printable(excerpt)!r}"
+            where += f", near {encodable(excerpt)!r}"
     return CallError(error.code, f"call {index + 1} was not run: {error}{where}. Send it again as {shape}")
-
-
-def printable(text: str) -> str:
-    """Make an excerpt fit to be shown: no lone surrogates."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def over_limit(index: int) -> CallError:

@@ -50,11 +50,6 @@ class HermesParser(TextParser):
             raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
         return self._calls(value, notes), end
 
-    def end_of_bad(self, cursor: Cursor, start: int) -> int:
-        """Give the end of the unreadable block at `start`: its closer, or the end of the text."""
-        closer = cursor.find(self.closer, start)
-        return len(cursor.text) if closer < 0 else closer + len(self.closer)
-
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as the model would."""
         body = dumps({"name": call.tool, "arguments": call.args})

@@ -23,7 +23,14 @@ from torchrl_agentic.parsers.base import (
     number,
     over_limit,
 )
-from torchrl_agentic.parsers.jsontext import decode, dumps, read_arguments, skip_whitespace
+from torchrl_agentic.parsers.jsontext import (
+    decode,
+    dumps,
+    read_arguments,
+    read_name,
+    skip_whitespace,
+    text_of,
+)
 
 _FENCES = ("```json", "```")
 
@@ -79,17 +86,14 @@ class JSONToolCallParser(ToolCallParser):
         if index >= MAX_CALLS:
             return Attempt(error=over_limit(index))
         fields = fields_of(item) or {}
-        given, tag = fields.get("id"), fields.get("tag")
-        own_tag = tag if isinstance(tag, str) and tag else None
-        call_id = given if isinstance(given, str) and given else own_tag
+        tag = text_of(fields.get("tag"))
+        call_id = text_of(fields.get("id")) or tag
         try:
-            name = fields.get("tool")
-            if not isinstance(name, str) or not name.strip():
-                raise Unreadable("missing_name", 'the call has no "tool"')
+            name = read_name(fields, "tool")
             args, notes = read_arguments(fields.get("args"))
         except Unreadable as error:
-            return Attempt(error=explain(index, error, "", self.shape), call_id=call_id, tag=own_tag)
-        return Attempt(name.strip(), args, call_id=call_id, tag=own_tag, notes=notes)
+            return Attempt(error=explain(index, error, "", self.shape), call_id=call_id, tag=tag)
+        return Attempt(name, args, call_id=call_id, tag=tag, notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a whole message that holds one call."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from json.decoder import JSONDecodeError
 from typing import Any, NoReturn, cast
 
-from torchrl_agentic.messages import JSON
+from torchrl_agentic.messages import JSON, is_encodable
 from torchrl_agentic.parsers.base import Attempt, Unreadable
 
 MAX_DEPTH = 200
@@ -60,7 +60,9 @@ def decode(text: str, at: int) -> tuple[JSON, int]:
     # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
     if text.count("[", at, end) + text.count("{", at, end) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise Unreadable("too_deep", f"its JSON is nested deeper than {MAX_DEPTH}", at)
-    if (text.find("\\ud", at, end) >= 0 or text.find("\\uD", at, end) >= 0) and not _encodable(value):
+    if (text.find("\\ud", at, end) >= 0 or text.find("\\uD", at, end) >= 0) and not is_encodable(
+        json.dumps(value, ensure_ascii=False)
+    ):
         raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", at)
     return value, end
 
@@ -77,14 +79,6 @@ def _depth(value: JSON) -> int:
                 below += cast("list[JSON]", item)
         level = below
     return depth
-
-
-def _encodable(value: JSON) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def dumps(value: JSON) -> str:
@@ -105,13 +99,27 @@ def read_call(value: JSON) -> Attempt:
     call_id = fields.get("id")
     if isinstance(inner, dict) and "name" not in fields:
         fields, notes = cast("dict[str, Any]", inner), ("openai_shape",)
-    name = fields.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise Unreadable("missing_name", 'the call has no "name"')
+    name = read_name(fields)
     raw = fields.get("arguments", fields.get("parameters"))
     args, more = read_arguments(raw)
-    own_id = call_id if isinstance(call_id, str) and call_id else None
-    return Attempt(name.strip(), args, call_id=own_id, notes=(*notes, *more))
+    return Attempt(name, args, call_id=text_of(call_id), notes=(*notes, *more))
+
+
+def text_of(value: JSON) -> str | None:
+    """Give a value that is a string and not empty, such as an id or a tag that counts."""
+    return value if isinstance(value, str) and value else None
+
+
+def read_name(fields: Mapping[str, JSON], key: str = "name") -> str:
+    """Read the name of the tool that a call is for.
+
+    Raises:
+        Unreadable: it has none.
+    """
+    name = fields.get(key)
+    if not isinstance(name, str) or not name.strip():
+        raise Unreadable("missing_name", f'the call has no "{key}"')
+    return name.strip()
 
 
 def read_arguments(value: JSON) -> tuple[Mapping[str, JSON], tuple[str, ...]]:

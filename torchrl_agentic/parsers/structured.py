@@ -24,7 +24,15 @@ from torchrl_agentic.parsers.base import (
     number,
     over_limit,
 )
-from torchrl_agentic.parsers.jsontext import decode, dumps, read_arguments, read_call, skip_whitespace
+from torchrl_agentic.parsers.jsontext import (
+    decode,
+    dumps,
+    read_arguments,
+    read_call,
+    read_name,
+    skip_whitespace,
+    text_of,
+)
 
 
 def attempts_of(items: Sequence[JSON], shape: str, notes: tuple[str, ...] = ()) -> list[Attempt]:
@@ -57,8 +65,7 @@ def attempts_of(items: Sequence[JSON], shape: str, notes: tuple[str, ...] = ()) 
 def _own_id(item: JSON) -> str | None:
     """The id of an unreadable call: servers refuse a history in which a call with an id has no answer."""
     fields = fields_of(item)
-    value = fields.get("id") if fields is not None else None
-    return value if isinstance(value, str) and value else None
+    return text_of(fields.get("id")) if fields is not None else None
 
 
 def _own_name(item: JSON) -> str:
@@ -162,15 +169,13 @@ class AnthropicToolUseParser(ToolCallParser):
         if index >= MAX_CALLS:
             return Attempt(error=over_limit(index), call_id=_own_id(block))
         try:
-            name = block.get("name")
-            if not isinstance(name, str) or not name.strip():
-                raise Unreadable("missing_name", 'the call has no "name"')
+            name = read_name(block)
             args, notes = read_arguments(block.get("input"))
         except Unreadable as error:
             return Attempt(
                 _own_name(block), error=explain(index, error, "", self.shape), call_id=_own_id(block)
             )
-        return Attempt(name.strip(), args, call_id=_own_id(block), notes=notes)
+        return Attempt(name, args, call_id=_own_id(block), notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as a content block, in JSON."""

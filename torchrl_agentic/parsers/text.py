@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import cast
+from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, CallError, Content, ParseResult, content_text
 from torchrl_agentic.parsers.base import (
@@ -54,6 +54,8 @@ class TextParser(ToolCallParser):
 
     shape: str = ""
     """What a right call looks like, for error messages."""
+    closer: ClassVar[str] = ""
+    """What ends a block; empty: nothing does."""
 
     @abstractmethod
     def find_opener(self, cursor: Cursor, start: int) -> int:
@@ -67,9 +69,13 @@ class TextParser(ToolCallParser):
             Unreadable: the block is no call; it ends where `end_of_bad` says.
         """
 
-    @abstractmethod
     def end_of_bad(self, cursor: Cursor, start: int) -> int:
-        """Give the end of the unreadable block at `start`. Nothing inside it is taken for an opener."""
+        """Give the end of the unreadable block at `start`: its closer, or the end of the text.
+
+        Nothing inside it is taken for an opener.
+        """
+        closer = cursor.find(self.closer, start) if self.closer else -1
+        return len(cursor.text) if closer < 0 else closer + len(self.closer)
 
     def parse(self, response: str | Mapping[str, JSON], *, turn: int = 0) -> ParseResult:
         """Read one assistant message."""

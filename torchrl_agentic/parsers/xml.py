@@ -100,11 +100,6 @@ class XMLToolCallParser(TextParser):
             raise error
         return value, closer
 
-    def end_of_bad(self, cursor: Cursor, start: int) -> int:
-        """Give the end of the unreadable element at `start`: its closer, or the end of the text."""
-        closer = cursor.find(self.closer, start)
-        return len(cursor.text) if closer < 0 else closer + len(self.closer)
-
     def render_call(self, call: ParsedCall) -> str:
         """Write a call; `<`, `>` and `&` inside the JSON become escapes."""
         import json
