@@ -23,20 +23,16 @@ from torchrl_agentic.sandbox import Sandbox, default_sandbox
 from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool
 
 Options = dict[str, Any]
-_TOOLS: dict[str, Callable[[Callable[[], Sandbox], Options], Any]] = {
-    "python": lambda sandbox, options: PythonTool(SubprocessRepl(sandbox()), **options),
-    "shell": lambda sandbox, options: ShellTool(sandbox(), **options),
-    "file_read": lambda sandbox, options: FileReadTool(sandbox(), **options),
-    "stop": lambda sandbox, options: StopTool(**options),
+_TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[str, ...]]] = {
+    "python": (
+        lambda sandbox, options: PythonTool(SubprocessRepl(sandbox()), **options),
+        ("name", "description", "timeout", "output_max_chars"),
+    ),
+    "shell": (lambda sandbox, options: ShellTool(sandbox(), **options), ("output_max_chars",)),
+    "file_read": (lambda sandbox, options: FileReadTool(sandbox(), **options), ()),
+    "stop": (lambda sandbox, options: StopTool(**options), ()),
 }
-
-
-_OPTIONS = {
-    "python": ("name", "description", "timeout", "output_max_chars"),
-    "shell": ("output_max_chars",),
-    "file_read": (),
-    "stop": (),
-}
+"""What makes each tool, and the options it takes."""
 
 
 class ConfigError(ValueError):
@@ -115,10 +111,11 @@ def _make_tool(entry: str | Mapping[str, Any], folder: Path, sandbox: Callable[[
         raise ConfigError(f"tools: {kind}: expected options, e.g. {{name: …}}; got {options!r}")
     if kind not in _TOOLS:
         raise ConfigError(f"tools: no tool {kind!r}; known: {', '.join([*_TOOLS, 'function'])}")
+    make, known_options = _TOOLS[kind]
     try:
-        return _TOOLS[kind](sandbox, cast("Options", options or {}))
+        return make(sandbox, cast("Options", options or {}))
     except (TypeError, ValueError) as error:
-        known = ", ".join(_OPTIONS[kind]) or "none"
+        known = ", ".join(known_options) or "none"
         raise ConfigError(f"tools: {kind}: {error} (options: {known})") from None
 
 

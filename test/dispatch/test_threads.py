@@ -115,11 +115,7 @@ async def test_more_calls_than_threads_all_finish():
 
 
 async def test_closing_leaves_no_queued_call_waiting_for_ever():
-    threads, let_go, begun = WorkerThreads(1), threading.Event(), threading.Event()
-    running = asyncio.create_task(threads.run(lambda: (begun.set(), let_go.wait(20))))
-    await _until(begun.is_set)
-    queued = asyncio.create_task(threads.run(lambda: "done"))
-    await asyncio.sleep(0)
+    threads, let_go, running, queued = await _one_runs_and_one_is_queued()
     threads.close()
     let_go.set()
     await running
@@ -130,11 +126,7 @@ async def test_closing_leaves_no_queued_call_waiting_for_ever():
 
 
 async def test_a_queued_call_can_be_cancelled_after_close():
-    threads, let_go, begun = WorkerThreads(1), threading.Event(), threading.Event()
-    running = asyncio.create_task(threads.run(lambda: (begun.set(), let_go.wait(20))))
-    await _until(begun.is_set)
-    queued = asyncio.create_task(threads.run(lambda: "done"))
-    await asyncio.sleep(0)
+    threads, let_go, running, queued = await _one_runs_and_one_is_queued()
     threads.close()
     queued.cancel()
     result = (await asyncio.gather(queued, return_exceptions=True))[0]
@@ -160,3 +152,12 @@ async def test_calls_that_end_as_they_are_cancelled_do_no_harm():
 def test_at_least_one_thread_is_needed():
     with pytest.raises(ValueError, match="0"):
         WorkerThreads(0)
+
+
+async def _one_runs_and_one_is_queued():
+    threads, let_go, begun = WorkerThreads(1), threading.Event(), threading.Event()
+    running = asyncio.create_task(threads.run(lambda: (begun.set(), let_go.wait(20))))
+    await _until(begun.is_set)
+    queued = asyncio.create_task(threads.run(lambda: "done"))
+    await asyncio.sleep(0)
+    return threads, let_go, running, queued

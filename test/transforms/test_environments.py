@@ -57,17 +57,13 @@ class TestRollout:
 class TestLLMCollector:
     def test_it_yields_trajectories_that_are_whole(self):
         env = dataset_env(2, ToolCompose([add, StopTool()]), queries=16)
-        collector = LLMCollector(
+        found = collected(
             env,
             policy=ScriptedPolicy(answer_or_call),
             dialog_turns_per_batch=1,
             total_dialog_turns=8,
             yield_completed_trajectories=True,
         )
-        try:
-            found = list(collector)
-        finally:
-            collector.shutdown()
         assert found
         for trajectory in found:
             trajectory = trajectory.reshape(-1)
@@ -85,17 +81,14 @@ class TestLLMCollector:
             done = sum(m.role == "assistant" for m in chat)
             return call("count") + (STOP if done >= turns else "")
 
-        collector = LLMCollector(
+        found = collected(
             env,
             policy=ScriptedPolicy(said),
             dialog_turns_per_batch=1,
             total_dialog_turns=16,
             yield_completed_trajectories=True,
         )
-        try:
-            found = [trajectory.reshape(-1) for trajectory in collector]
-        finally:
-            collector.shutdown()
+        found = [trajectory.reshape(-1) for trajectory in found]
         lengths = set()
         for trajectory in found:
             counted = [text for text in results(trajectory[-1:]["next"])[0] if text.isdigit()]
@@ -105,30 +98,22 @@ class TestLLMCollector:
 
     def test_it_yields_batches_of_steps_with_the_flags(self):
         env = dataset_env(2, ToolCompose([add, StopTool()]), EndTrajectory(max_turns=2))
-        collector = LLMCollector(
+        batches = collected(
             env, policy=ScriptedPolicy(lambda chat: CALL), dialog_turns_per_batch=4, total_dialog_turns=8
         )
-        try:
-            batches = list(collector)
-        finally:
-            collector.shutdown()
         assert batches
         assert all(batch["next", "agentic", "any_tool_calls"].all() for batch in batches)
 
     def test_a_policy_version_is_tracked(self):
         """The collector appends a transform of its own to the environment."""
         env = TransformedEnv(dataset_env(1), ToolCompose([add, StopTool()]), auto_unwrap=False)
-        collector = LLMCollector(
+        batches = collected(
             env,
             policy=ScriptedPolicy(answer_or_call),
             dialog_turns_per_batch=2,
             total_dialog_turns=4,
             track_policy_version=True,
         )
-        try:
-            batches = list(collector)
-        finally:
-            collector.shutdown()
         assert len(batches) == 2
         assert all("policy_version" in set(batch["next"].keys()) for batch in batches)
         assert batches[0]["next", "agentic", "any_tool_calls"].all()
@@ -181,18 +166,17 @@ class TestAsync:
     @pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
     def test_a_collector_gets_whole_trajectories_each_with_its_own_state(self, backend):
         env = AsyncEnvPool([count_env] * 2, backend=backend, stack="lazy", **exchange(backend))
-        collector = LLMCollector(
-            env,
-            policy=ScriptedPolicy(count_to_three),
-            dialog_turns_per_batch=1,
-            total_dialog_turns=12,
-            yield_completed_trajectories=True,
-        )
         try:
-            found = [trajectory.reshape(-1) for trajectory in collector]
+            found = collected(
+                env,
+                policy=ScriptedPolicy(count_to_three),
+                dialog_turns_per_batch=1,
+                total_dialog_turns=12,
+                yield_completed_trajectories=True,
+            )
         finally:
-            collector.shutdown()
             env._maybe_shutdown()
+        found = [trajectory.reshape(-1) for trajectory in found]
         assert found
         for trajectory in found:
             assert results(trajectory[-1:]["next"]) == [["1", "2", "3", "[stop] done"]]
@@ -205,3 +189,12 @@ def count_to_three(chat):
 
 def exchange(backend):
     return {"exchange": "queue"} if backend == "multiprocessing" else {}
+
+
+def collected(env, **options):
+    """Give all that a collector yields, and shut it down."""
+    collector = LLMCollector(env, **options)
+    try:
+        return list(collector)
+    finally:
+        collector.shutdown()
