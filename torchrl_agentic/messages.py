@@ -235,7 +235,8 @@ class ParsedCall:
 
     Where `error` is set, `args` is empty, and `tool` is empty if not even the name could be read. `index`
     counts the attempts of a message from 0. `span`: the attempt is `raw[span[0]:span[1]]`, in characters;
-    None where a call was no text. `notes`: one word for each liberty that was taken in reading it.
+    None where a call was no text. `token_span`: the same in tokens, where it was read from tokens. `notes`:
+    one word for each liberty that was taken in reading it.
     """
 
     tool: str
@@ -245,6 +246,7 @@ class ParsedCall:
     error: CallError | None = None
     index: int = field(default=0, kw_only=True)
     span: tuple[int, int] | None = field(default=None, kw_only=True)
+    token_span: tuple[int, int] | None = field(default=None, kw_only=True)
     notes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
@@ -337,6 +339,49 @@ class Turn:
     context: tuple[Message, ...] = ()
     notes: tuple[str, ...] = ()
     row: int = 0
+
+
+class _Call:
+    """A `ParsedCall` that is being made: same slots, but not frozen yet."""
+
+    __slots__ = ("args", "call_id", "error", "index", "notes", "span", "tag", "token_span", "tool")
+
+
+class _Result:
+    """A `ParseResult` that is being made."""
+
+    __slots__ = ("calls", "notes", "raw", "reasoning", "text")
+
+
+def clean_call(
+    tool: str, args: Mapping[str, JSON], call_id: str, index: int, span: tuple[int, int]
+) -> ParsedCall:
+    """Make the `ParsedCall` of a call that was read without any liberty, in a third of the time.
+
+    A frozen dataclass sets field by field through `object.__setattr__`, half of what reading a call costs.
+    """
+    call: Any = _Call()
+    call.tool = tool
+    call.args = args
+    call.call_id = call_id
+    call.tag = call.error = call.token_span = None
+    call.index = index
+    call.span = span
+    call.notes = ()
+    call.__class__ = ParsedCall
+    return call
+
+
+def clean_result(text: str, calls: tuple[ParsedCall, ...], raw: str) -> ParseResult:
+    """Make the `ParseResult` of a message that was read without any liberty, like `clean_call`."""
+    result: Any = _Result()
+    result.text = text
+    result.calls = calls
+    result.raw = raw
+    result.reasoning = ""
+    result.notes = ()
+    result.__class__ = ParseResult
+    return result
 
 
 def claim_id(wanted: str, taken: set[str]) -> str:

@@ -1,13 +1,19 @@
 """Every parser keeps the promises of `ParserContract`."""
 
+from hypothesis import strategies as st
+
 from torchrl_agentic.parsers import (
     AnthropicToolUseParser,
     HermesParser,
     JSONToolCallParser,
     OpenAIToolCallParser,
     XMLToolCallParser,
+    get_parser,
 )
 from torchrl_agentic.testing import ParserContract
+
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+XML_CALL = "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"
 
 
 class TestHermes(ParserContract):
@@ -95,3 +101,155 @@ class TestAnthropic(ParserContract):
         {"content": [{"type": "tool_use", "id": "1", "name": "f", "input": [1]}]},
         {"content": [{"type": "tool_use", "id": "1", "name": "f", "input": "{oops"}]},
     )
+
+
+class TestQwen3Coder(ParserContract):
+    parser = get_parser("qwen3_coder")
+    markers = (
+        "<tool_call>\n", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "\n</parameter>\n",
+        "<tool_call>\n<function=f>\n<parameter=a>\n", "<parameter=", "\n<parameter=a>\n", ">", XML_CALL,
+    )  # fmt: skip
+
+
+class TestSeedOSS(ParserContract):
+    parser = get_parser("seed_oss")
+    markers = ("<seed:tool_call>", "</seed:tool_call>", "<function=f>", "</function>", XML_CALL)
+
+
+class TestMiniMaxM2(ParserContract):
+    parser = get_parser("minimax_m2")
+    markers = (
+        "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>", "</parameter>",
+        '<parameter name="a">', "<invoke", "<parameter", '<invoke name="',
+    )  # fmt: skip
+
+
+class TestDeepSeekV32(ParserContract):
+    parser = get_parser("deepseek_v32")
+    markers = (
+        "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', "</｜DSML｜invoke>",
+        '<｜DSML｜parameter name="a" string="true">', '<｜DSML｜parameter name="a" string="false">',
+        "</｜DSML｜parameter>",
+    )  # fmt: skip
+
+
+class TestDeepSeekV4(ParserContract):
+    parser = get_parser("deepseek_v4")
+    markers = (
+        "<｜DSML｜tool_calls>",
+        "</｜DSML｜tool_calls>",
+        '<｜DSML｜invoke name="f">',
+        "</｜DSML｜invoke>",
+    )
+
+
+class TestGLM45(ParserContract):
+    parser = get_parser("glm45")
+    markers = (
+        "<tool_call>f", "</tool_call>", "<arg_key>", "a</arg_key>", "<arg_value>", "</arg_value>",
+        "<arg_key>a</arg_key>\n<arg_value>",
+    )  # fmt: skip
+
+
+class TestDeepSeekV3(ParserContract):
+    parser = get_parser("deepseek_v3")
+    markers = (
+        "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>", "function", "f", "\n```json\n", "\n```",
+    )  # fmt: skip
+
+
+class TestDeepSeekV31(ParserContract):
+    parser = get_parser("deepseek_v31")
+    markers = (
+        "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>", "f",
+    )  # fmt: skip
+
+
+class TestKimiK2(ParserContract):
+    parser = get_parser("kimi_k2")
+    markers = (
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "functions.f:0",
+        "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+    )  # fmt: skip
+
+
+class TestMistral(ParserContract):
+    parser = get_parser("mistral")
+    markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "abcdefghi", f"[{CALL}]", "f", "[TOOL_CALLS]f[ARGS]")
+
+
+class TestLlama3JSON(ParserContract):
+    parser = get_parser("llama3_json")
+    at_line_start = True
+    markers = (
+        "<|python_tag|>", '{"name": "f", "parameters": {}}', '{"name": "f", "parameters": {', "; ",
+        'f.call(query="x")', "\n",
+    )  # fmt: skip
+
+
+class TestGranite(ParserContract):
+    parser = get_parser("granite")
+    markers = ("<|tool_call|>", "<tool_call>", f"[{CALL}]", CALL)
+
+
+class TestGranite20B(ParserContract):
+    parser = get_parser("granite-20b-fc")
+    markers = ("<function_call>", f"[{CALL}]", CALL)
+
+
+class TestPhi4Mini(ParserContract):
+    parser = get_parser("phi4_mini")
+    markers = ("functools", f"[{CALL}]", CALL)
+
+
+class TestPythonic(ParserContract):
+    parser = get_parser("pythonic")
+    at_line_start = True
+    markers = (
+        "<|python_start|>", "<|python_end|>", "\n[f(a='x')]", "[f(", "a=1", ")]", "'''", "\\'", ", ", "#",
+    )  # fmt: skip
+
+
+class TestOLMo3(ParserContract):
+    parser = get_parser("olmo3")
+    markers = ("<function_calls>", "</function_calls>", "f(a='x')", "f(", "a=1", ")", "'''", '"""')
+
+
+class TestLFM2(ParserContract):
+    parser = get_parser("lfm2")
+    markers = ("<|tool_call_start|>", "<|tool_call_end|>", "[f(a='x')]", "[f(", "a=1", ")]", "'''", '"""')
+
+
+class TestHarmony(ParserContract):
+    parser = get_parser("harmony")
+    markers = (
+        "<|start|>assistant", "<|channel|>", "commentary", "analysis", " to=functions.f", " <|constrain|>json",
+        "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>functions.f to=assistant", "{}",
+    )  # fmt: skip
+
+
+class TestTags(ParserContract):
+    parser = get_parser("tags")
+    markers = ("<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>")
+    calls = st.tuples(st.just("search"), st.fixed_dictionaries({"query": st.text(min_size=1)}))
+
+    def example(self):
+        return "search", {"query": "x" * 100}
+
+
+class TestFence(ParserContract):
+    parser = get_parser("fence")
+    at_line_start = True
+    markers = ("```python\n", "\n```", "\n```\n", "```py", "``", "`")
+    calls = st.tuples(st.just("python"), st.fixed_dictionaries({"code": st.text(min_size=1)}))
+
+    def example(self):
+        return "python", {"code": "x" * 100}
+
+
+class TestReAct(ParserContract):
+    parser = get_parser("react")
+    at_line_start = True
+    markers = ("Action: f\n", "Action Input:", "Action Input: {}", "\nObservation:", "\nThought:", "Action:")

@@ -8,6 +8,7 @@ import pytest
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import (
+    LIMITS,
     AnthropicToolUseParser,
     HermesParser,
     JSONToolCallParser,
@@ -16,7 +17,6 @@ from torchrl_agentic.parsers import (
     XMLToolCallParser,
     get_parser,
 )
-from torchrl_agentic.parsers.base import MAX_CALLS
 
 P = '{"name": "add", "arguments": {"a": 1}}'
 ADD = ("add", {"a": 1})
@@ -110,7 +110,7 @@ def test_the_first_256_calls_are_read_however_they_are_written():
     """Two lists of 200 hold 400 calls; the limit is on the message."""
     calls = HermesParser().parse(T("[" + ",".join([P] * 200) + "]") * 2).calls
     assert len(calls) == 400
-    assert sum(call.error is None for call in calls) == MAX_CALLS
+    assert sum(call.error is None for call in calls) == LIMITS.calls
     assert {call.error.code for call in calls if call.error} == {"over_limit"}
 
 
@@ -146,7 +146,7 @@ def test_ids_are_the_models_or_derived_and_never_the_same():
     with_id = '{"name": "f", "id": "mine"}'
     calls = HermesParser().parse(T(with_id) + T(with_id) + T(P), turn=4).calls
     assert [call.call_id for call in calls] == ["mine", "mine_2", "call_4_2"]
-    assert calls[1].notes == ("duplicate_id",)
+    assert calls[1].notes == ("missing_args", "duplicate_id")
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,33 @@
 """Parsers: one file per format, and the names they are known by.
 
-To add one: write a subclass of `ToolCallParser` (or of `TextParser`, where calls stand in the text) in a file
-of its own, add a line to `PARSERS`, and let a test inherit `testing.ParserContract`.
+To add one: subclass what comes nearest, such as `HermesParser`'s `JSONBlockParser`, or `TextParser`, in a file of
+its own; add a line to `registry.PARSERS`; let a test inherit `testing.ParserContract`.
 """
 
-from torchrl_agentic.parsers.base import ToolCallParser
+from torchrl_agentic.parsers.base import LIMITS, Limits, Stream, ToolCallParser
+from torchrl_agentic.parsers.events import CallFailed, CallReady, TextDelta
 from torchrl_agentic.parsers.hermes import HermesParser
 from torchrl_agentic.parsers.json_block import JSONToolCallParser
-from torchrl_agentic.parsers.registry import PARSERS, get_parser
+from torchrl_agentic.parsers.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.registry import ALIASES, PARSERS, get_parser
 from torchrl_agentic.parsers.structured import AnthropicToolUseParser, OpenAIToolCallParser
 from torchrl_agentic.parsers.text import TextParser
 from torchrl_agentic.parsers.xml import XMLToolCallParser
 
 __all__ = [
+    "ALIASES",
+    "LIMITS",
     "PARSERS",
     "AnthropicToolUseParser",
+    "CallFailed",
+    "CallReady",
     "HermesParser",
+    "JSONBlockParser",
     "JSONToolCallParser",
+    "Limits",
     "OpenAIToolCallParser",
+    "Stream",
+    "TextDelta",
     "TextParser",
     "ToolCallParser",
     "XMLToolCallParser",

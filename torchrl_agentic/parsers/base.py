@@ -3,49 +3,123 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, cast
 
-from torchrl_agentic.messages import JSON, CallError, ParsedCall, ParseResult, ToolResult, claim_id, encodable
+from torchrl_agentic.messages import (
+    JSON,
+    Content,
+    Fields,
+    ParsedCall,
+    ParseResult,
+    ToolResult,
+    content_text,
+    fields_of,
+)
+from torchrl_agentic.parsers.events import Event, TextDelta, events_of
+from torchrl_agentic.tool import Tool
 
-MAX_CALLS = 256
-"""How many calls of one message are read; the others are error entries. Reading an error costs time too."""
-EXCERPT = 40
-"""How many characters of the model's text an error message quotes."""
+Tools = Iterable[Tool | Fields] | Mapping[str, Fields]
+"""The tools there are: `Tool`s, their specs as API servers have them, or name → JSON Schema of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of one message is read. What is beyond becomes an error entry and is never cut.
+
+    calls: how many; telling what is wrong with one costs time too. argument_bytes: of one call, in UTF-8.
+    depth: of brackets inside brackets.
+    """
+
+    calls: int = 256
+    argument_bytes: int = 4_000_000
+    depth: int = 200
+
+    def __post_init__(self) -> None:
+        """Refuse what would let nothing through."""
+        if min(self.calls, self.argument_bytes, self.depth) < 1:
+            raise ValueError(f"limits are 1 at least; got {self}")
+
+
+LIMITS = Limits()
+
+
+class Tokenizer(Protocol):
+    """What reading tokens needs of a tokenizer; those of transformers have it."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Give the text of some tokens."""
+        ...
+
+    def convert_tokens_to_ids(self, tokens: str) -> int | None:
+        """Give the id of a token; that of the unknown token, or None, if there is no such token."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        """Give the token of an id."""
+        ...
 
 
 class ToolCallParser(ABC):
     """The format in which a family of models calls tools. It has no state; one object serves everybody.
 
-    name: how it is registered. stop: strings after which a model that waits for results must stop.
+    name: how it is registered. stop: strings at which a model that waits for results must stop. result_role:
+    the role of the messages that answer.
 
     Promises, which `testing.ParserContract` checks: `parse` never raises on what a model writes, gives one
     entry per attempt in the order written, loses no byte (`text` and the spans of the calls make up `raw`),
     and gives the same ids for the same text. `parse(render_call(call))` gives the call back. A message may be
-    a mapping, whose content is text, None or a list of parts (`messages.content_text` reads all three). Of
-    more than `MAX_CALLS` calls the others are error entries with the code "over_limit".
+    a mapping, whose content is text, None or a list of parts (`messages.content_text` reads all three). Calls
+    beyond `limits` are error entries with the code "over_limit" or "too_large".
 
     `parsers.text.TextParser` does most of it for formats with an opener: subclass that one if you can.
     """
 
     name: ClassVar[str] = ""
-    stop: ClassVar[tuple[str, ...]] = ()
+    stop: tuple[str, ...] = ()
+    result_role: str = "tool"
+    limits: Limits = LIMITS
 
     @abstractmethod
-    def parse(self, response: str | Mapping[str, JSON], *, turn: int = 0) -> ParseResult:
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
         """Read one assistant message: its text, or a mapping as API servers and chat histories have it.
 
-        turn: goes into the ids of calls that bring none, `call_{turn}_{index}`.
+        tools: what may be called, for formats whose values have no types of their own. turn: goes into the
+        ids of calls that bring none, `call_{turn}_{index}`.
         """
+
+    def parse_tokens(
+        self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
+        """Read the tokens that a model sampled.
+
+        Where the tokenizer has the markers of the format as tokens of their own, only those count: the same
+        characters, spelled with others, are text.
+        """
+        return self.parse(tokenizer.decode(ids, skip_special_tokens=False), tools=tools, turn=turn)
+
+    def stream(self, *, tools: Tools | None = None, turn: int = 0) -> Stream:
+        """Read a message while it is being written."""
+        return WholeStream(self, tools, turn)
 
     @abstractmethod
     def render_call(self, call: ParsedCall) -> str:
-        """Write a call as the model would, for few-shot prompts, scripted policies and tests."""
+        """Write a call as the model would, for few-shot prompts, scripted policies and tests.
+
+        Raises:
+            ValueError: the format cannot say it.
+        """
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls as one message would hold them."""
+        return "\n".join(map(self.render_call, calls))
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as a message: role, content, and whatever else the family needs."""
-        return {"role": "tool", "content": result.text, "tool_call_id": call_id}
+        """Write one result as a message: role, content, and whatever else the family's template reads."""
+        return {"role": self.result_role, "content": result.text, "tool_call_id": call_id}
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
         """Write all results of a turn, in the order of the calls.
@@ -54,8 +128,20 @@ class ToolCallParser(ABC):
         """
         return [self.render_result(call.call_id, result) for call, result in zip(calls, results, strict=True)]
 
+    def structural_tag(
+        self, tools: Tools, *, tool_choice: str = "auto", parallel: bool = True
+    ) -> dict[str, JSON] | None:
+        """Describe the calls of these tools as an xgrammar structural tag, or None where there is none.
+
+        As JSON it is what vLLM's `StructuredOutputsParams(structural_tag=…)` takes: free text stays free, a
+        call cannot be malformed. The behaviour policy is then the masked one: see the README on log-probs.
+        tool_choice: "auto", or "required" for one call at least. parallel: whether there may be several.
+        """
+        del tools, tool_choice, parallel
+        return None
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in vars(self).items())})"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -64,54 +150,83 @@ class ToolCallParser(ABC):
         return hash(type(self))
 
 
-@dataclass(slots=True)
-class Attempt:
-    """What a format found at one place of a message, before it has an id; still being written."""
+class Stream(ABC):
+    """A message that is being written: `feed` what arrives, act on the events, then `close`."""
 
-    tool: str = ""
-    args: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
-    error: CallError | None = None
-    call_id: str | None = None
-    tag: str | None = None
-    span: tuple[int, int] | None = None
-    notes: tuple[str, ...] = ()
+    @abstractmethod
+    def feed(self, chunk: str) -> list[Event]:
+        """Take the next piece of text, of any size; give what is certain by now.
 
+        A call comes as one event, when its block has closed; never a part of one.
+        """
 
-class Unreadable(ValueError):
-    """An attempt cannot be read. at: where in the text it broke, in characters."""
+    @abstractmethod
+    def close(self) -> ParseResult:
+        """Say that nothing more comes. The result is that of `parse` on all the text.
 
-    def __init__(self, code: str, reason: str, at: int | None = None) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.at = at
+        What became certain only by the end is not among the events: `last_events` has it.
+        """
 
-
-def number(attempts: Sequence[Attempt], turn: int) -> tuple[ParsedCall, ...]:
-    """Give the attempts of a message ids: the model's own, or `call_{turn}_{index}`, no two the same."""
-    taken: set[str] = set()
-    calls: list[ParsedCall] = []
-    for index, attempt in enumerate(attempts):
-        wanted = attempt.call_id or f"call_{turn}_{index}"
-        call_id = claim_id(wanted, taken)
-        notes = attempt.notes if call_id == wanted else (*attempt.notes, "duplicate_id")
-        error, span = attempt.error, attempt.span
-        call = ParsedCall(
-            attempt.tool, attempt.args, call_id, attempt.tag, error, index=index, span=span, notes=notes
-        )
-        calls.append(call)
-    return tuple(calls)
+    last_events: Sequence[Event] = ()
+    """After `close`: what became certain by the end alone."""
 
 
-def explain(index: int, error: Unreadable, text: str, shape: str) -> CallError:
-    """Tell the model what was read, where it broke, and what a right call looks like."""
-    where = ""
-    if error.at is not None:
-        where = f" at character {error.at}"
-        if excerpt := text[error.at : error.at + EXCERPT]:
-            where += f", near {encodable(excerpt)!r}"
-    return CallError(error.code, f"call {index + 1} was not run: {error}{where}. Send it again as {shape}")
+class WholeStream(Stream):
+    """The stream of a format that can only be read as a whole."""
+
+    def __init__(self, parser: ToolCallParser, tools: Tools | None, turn: int) -> None:
+        self._parser, self._tools, self._turn = parser, tools, turn
+        self._chunks: list[str] = []
+
+    def feed(self, chunk: str) -> list[Event]:
+        """Keep it."""
+        self._chunks.append(chunk)
+        return []
+
+    def close(self) -> ParseResult:
+        """Read it."""
+        result = self._parser.parse("".join(self._chunks), tools=self._tools, turn=self._turn)
+        text: list[Event] = [TextDelta(result.text)] if result.text else []
+        self.last_events = [*text, *events_of(result.calls)]
+        return result
 
 
-def over_limit(index: int) -> CallError:
-    """Tell the model that it wrote too many calls."""
-    return CallError("over_limit", f"call {index + 1} was not run: at most {MAX_CALLS} calls per message")
+def schemas_of(tools: Tools | None) -> Mapping[str, Fields] | None:
+    """Give name → JSON Schema of the input, whichever way the tools are given.
+
+    Raises:
+        TypeError: one of them is no tool.
+    """
+    if tools is None or isinstance(tools, Mapping):
+        return cast("Mapping[str, Fields] | None", tools)
+    schemas: dict[str, Fields] = {}
+    for tool in tools:
+        if isinstance(tool, Mapping):
+            function = fields_of(tool.get("function")) or tool
+            name, schema = function.get("name"), fields_of(function.get("parameters")) or {}
+        else:
+            name, schema = getattr(tool, "name", None), cast("Fields", getattr(tool, "input_schema", {}))
+        if not isinstance(name, str):
+            raise TypeError(f"a tool is a Tool or its spec, with a name; got {tool!r}")
+        schemas[name] = schema
+    return schemas
+
+
+def specs_of(tools: Tools) -> list[dict[str, JSON]]:
+    """Give the tools as chat templates and API servers have them: `{"type": "function", "function": …}`."""
+    if isinstance(tools, Mapping):
+        described = cast("Mapping[str, Fields]", tools)
+        tools = [
+            {"name": name, "description": "", "parameters": schema} for name, schema in described.items()
+        ]
+    return [
+        tool.spec()
+        if isinstance(tool, Tool)
+        else {"type": "function", "function": tool.get("function", tool)}
+        for tool in tools
+    ]
+
+
+def message_text(response: str | Mapping[str, JSON]) -> str:
+    """All text of a message, given as such or as a mapping."""
+    return response if isinstance(response, str) else content_text(cast("Content", response.get("content")))

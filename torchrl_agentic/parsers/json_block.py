@@ -7,22 +7,13 @@ from typing import ClassVar, cast
 
 from torchrl_agentic.messages import (
     JSON,
-    Content,
     ParsedCall,
     ParseResult,
     ToolResult,
-    content_text,
     fields_of,
 )
-from torchrl_agentic.parsers.base import (
-    MAX_CALLS,
-    Attempt,
-    ToolCallParser,
-    Unreadable,
-    explain,
-    number,
-    over_limit,
-)
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
+from torchrl_agentic.parsers.base import ToolCallParser, Tools, message_text
 from torchrl_agentic.parsers.jsontext import (
     decode,
     dumps,
@@ -47,11 +38,12 @@ class JSONToolCallParser(ToolCallParser):
         '{"message": "text", "tools": [{"tool": "tool name", "args": {"argument": "value"}}]}'
     )
 
-    def parse(self, response: str | Mapping[str, JSON], *, turn: int = 0) -> ParseResult:
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
         """Read one assistant message."""
-        text = (
-            response if isinstance(response, str) else content_text(cast("Content", response.get("content")))
-        )
+        del tools
+        text = message_text(response)
         if not isinstance(response, str) and "tools" in response:
             return self._result(response, response, "", turn)
         start = skip_whitespace(text, 0)
@@ -83,8 +75,8 @@ class JSONToolCallParser(ToolCallParser):
         return ParseResult(f"{text}\n{rest}" if rest else text, number(attempts, turn), raw)
 
     def _attempt(self, item: JSON, index: int) -> Attempt:
-        if index >= MAX_CALLS:
-            return Attempt(error=over_limit(index))
+        if index >= self.limits.calls:
+            return Attempt(error=over_limit(index, self.limits.calls))
         fields = fields_of(item) or {}
         tag = text_of(fields.get("tag"))
         call_id = text_of(fields.get("id")) or tag

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from json.decoder import JSONDecodeError
 from typing import Any, NoReturn, cast
 
 from torchrl_agentic.messages import JSON, is_encodable
-from torchrl_agentic.parsers.base import Attempt, Unreadable
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.base import LIMITS, Limits
 
-MAX_DEPTH = 200
 _WHITESPACE = re.compile("[ \t\n\r\ufeff]*+")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_BEGIN, _END = ("{", "["), ("}", "]")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -27,7 +29,8 @@ def _finite(text: str) -> float:
 
 
 _decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
-_scan_once = _decoder.scan_once
+scan_once: Callable[[str, int], tuple[JSON, int]] = _decoder.scan_once
+"""`decode` without its checks, and with the errors of `json`."""
 
 
 def skip_whitespace(text: str, at: int) -> int:
@@ -38,47 +41,103 @@ def skip_whitespace(text: str, at: int) -> int:
     return found.end() if found is not None else at
 
 
-def decode(text: str, at: int) -> tuple[JSON, int]:
-    """Read the JSON value that begins at `at`; give it and where it ends.
+def decode(text: str, at: int, limits: Limits = LIMITS) -> tuple[JSON, int]:
+    """Read the JSON object or array that begins at `at`; give it and where it ends.
 
     Raises:
-        Unreadable: there is none, or it is nested too deep, or holds what JSON cannot say.
+        Unreadable: there is none, or it is nested too deep or too large, or holds what JSON cannot say.
     """
+    if text[at : at + 1] not in _BEGIN:
+        raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
     try:
-        value, end = _scan_once(text, at)
+        value, end = scan_once(text, at)
     except StopIteration as error:
-        raise Unreadable("invalid_json", "invalid JSON, expecting value", error.value) from None
+        raise _broken(text, at, "expecting value", error.value, limits) from None
     except JSONDecodeError as error:
-        raise Unreadable("invalid_json", f"invalid JSON, {error.msg.lower()}", error.pos) from None
+        raise _broken(text, at, error.msg.lower(), error.pos, limits) from None
     except RecursionError:
-        raise Unreadable("too_deep", "its JSON is nested too deep", at) from None
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", at) from None
     except Unreadable as error:
         error.at = at
         raise
     except ValueError:  # an integer of more digits than Python converts
         raise Unreadable("invalid_json", "invalid JSON, a number has too many digits", at) from None
-    # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
-    if text.count("[", at, end) + text.count("{", at, end) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        raise Unreadable("too_deep", f"its JSON is nested deeper than {MAX_DEPTH}", at)
-    if (text.find("\\ud", at, end) >= 0 or text.find("\\uD", at, end) >= 0) and not is_encodable(
-        json.dumps(value, ensure_ascii=False)
-    ):
-        raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", at)
+    check(value, text, at, end, limits)
     return value, end
 
 
-def _depth(value: JSON) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        below: list[JSON] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += cast("dict[str, JSON]", item).values()
-            elif isinstance(item, list):
-                below += cast("list[JSON]", item)
-        level = below
-    return depth
+def decode_any(text: str, limits: Limits = LIMITS) -> JSON:
+    """Read a text that is one JSON value of any kind, white space aside.
+
+    Raises:
+        Unreadable: it is not.
+    """
+    start = skip_whitespace(text, 0)
+    try:
+        value, end = scan_once(text, start)
+        check(value, text, start, end, limits)
+    except Unreadable:
+        raise
+    except (StopIteration, ValueError, RecursionError):
+        raise Unreadable("invalid_json", "invalid JSON", start) from None
+    if skip_whitespace(text, end) != len(text):
+        raise Unreadable("extra_data", "behind the JSON stands something else", end)
+    return value
+
+
+def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
+    """See that a value that was read from `start` to `end` is within the limits, and is JSON to everybody.
+
+    Raises:
+        Unreadable: it is not.
+    """
+    # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
+    if end - start > limits.depth and _is_too_deep(text, start, end, limits):
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
+    if not fits(text, start, end, limits):
+        raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start)
+    if text.find("\\", start, end) < 0:
+        return
+    hides = text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0
+    if hides and not is_encodable(json.dumps(value, ensure_ascii=False)):
+        raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", start)
+
+
+def fits(text: str, start: int, end: int, limits: Limits) -> bool:
+    """Whether a piece of text is within the limit on arguments."""
+    size = end - start
+    if size * 4 <= limits.argument_bytes:
+        return True
+    return size <= limits.argument_bytes and (
+        len(text[start:end].encode("utf-8", "surrogatepass")) <= limits.argument_bytes
+    )
+
+
+def _broken(text: str, start: int, reason: str, at: int, limits: Limits) -> Unreadable:
+    """What to say of JSON that breaks at `at`.
+
+    How deep Python reads before it gives up depends on its version; what we say must not.
+    """
+    if at - start > limits.depth and _is_too_deep(text, start, at, limits):
+        return Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
+    before = len(text[start:at].rstrip()) + start - 1 if text[at : at + 1] in _END else at
+    if text[before : before + 1] == ",":  # newer versions say so themselves, and at the comma
+        return Unreadable("invalid_json", "invalid JSON, a comma too many", before)
+    return Unreadable("invalid_json", f"invalid JSON, {reason}", at)
+
+
+def _is_too_deep(text: str, start: int, end: int, limits: Limits) -> bool:
+    if text.count("[", start, end) + text.count("{", start, end) <= limits.depth:
+        return False
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text, start, end):
+        if match[0] in "[{":
+            depth += 1
+            if depth > limits.depth:
+                return True
+        elif match[0] in "]}":
+            depth -= 1
+    return False
 
 
 def dumps(value: JSON) -> str:
@@ -86,23 +145,34 @@ def dumps(value: JSON) -> str:
     return json.dumps(value, ensure_ascii=False).replace("</", "<\\/")
 
 
-def read_call(value: JSON) -> Attempt:
+def read_call(value: JSON, key: str = "arguments") -> Attempt:
     """Read a decoded call: `{"name", "arguments"}`, or the same under "function" as OpenAI has it.
+
+    key: what the format calls the arguments; "arguments" and "parameters" are both read.
 
     Raises:
         Unreadable: it has no name, or its arguments are no object.
     """
     if not isinstance(value, dict):
-        raise Unreadable("missing_name", 'a call is an object with "name" and "arguments"')
+        raise Unreadable("missing_name", f'a call is an object with "name" and "{key}"')
     fields, notes = cast("dict[str, Any]", value), ()
     inner = fields.get("function")
-    call_id = fields.get("id")
+    call_id = text_of(fields.get("id"))
     if isinstance(inner, dict) and "name" not in fields:
         fields, notes = cast("dict[str, Any]", inner), ("openai_shape",)
-    name = read_name(fields)
-    raw = fields.get("arguments", fields.get("parameters"))
-    args, more = read_arguments(raw)
-    return Attempt(name, args, call_id=text_of(call_id), notes=(*notes, *more))
+    try:
+        name = read_name(fields)
+    except Unreadable as error:
+        error.call_id = call_id
+        raise
+    used = next((other for other in (key, "arguments", "parameters") if other in fields), key)
+    try:
+        args, more = read_arguments(fields.get(used))
+    except Unreadable as error:
+        error.tool, error.call_id = name, call_id
+        raise
+    alias = () if used == key else ("args_alias",)
+    return Attempt(name, args, call_id=call_id, notes=(*notes, *more, *alias))
 
 
 def text_of(value: JSON) -> str | None:
@@ -131,7 +201,7 @@ def read_arguments(value: JSON) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
     if isinstance(value, dict):
         return cast("dict[str, JSON]", value), ()
     if value is None or value == "":
-        return {}, ()
+        return {}, ("missing_args",)
     if isinstance(value, str):
         start = skip_whitespace(value, 0)
         decoded, end = decode(value, start)

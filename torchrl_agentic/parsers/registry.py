@@ -8,27 +8,70 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-from torchrl_agentic.parsers.base import ToolCallParser
+from torchrl_agentic.parsers.base import ToolCallParser, Tools
+from torchrl_agentic.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from torchrl_agentic.parsers.fence import FenceParser
+from torchrl_agentic.parsers.glm import GLM45Parser
+from torchrl_agentic.parsers.granite import Granite20BParser, GraniteParser
+from torchrl_agentic.parsers.harmony import HarmonyParser
 from torchrl_agentic.parsers.hermes import HermesParser
+from torchrl_agentic.parsers.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
 from torchrl_agentic.parsers.json_block import JSONToolCallParser
+from torchrl_agentic.parsers.kimi import KimiK2Parser
+from torchrl_agentic.parsers.llama import Llama3JSONParser
+from torchrl_agentic.parsers.mistral import MistralParser
+from torchrl_agentic.parsers.phi import Phi4MiniParser
+from torchrl_agentic.parsers.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
+from torchrl_agentic.parsers.qwen_coder import Qwen3CoderParser, SeedOSSParser
+from torchrl_agentic.parsers.react import ReActParser
 from torchrl_agentic.parsers.structured import AnthropicToolUseParser, OpenAIToolCallParser
+from torchrl_agentic.parsers.tags import TagsParser
 from torchrl_agentic.parsers.xml import XMLToolCallParser
 
-PARSERS: dict[str, Callable[[], ToolCallParser]] = {
+PARSERS: dict[str, Callable[..., ToolCallParser]] = {
     "hermes": HermesParser,
-    "qwen2.5": HermesParser,
-    "qwen25": HermesParser,
-    "qwen3": HermesParser,
-    "xml": XMLToolCallParser,
-    "json": JSONToolCallParser,
-    "json_block": JSONToolCallParser,
+    "qwen3_coder": Qwen3CoderParser,
+    "seed_oss": SeedOSSParser,
+    "llama3_json": Llama3JSONParser,
+    "pythonic": PythonicParser,
+    "olmo3": OLMo3Parser,
+    "lfm2": LFM2Parser,
+    "mistral": MistralParser,
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV31Parser,
+    "deepseek_v32": DeepSeekV32Parser,
+    "deepseek_v4": DeepSeekV4Parser,
+    "glm45": GLM45Parser,
+    "kimi_k2": KimiK2Parser,
+    "harmony": HarmonyParser,
+    "minimax_m2": MiniMaxM2Parser,
+    "granite": GraniteParser,
+    "granite-20b-fc": Granite20BParser,
+    "phi4_mini": Phi4MiniParser,
     "openai": OpenAIToolCallParser,
     "anthropic": AnthropicToolUseParser,
+    "xml": XMLToolCallParser,
+    "json": JSONToolCallParser,
+    "fence": FenceParser,
+    "tags": TagsParser,
+    "react": ReActParser,
 }
 """Registered name → what makes the parser. Other packages add entry points "torchrl_agentic.parsers"."""
 
+ALIASES = {
+    "qwen2.5": "hermes", "qwen25": "hermes", "qwen3": "hermes", "qwen3_json": "hermes", "granite4": "hermes",
+    "qwen3_xml": "qwen3_coder", "qwen3.5": "qwen3_coder", "seed": "seed_oss", "llama3": "llama3_json",
+    "llama4_pythonic": "pythonic", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32", "deepseekv4": "deepseek_v4", "glm": "glm45", "glm47": "glm45", "kimi": "kimi_k2",
+    "gpt-oss": "harmony", "minimax": "minimax_m2", "minimax-m2": "minimax_m2", "phi4_mini_json": "phi4_mini",
+    "retool": "fence", "search_r1": "tags", "json_block": "json",
+}  # fmt: skip
+"""Other names → registered ones: those of vLLM, SGLang, verl and TorchRL, and of models."""
 
-def get_parser(parser: Any) -> ToolCallParser:
+_MEANT = {"qwen": "hermes", "llama": "llama3_json", "deepseek": "deepseek_v31"}
+
+
+def get_parser(parser: Any, **options: Any) -> ToolCallParser:
     """Give the parser that is meant: an object, a registered name, an entry point's, or "module:attribute".
 
     An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and `render_result`.
@@ -41,8 +84,9 @@ def get_parser(parser: Any) -> ToolCallParser:
         return parser
     if not isinstance(parser, str):
         return _adapted(parser)
-    if parser in PARSERS:
-        return PARSERS[parser]()
+    name = ALIASES.get(parser, parser)
+    if name in PARSERS:
+        return PARSERS[name](**options)
     plugins = {entry.name: entry for entry in entry_points(group="torchrl_agentic.parsers")}
     if parser in plugins:
         return get_parser(_instance(plugins[parser].load()))
@@ -53,7 +97,9 @@ def get_parser(parser: Any) -> ToolCallParser:
         except (ImportError, AttributeError) as error:
             raise ValueError(f"parser {parser!r} cannot be imported: {error}") from error
     known = [*PARSERS, *plugins]
-    near = difflib.get_close_matches(parser, known, n=1)
+    near = (
+        [_MEANT[parser]] if parser in _MEANT else difflib.get_close_matches(parser, [*known, *ALIASES], n=1)
+    )
     meant = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"no parser is named {parser!r}{meant} Known: {', '.join(known)}, or 'module:attribute'")
 
@@ -72,8 +118,8 @@ class _Adapted(ToolCallParser):
         if hasattr(target, "render"):
             self.render = target.render
 
-    def parse(self, response: Any, *, turn: int = 0) -> Any:
-        """Hand it on; such a parser knows nothing of turns."""
+    def parse(self, response: Any, *, tools: Tools | None = None, turn: int = 0) -> Any:
+        """Hand it on; such a parser knows nothing of tools and turns."""
         return self.target.parse(response)
 
     def render_call(self, call: Any) -> str:  # pyright: ignore[reportRedeclaration]  replaced in __init__

@@ -15,15 +15,8 @@ from torchrl_agentic.messages import (
     content_text,
     fields_of,
 )
-from torchrl_agentic.parsers.base import (
-    MAX_CALLS,
-    Attempt,
-    ToolCallParser,
-    Unreadable,
-    explain,
-    number,
-    over_limit,
-)
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
+from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, Tools
 from torchrl_agentic.parsers.jsontext import (
     decode,
     dumps,
@@ -35,15 +28,17 @@ from torchrl_agentic.parsers.jsontext import (
 )
 
 
-def attempts_of(items: Sequence[JSON], shape: str, notes: tuple[str, ...] = ()) -> list[Attempt]:
-    """Read a list of calls, each `{"name", "arguments"}` or OpenAI's.
+def attempts_of(
+    items: Sequence[JSON], shape: str, notes: tuple[str, ...] = (), limits: Limits = LIMITS, first: int = 0
+) -> list[Attempt]:
+    """Read a list of calls, each `{"name", "arguments"}` or OpenAI's; unreadable ones become error entries.
 
-    Unreadable ones become error entries.
+    first: the index that the first of them has in its message.
     """
     attempts: list[Attempt] = []
-    for index, item in enumerate(items):
-        if index >= MAX_CALLS:
-            attempts.append(Attempt(error=over_limit(index), call_id=_own_id(item)))
+    for index, item in enumerate(items, first):
+        if index >= limits.calls:
+            attempts.append(Attempt(error=over_limit(index, limits.calls), call_id=_own_id(item)))
             continue
         try:
             attempt = read_call(item)
@@ -76,11 +71,11 @@ def _own_name(item: JSON) -> str:
     return name if isinstance(name, str) else ""
 
 
-def structured_attempts(message: Mapping[str, JSON]) -> list[Attempt]:
+def structured_attempts(message: Mapping[str, JSON], limits: Limits = LIMITS) -> list[Attempt]:
     """Read the calls that a message keeps apart from its text: "tool_calls", or the older "function_call"."""
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple) and calls:
-        return attempts_of(cast("Sequence[JSON]", calls), OpenAIToolCallParser.shape)
+        return attempts_of(cast("Sequence[JSON]", calls), OpenAIToolCallParser.shape, limits=limits)
     single = message.get("function_call")
     return attempts_of([single], OpenAIToolCallParser.shape) if single else []
 
@@ -130,11 +125,14 @@ class OpenAIToolCallParser(ToolCallParser):
     name: ClassVar[str] = "openai"
     shape: ClassVar[str] = '{"type": "function", "function": {"name": "tool name", "arguments": "{…}"}}'
 
-    def parse(self, response: str | Mapping[str, JSON], *, turn: int = 0) -> ParseResult:
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
         """Read one assistant message."""
+        del tools
         message = _message(response)
         text = content_text(cast("Content", message.get("content")))
-        return ParseResult(text, number(structured_attempts(message), turn), response)
+        return ParseResult(text, number(structured_attempts(message, self.limits), turn), response)
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as an item of `tool_calls`, in JSON."""
@@ -148,8 +146,11 @@ class AnthropicToolUseParser(ToolCallParser):
     name: ClassVar[str] = "anthropic"
     shape: ClassVar[str] = '{"type": "tool_use", "id": "…", "name": "tool name", "input": {…}}'
 
-    def parse(self, response: str | Mapping[str, JSON], *, turn: int = 0) -> ParseResult:
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
         """Read one assistant message: its blocks, or the JSON of a block or of a message."""
+        del tools
         message = _message(response)
         blocks = message.get("tool_calls") if isinstance(response, str) else None
         content = blocks or message.get("content")
@@ -166,8 +167,8 @@ class AnthropicToolUseParser(ToolCallParser):
         return ParseResult(content_text(others), number(attempts, turn), response)
 
     def _attempt(self, block: Mapping[str, JSON], index: int) -> Attempt:
-        if index >= MAX_CALLS:
-            return Attempt(error=over_limit(index), call_id=_own_id(block))
+        if index >= self.limits.calls:
+            return Attempt(error=over_limit(index, self.limits.calls), call_id=_own_id(block))
         try:
             name = read_name(block)
             args, notes = read_arguments(block.get("input"))

@@ -3,148 +3,341 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal, TypeAlias
 
-from torchrl_agentic.messages import JSON, CallError, Content, ParseResult, content_text
+from torchrl_agentic.messages import JSON, ParseResult, ToolResult
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.base import (
-    MAX_CALLS,
-    Attempt,
+    LIMITS,
+    Limits,
+    Stream,
+    Tokenizer,
     ToolCallParser,
-    Unreadable,
-    explain,
-    number,
-    over_limit,
+    Tools,
+    message_text,
+    schemas_of,
 )
+from torchrl_agentic.parsers.defuse import defused
+from torchrl_agentic.parsers.events import Event
+from torchrl_agentic.parsers.fences import FENCES, closed_fence
+from torchrl_agentic.parsers.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.structured import structured_attempts
+from torchrl_agentic.parsers.tokens import Tokens
 
 THINK, THINK_END = "<think>", "</think>"
 
-
-class Cursor:
-    """A text that is being parsed, and what need not be looked for in it again."""
-
-    __slots__ = ("_none_from", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._none_from: dict[str, int] = {}
-
-    def find(self, marker: str, start: int) -> int:
-        """Like `str.find`.
-
-        That a marker does not come any more is found out once, which keeps parsing linear.
-        """
-        none_from = self._none_from.get(marker)
-        if none_from is not None and start >= none_from:
-            return -1
-        found = self.text.find(marker, start)
-        if found < 0:
-            self._none_from[marker] = start
-        return found
+ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
 
 class TextParser(ToolCallParser):
-    """A format with an opener. A subclass finds the next opener and reads the attempt behind it.
+    """A format with an opener. A subclass says what opens a call and reads the block behind it.
 
-    A call inside a closed `<think>…</think>` is a draft and stays text; after a `<think>` that never closes
-    it is a call, as models in training write it. Calls of a message mapping ("tool_calls") count where its
-    text has none.
+    openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
+    around all calls of a message in some formats. turn_end: tokens that end the message. forged: the tags of
+    results, which a model may write too; nothing between them is a call. fences_are_text: whether a call in a
+    Markdown fence is an example. shape: what a right call looks like, for error messages.
+
+    parse_reasoning: what to do with a call inside a closed `<think>…</think>`: leave it as "text", answer it
+    with an "error", or "execute" it. After a `<think>` that never closes a call is a call, as models in
+    training write it. reasoning_open: whether the prompt has opened the thinking already. tolerance:
+    "lenient" allows a closed list of fixes that lose nothing, each noted on the call (`parsers.lenient`).
+
+    Calls of a message mapping ("tool_calls") count where its text has none.
     """
 
-    shape: str = ""
-    """What a right call looks like, for error messages."""
+    openers: tuple[str, ...] = ()
     closer: ClassVar[str] = ""
-    """What ends a block; empty: nothing does."""
+    section: ClassVar[tuple[str, str]] = ("", "")
+    turn_end: ClassVar[tuple[str, ...]] = ()
+    forged: tuple[str, str] = ("", "")
+    fences_are_text: ClassVar[bool] = True
+    shape: str = ""
+
+    def __init__(
+        self,
+        *,
+        parse_reasoning: ReasoningPolicy = "text",
+        reasoning_open: bool = False,
+        tolerance: Literal["strict", "lenient"] = "strict",
+        limits: Limits = LIMITS,
+    ) -> None:
+        if parse_reasoning not in ("text", "error", "execute"):
+            raise ValueError(f'parse_reasoning is "text", "error" or "execute"; got {parse_reasoning!r}')
+        if tolerance not in ("strict", "lenient"):
+            raise ValueError(f'tolerance is "strict" or "lenient"; got {tolerance!r}')
+        self.parse_reasoning: ReasoningPolicy = parse_reasoning
+        self.reasoning_open = reasoning_open
+        self.tolerance = tolerance
+        self.limits = limits
+
+    # What a subclass supplies
 
     @abstractmethod
-    def find_opener(self, cursor: Cursor, start: int) -> int:
-        """Give the place of the next opener from `start` on, or -1."""
-
-    @abstractmethod
-    def read(self, cursor: Cursor, start: int) -> tuple[list[Attempt], int]:
-        """Read the block whose opener stands at `start`: its attempts, at least one, and where it ends.
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read the block whose opener stands at `start`: `reader.add` what it holds, give where it ends.
 
         Raises:
             Unreadable: the block is no call; it ends where `end_of_bad` says.
         """
 
-    def end_of_bad(self, cursor: Cursor, start: int) -> int:
-        """Give the end of the unreadable block at `start`: its closer, or the end of the text.
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether what looks like an opener at `start` begins an attempt."""
+        del reader, start
+        return True
+        yield
 
-        Nothing inside it is taken for an opener.
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable block at `start`: its closer, or the end of the text.
+
+        Looked for from where it broke; nothing inside is taken for an opener.
         """
-        closer = cursor.find(self.closer, start) if self.closer else -1
-        return len(cursor.text) if closer < 0 else closer + len(self.closer)
+        if not self.closer:
+            return (yield from self.end_of_text(reader))
+        closer = yield from reader.find(self.closer, max(start, broke))
+        return len(reader.text) if closer < 0 else closer + len(self.closer)
 
-    def parse(self, response: str | Mapping[str, JSON], *, turn: int = 0) -> ParseResult:
-        """Read one assistant message."""
-        if isinstance(response, str):
-            return self._parse_text(response, response, [], turn)
-        content = cast("Content", response.get("content"))
-        return self._parse_text(content_text(content), response, structured_attempts(response), turn)
+    # Three ways in
 
-    def _parse_text(
-        self, text: str, raw: str | Mapping[str, JSON], structured: list[Attempt], turn: int
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        attempts, reasoning, notes = self._scan(text)
-        if structured and not attempts:
-            attempts = structured
-        return ParseResult(
-            _outside(text, attempts), number(attempts, turn), raw, reasoning="".join(reasoning), notes=notes
+        """Read one assistant message."""
+        reader = Reader(message_text(response), tools=schemas_of(tools), turn=turn, limits=self.limits)
+        finish(self.scan(reader))
+        found = reader.result(response)
+        if isinstance(response, str) or found.calls:
+            return found
+        return replace(found, calls=number(structured_attempts(response, self.limits), turn))
+
+    def parse_tokens(
+        self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
+        """Read the tokens that a model sampled; see `ToolCallParser.parse_tokens`."""
+        tokens = Tokens(ids, tokenizer, self.control_markers())
+        reader = Reader(
+            tokens.text, tools=schemas_of(tools), turn=turn, limits=self.limits, exact=tokens.exact
         )
+        finish(self.scan(reader))
+        return tokens.with_token_spans(reader.result(tokens.text))
 
-    def _scan(self, text: str) -> tuple[list[Attempt], list[str], tuple[str, ...]]:
-        cursor, attempts, reasoning = Cursor(text), list[Attempt](), list[str]()
-        notes: tuple[str, ...] = ()
+    def stream(self, *, tools: Tools | None = None, turn: int = 0) -> Stream:
+        """Read a message while it is being written."""
+        reader = Reader(is_whole=False, tools=schemas_of(tools), turn=turn, limits=self.limits)
+        return TextStream(reader, self.scan(reader))
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format, and must not come out of a tool."""
+        markers = [*self.openers, self.closer, *self.turn_end, THINK, THINK_END]
+        markers += [*self.section, *self.forged]
+        return tuple(dict.fromkeys(marker for marker in markers if marker))
+
+    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        """Write one result as a message, in which no marker of the format can be forged."""
+        return {"role": self.result_role, "content": self.result_text(result), "tool_call_id": call_id}
+
+    def result_text(self, result: ToolResult) -> str:
+        """The text of a result, in which no marker of the format stands."""
+        return defused(result.text, self.control_markers())
+
+    # One pass over the message
+
+    def scan(self, reader: Reader) -> Steps[None]:
+        """Step: read the message."""
         at = 0
-        thought = text.find(THINK)
-        while (opener := self.find_opener(cursor, at)) >= 0 or thought >= 0:
-            if 0 <= thought < at:
-                thought = text.find(THINK, at)
+        watched = self.watched()
+        longest = max(map(len, watched))
+        if self.reasoning_open:
+            at = yield from self._reason(reader, 0)
+        while True:
+            place, marker = reader.first(watched, at)
+            if place < 0:
+                if reader.is_whole:
+                    reader.say(len(reader.text))
+                    return
+                at = max(at, len(reader.text) - longest + 1)
+                if not self._may_belong(reader, at):
+                    reader.say(at)
+                yield
                 continue
-            if thought >= 0 and (opener < 0 or thought < opener):
-                closed = text.find(THINK_END, thought)
-                if closed < 0:
-                    notes = ("unclosed_reasoning",) if opener >= 0 else notes
-                    thought = -1
-                    continue
-                reasoning.append(text[thought + len(THINK) : closed])
-                if 0 <= opener < closed:
-                    notes = ("call_in_reasoning",)
-                at = closed + len(THINK_END)
-                thought = text.find(THINK, at)
-                continue
-            found, at = self._read(cursor, opener, len(attempts))
-            attempts += found
-        return attempts, reasoning, notes
+            if not (marker == self.section[1] and self._may_belong(reader, place)):
+                reader.say(place)
+            at = yield from self._at_marker(reader, place, marker)
 
-    def _read(self, cursor: Cursor, start: int, index: int) -> tuple[list[Attempt], int]:
-        error: CallError
-        if index >= MAX_CALLS:
-            error = over_limit(index)
-        else:
-            try:
-                found, end = self.read(cursor, start)
-                # A block with several calls is the span of the first; the others stand at its end.
-                for offset, item in enumerate(found):
-                    item.span = (start, end)
-                    start = end
-                    if index + offset >= MAX_CALLS and item.error is None:
-                        item.args, item.error = {}, over_limit(index + offset)
-                return found, end
-            except Unreadable as unreadable:
-                error = explain(index, unreadable, cursor.text, self.shape)
-        end = self.end_of_bad(cursor, start)
-        return [Attempt(error=error, span=(start, end))], end
+    def watched(self) -> tuple[str, ...]:
+        """What `scan` stops at."""
+        fences = FENCES if self.fences_are_text else ()
+        markers = (*self.openers, *self.section, THINK, self.forged[0], *fences, *self.turn_end)
+        return tuple(filter(None, markers))
+
+    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: do what a marker asks for; give where to go on."""
+        if marker in self.openers:
+            if (yield from self.opens(reader, place)):
+                return (yield from self.attempt(reader, place))
+            return place + 1
+        if marker == self.section[0]:
+            return (yield from self._open_section(reader, place))
+        if marker == self.section[1]:
+            return self._close_section(reader, place)
+        if marker == THINK:
+            return (yield from self._reason(reader, place + len(THINK)))
+        if marker in FENCES:
+            return (yield from self._fence(reader, place, marker))
+        return (yield from self._forgery(reader, place, marker))
+
+    def attempt(
+        self, reader: Reader, start: int, read: Callable[[Reader, int], Steps[int]] | None = None
+    ) -> Steps[int]:
+        """Step: read the block whose opener stands at `start`, with `read` if it needs another one."""
+        index = len(reader.calls)
+        if index >= reader.limits.calls:
+            end = yield from self.end_of_bad(reader, start, start)
+            reader.add(Attempt(error=over_limit(index, reader.limits.calls)), start, end)
+            return end
+        try:
+            return (yield from (read or self.read)(reader, start))
+        except Unreadable as unreadable:
+            error = unreadable
+        end = yield from self.end_of_bad(reader, start, start if error.at is None else error.at)
+        if len(reader.calls) > index:  # the block held good calls before it broke
+            start = reader.covered
+        why = explain(len(reader.calls), error, reader.text, self.shape, end)
+        reader.add(Attempt(error.tool, error=why, call_id=error.call_id), start, end)
+        return end
+
+    # What is no call
+
+    def closing(self, reader: Reader, marker: str, start: int, since: int) -> Steps[int]:
+        """Step: like `Reader.find`; text up to the first opener from `since` on is certain meanwhile.
+
+        Should the marker never come, that opener begins a call.
+        """
+        while (found := reader.seek(marker, start)) < 0 and not reader.is_whole:
+            opener, _ = reader.first(self._calling, since)
+            reader.say(opener if opener >= 0 else len(reader.text) - max(map(len, self._calling)) + 1)
+            yield
+        return found
+
+    @property
+    def _calling(self) -> tuple[str, ...]:
+        """What begins calls."""
+        return tuple(filter(None, (*self.openers, self.section[0])))
+
+    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
+        """Step: read what the model thinks, from `inside` on."""
+        closed = yield from self.closing(reader, THINK_END, inside, inside)
+        opener, _ = reader.first(self._calling, inside)
+        if closed < 0:
+            if opener >= 0:
+                reader.note("unclosed_reasoning")
+            return inside
+        reader.reasoning.append(reader.text[inside:closed])
+        at = closed + len(THINK_END)
+        if 0 <= opener < closed:
+            reader.note("call_in_reasoning")
+            if self.parse_reasoning != "text":
+                at = max(at, (yield from self._drafts(reader, inside, closed)))
+        return at
+
+    def _drafts(self, reader: Reader, at: int, closed: int) -> Steps[int]:
+        """Step: read the calls inside a closed thought; give where the last of them ends."""
+        reader.drafts = self.parse_reasoning
+        while True:
+            place, marker = reader.first(self._calling, at)
+            if not 0 <= place < closed:
+                break
+            at = yield from self._at_marker(reader, place, marker)
+        reader.drafts = ""
+        return at
+
+    def _fence(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: read a Markdown fence; what it holds is text."""
+        end = yield from closed_fence(reader, place, marker, self.closing)
+        inside = place + len(marker)
+        if end >= 0 and 0 <= reader.first(self._calling, inside)[0] < end:
+            reader.note("call_in_fence")
+        return inside if end < 0 else end
+
+    def _forgery(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: read a result, or the end of the turn, that the model wrote itself; nothing behind it runs."""
+        inside = place + len(marker)
+        if marker == self.forged[0]:
+            reader.note("forged_result")
+            closed = yield from reader.find(self.forged[1], inside)
+            if closed >= 0:
+                return closed + len(self.forged[1])
+        elif (yield from reader.skip(inside)) < len(reader.text):
+            reader.note("forged_turn")
+        return (yield from self.end_of_text(reader))
+
+    def end_of_text(self, reader: Reader) -> Steps[int]:
+        """Step: give the end of the text, when all of it has come."""
+        while not reader.is_whole:
+            yield
+        return len(reader.text)
+
+    def _open_section(self, reader: Reader, place: int) -> Steps[int]:
+        """Step: read what opens a section of calls, and the first call in it."""
+        after = yield from reader.skip(place + len(self.section[0]))
+        reader.opened_at = place
+        opener = yield from reader.which(self.openers, after)
+        if opener and (yield from self.opens(reader, after)):
+            return (yield from self.attempt(reader, after))
+        return (yield from self.attempt(reader, after, self.read_odd_section))
+
+    def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
+        """Read a section in which at `start` something else than a call stands.
+
+        Raises:
+            Unreadable: always, but for formats that can make sense of it.
+        """
+        if start == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", start)
+        if (yield from reader.which(self.section[1:], start)):
+            raise Unreadable("empty", f"there is nothing between {self.section[0]} and its closer", start)
+        raise Unreadable("wrong_dialect", "this is not how calls are written here", start)
+        yield
+
+    def _may_belong(self, reader: Reader, place: int) -> bool:
+        """Whether the closer of a section at `place` is that of the last call's: little but blanks between."""
+        covered = reader.covered
+        if not self.section[1] or not reader.calls or place - covered > 16:
+            return False
+        return not reader.text[covered:place].strip()
+
+    def _close_section(self, reader: Reader, place: int) -> int:
+        end = place + len(self.section[1])
+        if self._may_belong(reader, place):
+            reader.extend(end)
+        return end
 
 
-def _outside(text: str, attempts: list[Attempt]) -> str:
-    """The text without the spans of the attempts."""
-    pieces: list[str] = []
-    at = 0
-    for attempt in attempts:
-        if attempt.span is not None:
-            pieces.append(text[at : attempt.span[0]])
-            at = attempt.span[1]
-    return "".join([*pieces, text[at:]]) if pieces else text
+class TextStream(Stream):
+    """A message in a text format that is being written."""
+
+    def __init__(self, reader: Reader, steps: Steps[None]) -> None:
+        self._reader = reader
+        self._steps = steps
+
+    def feed(self, chunk: str) -> list[Event]:
+        """Take the next piece of text; give what is certain by now."""
+        if self._reader.is_whole:
+            raise ValueError("the stream is closed; make another for the next message")
+        if chunk:
+            self._reader.append(chunk)
+            next(self._steps)
+        return self._taken()
+
+    def close(self) -> ParseResult:
+        """Say that nothing more comes; give what `parse` gives."""
+        if not self._reader.is_whole:
+            self._reader.is_whole = True
+            finish(self._steps)
+            self.last_events = self._taken()
+        return self._reader.result(self._reader.text)
+
+    def _taken(self) -> list[Event]:
+        events, self._reader.events = self._reader.events, []
+        return events

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.base import Attempt, Unreadable
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.jsontext import decode, skip_whitespace
-from torchrl_agentic.parsers.text import Cursor, TextParser
+from torchrl_agentic.parsers.reader import Reader, Steps
+from torchrl_agentic.parsers.text import TextParser
 
 # Possessive quantifiers (`++`, `*+`) take what they match for good, so that a failed match costs linear time.
 _ATTRIBUTE = re.compile(r"""\s++([\w:-]++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
@@ -26,74 +27,80 @@ class XMLToolCallParser(TextParser):
     """
 
     name: ClassVar[str] = "xml"
-    stop: ClassVar[tuple[str, ...]] = ()
-    closer: ClassVar[str] = "</tool>"
-    shape: str = '<tool name="tool name">{"argument": "value"}</tool>'
+    openers = ("<tool",)
+    closer = "</tool>"
+    forged = ("<tool_result", "</tool_result>")
+    shape = '<tool name="tool name">{"argument": "value"}</tool>'
 
-    def find_opener(self, cursor: Cursor, start: int) -> int:
-        """Give the place of the next `<tool` that is the whole name of a tag, or -1.
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether `<tool` is the whole name of a tag.
 
         A bare `<tool>` that nothing closes is prose about tools.
         """
-        while (start := cursor.find("<tool", start)) >= 0:
-            after = start + len("<tool")
-            if cursor.text.startswith(_AFTER_NAME, after):
-                return start
-            if cursor.text.startswith(">", after) and cursor.find(self.closer, after) >= 0:
-                return start
-            start = after
-        return -1
+        after = start + len(self.openers[0])
+        while len(reader.text) == after and not reader.is_whole:
+            yield
+        if reader.text.startswith(_AFTER_NAME, after):
+            return True
+        return reader.text.startswith(">", after) and (yield from reader.find(self.closer, after)) >= 0
 
-    def read(self, cursor: Cursor, start: int) -> tuple[list[Attempt], int]:
+    def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one element."""
-        text, at = cursor.text, start + len("<tool")
+        at = start + len(self.openers[0])
+        yield from reader.find(">", at)
         attributes: dict[str, str] = {}
-        while match := _ATTRIBUTE.match(text, at):
+        while match := _ATTRIBUTE.match(reader.text, at):
             attributes[match[1]] = html.unescape(match[2][1:-1])
             at = match.end()
-        end_of_tag = _TAG_END.match(text, at)
+        end_of_tag = _TAG_END.match(reader.text, at)
         if end_of_tag is None:
             raise Unreadable("unclosed", "its opening tag cannot be read", at)
         name, tag = attributes.get("name", "").strip(), attributes.get("tag") or None
         if not name:
-            raise Unreadable("missing_name", "its tag has no name attribute", start)
-        if end_of_tag[1]:
-            return [Attempt(name, {}, call_id=tag, tag=tag)], end_of_tag.end()
-        args, end = self._body(cursor, end_of_tag.end())
-        return [Attempt(name, args, call_id=tag, tag=tag)], end
+            raise Unreadable("missing_name", "its tag has no name attribute", start, call_id=tag)
+        args: Mapping[str, JSON] = {}
+        end = end_of_tag.end()
+        if not end_of_tag[1]:
+            try:
+                args, end = yield from self._body(reader, end)
+            except Unreadable as error:
+                error.tool, error.call_id = name, tag
+                raise
+        reader.add(Attempt(name, args, call_id=tag, tag=tag), start, end)
+        return end
 
-    def _body(self, cursor: Cursor, start: int) -> tuple[Mapping[str, JSON], int]:
-        text, at = cursor.text, skip_whitespace(cursor.text, start)
-        if text.startswith(self.closer, at):
+    def _body(self, reader: Reader, start: int) -> Steps[tuple[Mapping[str, JSON], int]]:
+        at = yield from reader.skip(start)
+        if (yield from reader.which((self.closer,), at)):
             return {}, at + len(self.closer)
         try:
-            value, end = decode(text, at)
+            value, end = yield from reader.json(at)
         except Unreadable as error:
-            value, end = self._escaped(cursor, at, error)
-        after = skip_whitespace(text, end)
-        if not text.startswith(self.closer, after):
-            if after == len(text):
-                raise Unreadable("unclosed", f"the message ends before {self.closer}")
+            value, end = yield from self._escaped(reader, at, error)
+        after = yield from reader.skip(end)
+        if not (yield from reader.which((self.closer,), after)):
+            if after == len(reader.text):
+                raise Unreadable("unclosed", f"the message ends before {self.closer}", after)
             raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
         if not isinstance(value, dict):
             raise Unreadable("bad_arguments", "its body must be a JSON object", at)
         return cast("dict[str, JSON]", value), after + len(self.closer)
 
-    def _escaped(self, cursor: Cursor, start: int, error: Unreadable) -> tuple[JSON, int]:
-        """Read a body that is JSON once its entities are resolved, as models write that learned XML well."""
-        closer = cursor.find(self.closer, start)
-        if closer < 0:
-            raise (
-                Unreadable("unclosed", f"the message ends before {self.closer}")
-                if error.code != "too_deep"
-                else error
-            )
-        body = cursor.text[start:closer]
+    def _escaped(self, reader: Reader, start: int, error: Unreadable) -> Steps[tuple[JSON, int]]:
+        """Step: read a body that is JSON once its entities are resolved, as models write that learned XML well.
+
+        Raises:
+            Unreadable: it is not.
+        """
+        closer = yield from reader.find(self.closer, start)
+        if closer < 0 and error.code != "too_deep":
+            raise Unreadable("unclosed", f"the message ends before {self.closer}", error.at)
+        body = reader.text[start : max(start, closer)]
         if "&quot;" not in body and "&#" not in body:
             raise error
         plain = html.unescape(body)
         try:
-            value, end = decode(plain, 0)
+            value, end = decode(plain, skip_whitespace(plain, 0), self.limits)
         except Unreadable:
             raise error from None
         if plain[end:].strip():
@@ -113,7 +120,6 @@ class XMLToolCallParser(TextParser):
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a `<tool_result>` element, errors marked."""
         mark = "[error] " if result.is_error else ""
-        # A zero-width space keeps a tool from closing its element and forging another.
-        text = result.text.replace("</tool_result", "<\u200b/tool_result")
+        text = self.result_text(result)
         content = f'<tool_result call_id="{html.escape(call_id)}">{mark}{text}</tool_result>'
         return {"role": "tool", "content": content, "tool_call_id": call_id}

@@ -1,0 +1,72 @@
+"""Calls of DeepSeek V3, R1-0528 and V3.1. Formats: their chat templates. V3.2 and V4 are in `dsml`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.attempts import Unreadable
+from torchrl_agentic.parsers.jsontext import dumps
+from torchrl_agentic.parsers.named_json import NamedJSONParser
+
+_SEPARATOR = "<｜tool▁sep｜>"
+
+
+class DeepSeekV31Parser(NamedJSONParser):
+    """`<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, any number in one section."""
+
+    name: ClassVar[str] = "deepseek_v31"
+    stop = ("<｜end▁of▁sentence｜>",)
+    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    openers = ("<｜tool▁call▁begin｜>",)
+    closer = "<｜tool▁call▁end｜>"
+    separator = _SEPARATOR
+    turn_end = ("<｜end▁of▁sentence｜>",)
+    forged = ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+    shape = f'{section[0]}{openers[0]}tool name{_SEPARATOR}{{"argument": "value"}}{closer}{section[1]}'
+
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Read the name."""
+        if not text.strip():
+            raise Unreadable("missing_name", "the call has no name")
+        return text.strip(), None
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call and the section around it."""
+        return self.render_calls([call])
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write calls in one section, as the model would."""
+        return f"{self.section[0]}{self._joined(calls)}{self.section[1]}"
+
+    def _joined(self, calls: Sequence[ParsedCall]) -> str:
+        return "".join(
+            f"{self.openers[0]}{call.tool}{self.separator}{dumps(call.args)}{self.closer}" for call in calls
+        )
+
+
+class DeepSeekV3Parser(DeepSeekV31Parser):
+    """The same with a type before the name and a Markdown fence around the JSON."""
+
+    name: ClassVar[str] = "deepseek_v3"
+    separator = "```json"
+    json_end = "```"
+    forged = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
+    shape = (
+        f"{DeepSeekV31Parser.section[0]}{DeepSeekV31Parser.openers[0]}function{_SEPARATOR}tool name\n"
+        f'```json\n{{"argument": "value"}}\n```{DeepSeekV31Parser.closer}{DeepSeekV31Parser.section[1]}'
+    )
+
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Read the name behind the type."""
+        _, separator, name = text.partition(_SEPARATOR)
+        if not separator or not name.strip():
+            raise Unreadable("missing_name", f"the name stands between {_SEPARATOR} and {self.separator}")
+        return name.strip(), None
+
+    def _joined(self, calls: Sequence[ParsedCall]) -> str:
+        return "\n".join(
+            f"{self.openers[0]}function{_SEPARATOR}{call.tool}\n```json\n{dumps(call.args)}\n```{self.closer}"
+            for call in calls
+        )

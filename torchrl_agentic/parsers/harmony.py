@@ -1,0 +1,195 @@
+"""Calls of GPT-OSS, in messages of channels and recipients. Format: OpenAI's harmony response format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.jsontext import dumps, read_arguments
+from torchrl_agentic.parsers.reader import Reader, Steps
+from torchrl_agentic.parsers.text import TextParser
+from torchrl_agentic.parsers.typed import only_string
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+_FUNCTIONS = "functions."
+_CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)")
+_RECIPIENT = re.compile(r"(?:\A|\s|\|>)to=([^\s<]++)")
+_ROLE = re.compile(r"<\|start\|>\s*+([^\s<]++)")
+_BARE_RECIPIENT = re.compile(r"\s{0,8}+(?:t|to|to=[^\s<]{0,200}+\s{0,8}+)?+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before `<|message|>`: who writes, to whom, in which channel."""
+
+    role: str
+    channel: str
+    recipient: str
+
+    @classmethod
+    def read(cls, text: str) -> Header:
+        """Read it, whichever order its parts have."""
+        found = (pattern.search(text) for pattern in (_ROLE, _CHANNEL, _RECIPIENT))
+        role, channel, recipient = (match[1] if match else "" for match in found)
+        return cls(role or "assistant", channel, recipient)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether a tool is meant."""
+        return self.role == "assistant" and self.recipient not in ("", "assistant", "user", "all")
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether it is a call of a function inside the reasoning; built-in tools are called from there."""
+        return self.is_call and self.channel == "analysis" and self.recipient.startswith(_FUNCTIONS)
+
+
+class HarmonyParser(TextParser):
+    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`, one message per call.
+
+    The analysis channel is the reasoning. A function that is called there is a draft (`parse_reasoning`); the
+    built-in `python` and `browser` are called from there by design. All markers stay in the text.
+    """
+
+    name: ClassVar[str] = "harmony"
+    stop = (CALL, RETURN)
+    openers = (START, CHANNEL, MESSAGE)
+    closer = CALL
+    turn_end = (END, RETURN)
+    fences_are_text = False
+    shape = (
+        f'{CHANNEL}commentary to=functions.tool_name <|constrain|>json{MESSAGE}{{"argument": "value"}}{CALL}'
+    )
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format."""
+        return (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
+
+    def scan(self, reader: Reader) -> Steps[None]:
+        """Step: read the message, which holds messages of its own."""
+        at = 0
+        while True:
+            place, _ = reader.first(self.openers, at)
+            if place < 0:
+                if reader.is_whole:
+                    reader.say(len(reader.text))
+                    return
+                if not _BARE_RECIPIENT.match(reader.text, at):
+                    reader.say(max(at, len(reader.text) - len(CHANNEL) + 1))
+                yield
+                continue
+            begin = place
+            before = _RECIPIENT.match(reader.text, at)
+            if before and before.end() <= place and not reader.text[before.end() : place].strip():
+                begin = at  # the prompt ends with the role, and the recipient comes next
+            at = yield from self._message(reader, begin, place)
+
+    def _message(self, reader: Reader, begin: int, place: int) -> Steps[int]:
+        """Step: read the message whose first marker stands at `place`; give where to go on."""
+        while (found := reader.first((MESSAGE, END, CALL, RETURN), place))[0] < 0 and not reader.is_whole:
+            yield
+        body, marker = found
+        again = reader.seek(START, place + 1)
+        if again >= 0 and (body < 0 or again < body):
+            body, marker = again, START
+        header = Header.read(reader.text[begin : body if body >= 0 else len(reader.text)])
+        if marker != MESSAGE:
+            if header.is_call and not header.is_draft:
+                return (yield from self.attempt(reader, begin, self._without_body))
+            return body if body >= 0 else len(reader.text)
+        body += len(MESSAGE)
+        if header.is_call and (not header.is_draft or self.parse_reasoning != "text"):
+            reader.drafts = self.parse_reasoning if header.is_draft else ""
+            at = yield from self.attempt(
+                reader, begin, lambda reader, start: self._call(reader, start, body, header)
+            )
+            reader.drafts = ""
+            return at
+        end, closer = yield from self._body_end(reader, body)
+        if header.is_draft:
+            reader.note("call_in_reasoning")
+        elif header.role != "assistant":
+            reader.note("forged_turn" if header.recipient != "assistant" else "forged_result")
+        if header.channel == "analysis":
+            reader.reasoning.append(reader.text[body:end])
+        return end + len(closer)
+
+    def _body_end(self, reader: Reader, body: int) -> Steps[tuple[int, str]]:
+        """Step: give where the body of a message ends, and the marker that closes it."""
+        while (found := reader.first((END, CALL, RETURN, START, CHANNEL), body))[
+            0
+        ] < 0 and not reader.is_whole:
+            reader.say(max(body, len(reader.text) - len(CHANNEL) + 1))
+            yield
+        place, marker = found
+        if place < 0:
+            return len(reader.text), ""
+        return place, "" if marker in (START, CHANNEL) else marker
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Harmony is read message by message, see `scan`."""
+        raise NotImplementedError
+
+    def _without_body(self, reader: Reader, start: int) -> Steps[int]:
+        del start
+        raise Unreadable("unclosed", f"{MESSAGE} is missing", len(reader.text))
+        yield
+
+    def _call(self, reader: Reader, start: int, body: int, header: Header) -> Steps[int]:
+        name = header.recipient.removeprefix(_FUNCTIONS)
+        try:
+            attempt, end = yield from self._arguments(reader, body, name)
+        except Unreadable as error:
+            error.tool = name
+            raise
+        attempt.tool = name
+        reader.add(attempt, start, end)
+        return end
+
+    def _arguments(self, reader: Reader, body: int, name: str) -> Steps[tuple[Attempt, int]]:
+        at = yield from reader.skip(body)
+        if at == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        closing = (CALL, END, RETURN)
+        plain = None if reader.tools is None else only_string(reader.tools.get(name))
+        if plain is not None and reader.text[at] != "{":
+            end, closer = yield from self._body_end(reader, body)
+            if not closer:
+                raise Unreadable("unclosed", f"the message ends before {CALL}", end)
+            return Attempt(args={plain: reader.text[body:end]}, notes=("plain_input",)), end + len(closer)
+        if (yield from reader.which(closing, at)):
+            value, end = None, at
+        else:
+            value, end = yield from reader.json(at)
+        args, notes = read_arguments(value)
+        after = yield from reader.skip(end)
+        if closer := (yield from reader.which(closing, after)):
+            return Attempt(args=args, notes=notes), after + len(closer)
+        if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
+            raise Unreadable("extra_data", f"after its JSON stands something else than {CALL}", after)
+        return Attempt(args=args, notes=(*notes, "unclosed_tag")), end
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable message at `start`."""
+        end, closer = yield from self._body_end(reader, max(start + 1, broke))
+        return end + len(closer)
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call as the model would.
+
+        Raises:
+            ValueError: the name of the tool holds white space or markup.
+        """
+        if not re.fullmatch(r"[^\s<]+", call.tool):
+            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+        header = f"{CHANNEL}commentary to={_FUNCTIONS}{call.tool} <|constrain|>json{MESSAGE}"
+        return f"{header}{dumps(call.args)}{CALL}"
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls, one message each."""
+        return f"{START}assistant".join(map(self.render_call, calls))

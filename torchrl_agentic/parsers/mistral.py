@@ -1,0 +1,102 @@
+"""Calls of Mistral's models, tokenizers v3 to v15. Formats: mistral-common and the chat templates."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.jsontext import dumps, read_arguments
+from torchrl_agentic.parsers.reader import Reader, Steps
+
+_CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
+_WIRE_ID = re.compile(r"[A-Za-z0-9]{9}")
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class MistralParser(JSONBlockParser):
+    """`[TOOL_CALLS]` and a JSON list (v3 to v7), or the name and `[ARGS]` (v11 and later); both are read.
+
+    Ids have nine letters or digits in results: the model's own, or made of ours.
+    """
+
+    name: ClassVar[str] = "mistral"
+    stop = ("</s>",)
+    openers = ("[TOOL_CALLS]",)
+    turn_end = ("</s>",)
+    forged = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+    list_notes = ()
+    shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read the list, or one call."""
+        at, notes = yield from self.begin(reader, start)
+        if reader.text[at] in "[{" and not (yield from reader.which((_ARGS, _CALL_ID), at)):
+            return (yield from super().read(reader, start))
+        name, call_id, json_at = yield from self._header(reader, at)
+        attempt = Attempt(name, call_id=call_id)
+        try:
+            value, end, fixes = yield from self.json(reader, json_at)
+            attempt.args, more = read_arguments(value)
+        except Unreadable as error:
+            error.tool, error.call_id = name, call_id
+            raise
+        attempt.notes = (*notes, *fixes, *more)
+        reader.add(attempt, start, end)
+        return end
+
+    def _header(self, reader: Reader, at: int) -> Steps[tuple[str, str | None, int]]:
+        """Step: read name, id and where the arguments begin."""
+        while (brace := reader.first(("{", *self.openers), at))[0] < 0 and not reader.is_whole:
+            yield
+        if brace[1] != "{":
+            raise Unreadable("unclosed", "the call has no arguments", at)
+        header = reader.text[at : brace[0]].rstrip().removesuffix(_ARGS)
+        name, _, call_id = header.partition(_CALL_ID)
+        if not name.strip() or len(name.split()) > 1 or "[" in name:
+            raise Unreadable("missing_name", "the name of the tool is missing", at)
+        return name.strip(), call_id.strip() or None, brace[0]
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable call at `start`: that of its brackets."""
+        at = start + len(self.openers[0])
+        while (found := reader.first(("[{", "{", *self.openers), max(at, broke)))[0] < 0 and not reader.is_whole:
+            yield
+        place, marker = found
+        if marker in self.openers:  # the next call comes before this one has arguments
+            return place
+        list_at = yield from reader.skip(at)
+        end = yield from reader.balanced(list_at if reader.text.startswith("[{", list_at) else max(0, place))
+        return end if place >= 0 and end >= 0 else (yield from self.end_of_text(reader))
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call as newer models would."""
+        return f"{self.openers[0]}{call.tool}{_ARGS}{dumps(call.args)}"
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls, one behind the other."""
+        return "".join(map(self.render_call, calls))
+
+    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        """Write one result as a message whose id chat templates take."""
+        return super().render_result(wire_id(call_id), result)
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format."""
+        return (*super().control_markers(), _CALL_ID, _ARGS, "[INST]", "[/INST]", "[TOOL_CONTENT]")
+
+
+def wire_id(call_id: str) -> str:
+    """Give an id of nine letters or digits: itself, or the first nine base-62 digits of its blake2b hash."""
+    if _WIRE_ID.fullmatch(call_id):
+        return call_id
+    number = int.from_bytes(hashlib.blake2b(call_id.encode("utf-8", "replace")).digest())
+    digits = ""
+    for _ in range(9):
+        number, digit = divmod(number, 62)
+        digits += _DIGITS[digit]
+    return digits

@@ -1,0 +1,85 @@
+"""The engine of formats that name the tool first and then give its arguments as JSON."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.json_blocks import JSONTextParser
+from torchrl_agentic.parsers.jsontext import read_arguments
+from torchrl_agentic.parsers.reader import Reader, Steps
+
+
+class NamedJSONParser(JSONTextParser):
+    """Opener, header with the name, separator, JSON of the arguments, closer.
+
+    separator: what ends the header. json_end: what stands between the JSON and the closer, if it likes.
+    """
+
+    separator: ClassVar[str] = ""
+    json_end: ClassVar[str] = ""
+
+    @abstractmethod
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Give the name of the tool and the call's own id, of what stands between opener and separator.
+
+        Raises:
+            Unreadable: they cannot be read.
+        """
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one call."""
+        opener = yield from reader.which(self.openers, start)
+        at = start + len(opener)
+        separator, before = yield from self._header_end(reader, at)
+        if not before:
+            raise Unreadable("unclosed", f"the message ends before {self.separator}", separator)
+        if before != self.separator:
+            raise Unreadable("missing_name", f"{self.separator.strip()} is missing", separator)
+        try:
+            name, call_id = self.header(reader.text[at:separator])
+        except Unreadable as error:
+            error.at = at
+            raise
+        try:
+            attempt, end = yield from self._arguments(reader, separator + len(self.separator))
+        except Unreadable as error:
+            error.tool, error.call_id = name, call_id
+            raise
+        attempt.tool, attempt.call_id = name, call_id
+        reader.add(attempt, start, end)
+        return end
+
+    def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
+        """Step: find what ends the header: the separator, or in its place another marker, or the end."""
+        markers = (self.separator, self.closer, *self.openers, *filter(None, self.section))
+        while True:
+            place, marker = reader.first(markers, at)
+            if place >= 0:
+                return place, marker
+            if reader.is_whole:
+                return len(reader.text), ""
+            yield
+
+    def _arguments(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
+        at = yield from reader.skip(at)
+        if at == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        notes: tuple[str, ...] = ()
+        endings = (self.closer, self.json_end) if self.json_end else (self.closer,)
+        if (yield from reader.which(endings, at)):
+            value, end = None, at
+        else:
+            value, end, notes = yield from self.json(reader, at)
+        if self.json_end:
+            after = yield from reader.skip(end)
+            if (yield from reader.which((self.json_end,), after)):
+                end = after + len(self.json_end)
+        end, more = yield from self.tail(reader, end)
+        try:
+            args, odd = read_arguments(value)
+        except Unreadable as error:
+            error.at = at
+            raise
+        return Attempt(args=args, notes=(*notes, *odd, *more)), end

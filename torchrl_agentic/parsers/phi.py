@@ -1,0 +1,24 @@
+"""Calls of Phi-4-mini: a JSON list behind `functools`. Format: the model card and vLLM's template for it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.jsontext import dumps
+
+
+class Phi4MiniParser(JSONBlockParser):
+    """`functools[{"name": …, "arguments": {…}}, …]`; nothing closes it but the list itself."""
+
+    name: ClassVar[str] = "phi4_mini"
+    stop = ("<|end|>",)
+    openers = ("functools[",)
+    turn_end = ("<|end|>", "<|endoftext|>")
+    list_notes = ()
+    shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call as the model would."""
+        return f"functools{dumps([{'name': call.tool, 'arguments': call.args}])}"

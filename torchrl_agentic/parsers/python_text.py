@@ -1,0 +1,96 @@
+"""Where Python source that a model wrote ends: brackets and strings are counted, nothing is compiled."""
+
+from __future__ import annotations
+
+import re
+
+from torchrl_agentic.parsers.reader import Reader, Steps, finish
+
+_SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
+_IN_STRING = {
+    quote: re.compile(body, re.DOTALL)
+    for quote, body in (
+        ("'", r"(?:[^'\\\n]|\\.)*+"),
+        ('"', r'(?:[^"\\\n]|\\.)*+'),
+        ("'''", r"(?:[^'\\]|\\.|'(?!''))*+"),
+        ('"""', r'(?:[^"\\]|\\.|"(?!""))*+'),
+    )
+}
+
+
+def extent(reader: Reader, place: int, closer: str = "") -> Steps[int]:
+    """Step: give where the bracket that opens at `place` has closed, behind it; -1 if it never does.
+
+    closer: what to look for instead, outside strings; then its own place is given.
+    """
+    depth = 0
+    sign = re.compile(f"{_SIGN.pattern}|{re.escape(closer)}", re.DOTALL) if closer else _SIGN
+    while True:
+        match = sign.search(reader.text, place)
+        if match is None or match[0] == "\\":  # at the very end
+            if reader.is_whole:
+                return -1
+            place = max(place, len(reader.text) - max(1, len(closer)))
+            yield
+            continue
+        found = match[0]
+        if found in "\"'":
+            place = yield from string_end(reader, match.start())
+            continue
+        if closer:
+            if found == closer:
+                return match.start()
+        elif found in "([{":
+            depth += 1
+        elif found in ")]}":
+            depth -= 1
+            if depth <= 0:
+                return match.end()
+        place = match.end()
+
+
+def string_end(reader: Reader, place: int) -> Steps[int]:
+    """Step: give where the string that begins at `place` ends.
+
+    A quote that closes nothing on its line is a character like others, and ends behind itself.
+    """
+    while len(reader.text) < place + 3 and not reader.is_whole:
+        yield
+    quote = reader.text[place]
+    if reader.text.startswith(quote * 3, place):
+        quote *= 3
+    pattern, at = _IN_STRING[quote], place + len(quote)
+    while True:
+        match = pattern.match(reader.text, at)
+        at = at if match is None else match.end()
+        if reader.text.startswith(quote, at):
+            return at + len(quote)
+        if len(quote) == 1 and reader.text.startswith("\n", at):
+            return place + 1
+        if reader.is_whole:
+            return len(reader.text) if len(quote) == 3 else place + 1
+        if len(quote) == 3:
+            # One or two quotes at the end of what has come may be the beginning of three: look at them again.
+            while at > place + 3 and reader.text[at - 1] == quote[0] and at > len(reader.text) - 2:
+                at -= 1
+        yield
+
+
+def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
+    """Give where the items between `start` and `end` stand that are separated outside brackets and strings."""
+    reader = Reader(text)
+    found: list[tuple[int, int]] = []
+    depth, at = 0, start
+    while match := _SIGN.search(text, at, end):
+        sign, at = match[0], match.end()
+        if sign in "\"'":
+            at = finish(string_end(reader, match.start()))
+        elif sign in "([{":
+            depth += 1
+        elif sign in ")]}":
+            depth -= 1
+        elif sign in separators and depth <= 0:
+            found.append((start, match.start()))
+            start, depth = at, 0
+    found.append((start, end))
+    return [(begin, stop) for begin, stop in found if text[begin:stop].strip()]

@@ -1,0 +1,179 @@
+"""The engine of formats whose calls look like Python: `[f(a='x', n=3), g()]`. Nothing is compiled or run.
+
+Formats: the prompt formats and chat templates of Llama 4, Llama 3.2, OLMo 3 and LFM2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain
+from torchrl_agentic.parsers.jsontext import fits
+from torchrl_agentic.parsers.literals import LiteralReader
+from torchrl_agentic.parsers.python_text import extent, items
+from torchrl_agentic.parsers.reader import Reader, Steps
+from torchrl_agentic.parsers.text import TextParser
+
+_FIRST = re.compile(r"\[\s*+([A-Za-z_][\w.-]{0,200}+)\s*+\(")
+_PART_OF_FIRST = re.compile(r"\[\s*+(?:[A-Za-z_][\w.-]{0,200}+)?+\s*+\Z")
+_IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+class CallListParser(TextParser):
+    """A list of calls between markers; its arguments are literals, by keyword."""
+
+    in_brackets: ClassVar[bool] = True
+    separators: ClassVar[str] = ","
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one list."""
+        opener = yield from reader.which(self.openers, start)
+        begin = start + len(opener)
+        stop = yield from extent(reader, begin, self.closer)
+        if stop < 0:
+            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
+        end = stop + len(self.closer)
+        begin, stop = self._trimmed(reader.text, begin, stop)
+        self.add_items(reader, start, (begin, stop), end)
+        return end
+
+    def _trimmed(self, text: str, begin: int, stop: int) -> tuple[int, int]:
+        """Leave out white space and the brackets around the list."""
+        inside = text[begin:stop]
+        begin += len(inside) - len(inside.lstrip())
+        stop -= len(inside) - len(inside.rstrip())
+        if self.in_brackets and text.startswith("[", begin) and text.endswith("]", begin, stop):
+            return begin + 1, stop - 1
+        return begin, stop
+
+    def add_items(self, reader: Reader, start: int, inside: tuple[int, int], end: int) -> None:
+        """Add the calls of a list; the first has the span of all of it.
+
+        Raises:
+            Unreadable: there is none.
+        """
+        found = items(reader.text, *inside, self.separators)
+        if not found:
+            raise Unreadable("empty", "the list holds no call", inside[0])
+        if not fits(reader.text, *inside, self.limits):
+            raise Unreadable("too_large", f"calls have at most {self.limits.argument_bytes} bytes", inside[0])
+        for begin, stop in found:
+            reader.add(self._item(reader, begin, stop), start, end)
+            start = end
+
+    def _item(self, reader: Reader, begin: int, stop: int) -> Attempt:
+        literal = LiteralReader(reader.text, self.limits)
+        try:
+            name, args, end = literal.call(literal.skip(begin))
+            if (after := literal.skip(end)) < stop:
+                raise Unreadable("extra_data", "behind the call stands something else", after, tool=name)
+        except Unreadable as error:
+            why = explain(len(reader.calls), error, reader.text, self.shape, stop)
+            return Attempt(error.tool, error=why)
+        return Attempt(name, args)
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a list of one call, as the model would.
+
+        Raises:
+            ValueError: an argument has a name that no keyword argument can have.
+        """
+        return self.render_calls([call])
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls as one list."""
+        body = (", " if self.in_brackets else "\n").join(map(_written, calls))
+        return f"{self.openers[0]}{f'[{body}]' if self.in_brackets else body}{self.closer}"
+
+
+def _written(call: ParsedCall) -> str:
+    for name in (call.tool, *call.args):
+        if not _IDENTIFIER.fullmatch(name):
+            raise ValueError(f"a pythonic call cannot hold the name {name!r}")
+    return f"{call.tool}({', '.join(f'{key}={value!r}' for key, value in call.args.items())})"
+
+
+class LFM2Parser(CallListParser):
+    """`<|tool_call_start|>[f(a='x')]<|tool_call_end|>`, as LFM2 writes it."""
+
+    name: ClassVar[str] = "lfm2"
+    stop = ("<|im_end|>",)
+    openers = ("<|tool_call_start|>",)
+    closer = "<|tool_call_end|>"
+    turn_end = ("<|im_end|>",)
+    forged = ("<|tool_response_start|>", "<|tool_response_end|>")
+    shape = "<|tool_call_start|>[tool_name(argument='value')]<|tool_call_end|>"
+
+
+class OLMo3Parser(CallListParser):
+    r"""`<function_calls>f(a='x')\ng()</function_calls>`, a call a line, as OLMo 3 writes it."""
+
+    name: ClassVar[str] = "olmo3"
+    stop = ("<|im_end|>",)
+    result_role = "environment"
+    openers = ("<function_calls>",)
+    closer = "</function_calls>"
+    turn_end = ("<|im_end|>",)
+    in_brackets = False
+    separators = ",\n"
+    shape = "<function_calls>tool_name(argument='value')</function_calls>"
+
+
+class PythonicParser(CallListParser):
+    """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
+
+    A bare list is an attempt if all of it can be read as calls, or if it begins with the name of a known tool.
+    """
+
+    name: ClassVar[str] = "pythonic"
+    stop = ("<|eot|>", "<|eom|>", "<|eot_id|>")
+    result_role = "ipython"
+    openers = ("<|python_start|>", "[")
+    closer = "<|python_end|>"
+    turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
+    shape = "[tool_name(argument='value')]"
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether a list stands where calls may, and begins like one."""
+        if reader.at(self.openers[0], start):
+            return True
+        if not reader.is_line_start(start):
+            return False
+        while not _FIRST.match(reader.text, start):
+            if reader.is_whole or not _PART_OF_FIRST.match(reader.text, start):
+                return False
+            yield
+        return True
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one list; a bare one that turns out to be none is left as text."""
+        if (yield from reader.which(self.openers[:1], start)):
+            return (yield from super().read(reader, start))
+        end = yield from extent(reader, start)
+        first = _FIRST.match(reader.text, start)
+        is_known = first is not None and reader.tools is not None and first[1] in reader.tools
+        if end < 0:
+            if is_known or reader.tools is None:
+                raise Unreadable("unclosed", "the message ends inside the list of calls", start)
+            return len(reader.text)
+        inside = (start + 1, end - 1)
+        if not is_known and any(
+            self._item(reader, *item).error for item in items(reader.text, *inside, self.separators)
+        ):
+            return end
+        self.add_items(reader, start, inside, end)
+        return end
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable list at `start`."""
+        if (yield from reader.which(self.openers[:1], start)):
+            return (yield from super().end_of_bad(reader, start, broke))
+        end = yield from extent(reader, start)
+        return len(reader.text) if end < 0 else end
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls as one bare list."""
+        return f"[{', '.join(map(_written, calls))}]"

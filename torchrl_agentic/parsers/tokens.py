@@ -1,0 +1,97 @@
+"""Sampled tokens as text in which the markers that are tokens can be told from the same characters."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torchrl_agentic.messages import ParseResult
+from torchrl_agentic.parsers.base import Tokenizer
+
+
+class Tokens:
+    """The text of some tokens. exact: marker → the places at which it is one token.
+
+    A marker that the tokenizer does not have as a token is not in `exact`: its characters are all there is.
+    """
+
+    def __init__(self, ids: Sequence[int], tokenizer: Tokenizer, markers: Sequence[str]) -> None:
+        self._ids = [int(token) for token in ids]
+        self._tokenizer = tokenizer
+        self.text = tokenizer.decode(self._ids, skip_special_tokens=False)
+        known = {token: marker for marker in markers if (token := _token(tokenizer, marker)) is not None}
+        # Where a marker begins or ends, the token is known: (place in the text, index of the token).
+        self._anchors: list[tuple[int, int]] = [(0, 0)]
+        self.exact: dict[str, list[int]] = {marker: [] for marker in known.values()}
+        if not self._place(known):
+            self.exact, self._anchors = {}, [(0, 0)]
+        self._anchors.append((len(self.text), len(self._ids)))
+
+    def _place(self, known: Mapping[int, str]) -> bool:
+        """Find where the marker tokens stand in the text.
+
+        Tokenizers may drop a space where a piece is decoded alone, so pieces only tell how often a marker is
+        spelled before the next token; the place comes from the text of all.
+        """
+        at = start = 0
+        for index, token in enumerate(self._ids):
+            if token not in known:
+                continue
+            marker, piece = known[token], self._decoded(start, index)
+            place = self.text.find(marker, at)
+            for _ in range(piece.count(marker)):
+                place = self.text.find(marker, place + len(marker))
+            if place < 0:
+                return False  # this tokenizer rewrites what it decodes
+            at = place + len(marker)
+            self.exact[marker].append(place)
+            self._anchors += [(place, index), (at, index + 1)]
+            start = index + 1
+        return True
+
+    def _decoded(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)
+
+    def with_token_spans(self, result: ParseResult) -> ParseResult:
+        """Give the calls the tokens they stand in: a token that is partly in a call is in it."""
+        calls = [
+            replace(call, token_span=(self._token_at(call.span[0]), self._tokens_before(call.span[1])))
+            for call in result.calls
+            if call.span is not None
+        ]
+        return replace(result, calls=tuple(calls))
+
+    def _token_at(self, place: int) -> int:
+        """The token that holds the character at a place."""
+        begin, end, length = self._stretch(place)
+        return (
+            begin
+            if begin == end
+            else max(begin, bisect_right(range(begin, end), place, key=length) + begin - 1)
+        )
+
+    def _tokens_before(self, place: int) -> int:
+        """How many tokens it takes to get to a place."""
+        begin, end, length = self._stretch(place)
+        return bisect_left(range(begin, end), place, key=length) + begin
+
+    def _stretch(self, place: int) -> tuple[int, int, Callable[[int], int]]:
+        """Give the tokens between which a place lies, and how much text there is before each of them."""
+        index = bisect_right(self._anchors, (place, len(self._ids)))
+        offset, begin = self._anchors[index - 1]
+        if offset == place or index == len(self._anchors):
+            return begin, begin, lambda token: token
+        # The token before is decoded too: the first of a piece may lose its space.
+        before = max(0, begin - 1)
+        skipped = len(self._decoded(before, begin))
+
+        def length(token: int) -> int:
+            return offset + len(self._decoded(before, token)) - skipped
+
+        return begin, self._anchors[index][1], length
+
+
+def _token(tokenizer: Tokenizer, marker: str) -> int | None:
+    token = tokenizer.convert_tokens_to_ids(marker)
+    return token if isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == marker else None
