@@ -372,13 +372,13 @@ def clean_call(
     return call
 
 
-def clean_result(text: str, calls: tuple[ParsedCall, ...], raw: str) -> ParseResult:
+def clean_result(text: str, calls: tuple[ParsedCall, ...], raw: str, reasoning: str) -> ParseResult:
     """Make the `ParseResult` of a message that was read without any liberty, like `clean_call`."""
     result: Any = _Result()
     result.text = text
     result.calls = calls
     result.raw = raw
-    result.reasoning = ""
+    result.reasoning = reasoning
     result.notes = ()
     result.__class__ = ParseResult
     return result

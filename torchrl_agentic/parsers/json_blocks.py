@@ -12,7 +12,7 @@ from torchrl_agentic.parsers.jsontext import check, dumps, read_call, scan_once
 from torchrl_agentic.parsers.lenient import mended
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.structured import attempts_of
-from torchrl_agentic.parsers.text import TextParser
+from torchrl_agentic.parsers.text import THINK, THINK_END, TextParser
 
 _OTHER_DIALECTS = ("<function=", "<invoke", "<parameter", "<arg_key>")
 
@@ -97,7 +97,7 @@ class JSONBlockParser(JSONTextParser):
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
         """Read one assistant message."""
-        if type(response) is str and self.closer:
+        if type(response) is str and self.closer and not self.reasoning_open:
             result = self._clean(response, schemas_of(tools), turn)
             if result is not None:
                 return result
@@ -106,12 +106,20 @@ class JSONBlockParser(JSONTextParser):
     def _clean(self, text: str, tools: Mapping[str, Fields] | None, turn: int) -> ParseResult | None:
         """Read a message as trained models mostly write it, at a third of the cost; None if it is not so.
 
-        That is: calls in the form that chat templates show, line by line, behind text without any markup.
+        That is: a closed thought or none, text without markup, and calls in the form that chat templates show,
+        line by line, up to the end.
         """
         begin, end_mark = f"{self.openers[0]}\n", f"\n{self.closer}"
         first = at = text.find(begin)
-        if first < 0 or self.reasoning_open or (first and self._has_markup(text[:first])):
-            return None
+        reasoning = ""
+        if first:
+            thought = -len(THINK_END)
+            if text.startswith(THINK):
+                thought = text.find(THINK_END)
+                reasoning = text[len(THINK) : max(0, thought)]
+            # A negative `first` is no call at all, which the other way of reading knows how to say.
+            if not thought + len(THINK_END) <= first or self._has_markup(text[thought + len(THINK_END) : first]):
+                return None
         limits, arguments_key = self.limits, self.arguments_key
         most, small = limits.calls, min(limits.depth, limits.argument_bytes // 4)
         to_json, to_next, length = len(begin), len(end_mark), len(text)
@@ -137,14 +145,14 @@ class JSONBlockParser(JSONTextParser):
             call_id = f"call_{turn}_{index}"
             calls.append(clean_call(name, cast("dict[str, JSON]", args), call_id, index, (start, at)))
             if at == length:
-                return clean_result(text[:first] + "\n" * newlines, tuple(calls), text)
+                return clean_result(text[:first] + "\n" * newlines, tuple(calls), text, reasoning)
             if not text.startswith(begin, at):
                 at, newlines = at + 1, newlines + 1
                 if text[at - 1] != "\n" or not text.startswith(begin, at):
                     return None
 
     def _has_markup(self, text: str) -> bool:
-        return any(marker in text for marker in self.watched())
+        return bool(text) and not text.isspace() and any(marker in text for marker in self.watched())
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one block."""

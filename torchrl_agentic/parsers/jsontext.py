@@ -14,6 +14,7 @@ from torchrl_agentic.parsers.base import LIMITS, Limits
 
 _WHITESPACE = re.compile("[ \t\n\r\ufeff]*+")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _BEGIN, _END = ("{", "["), ("}", "]")
 
 
@@ -96,21 +97,17 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
         raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
     if not fits(text, start, end, limits):
         raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start)
-    if text.find("\\", start, end) < 0:
-        return
-    hides = text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0
-    if hides and not is_encodable(json.dumps(value, ensure_ascii=False)):
+    escape = text.find("\\u", start, end)
+    if escape >= 0 and _HALF.search(text, escape, end) and not is_encodable(json.dumps(value, ensure_ascii=False)):
         raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", start)
 
 
 def fits(text: str, start: int, end: int, limits: Limits) -> bool:
     """Whether a piece of text is within the limit on arguments."""
     size = end - start
-    if size * 4 <= limits.argument_bytes:
-        return True
-    return size <= limits.argument_bytes and (
-        len(text[start:end].encode("utf-8", "surrogatepass")) <= limits.argument_bytes
-    )
+    if size * 4 <= limits.argument_bytes or text.isascii():
+        return size <= limits.argument_bytes
+    return len(text[start:end].encode("utf-8", "surrogatepass")) <= limits.argument_bytes
 
 
 def _broken(text: str, start: int, reason: str, at: int, limits: Limits) -> Unreadable:

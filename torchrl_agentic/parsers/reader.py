@@ -81,6 +81,12 @@ class Reader:
         text += chunk
         self.text = text
 
+    def end(self) -> None:
+        """Know that nothing more comes."""
+        self.is_whole = True
+        # What had not come by some point may have come since.
+        self._known = {marker: known for marker, known in self._known.items() if known[1] >= 0}
+
     # What is found
 
     def add(self, attempt: Attempt, start: int, end: int) -> None:
@@ -155,15 +161,17 @@ class Reader:
 
         What is known of a marker is looked for once, which keeps reading linear however often it is asked.
         """
-        since, found, until = self._known.get(marker, (0, -1, 0))
+        known = self._known.get(marker)
         begin = start
-        if start >= since:
-            if found >= start:
+        if known is not None and start >= known[0]:
+            _, found, until = known
+            if found >= start or (found < 0 and self.is_whole and until > start):
                 return found
             if found < 0 and until > start:
                 begin = until
-        found = self._find(marker, begin)
-        self._known[marker] = (start, found, max(begin, len(self.text) - len(marker) + 1))
+        found = self._find(marker, begin) if self.exact else self.text.find(marker, begin)
+        length = len(self.text)
+        self._known[marker] = (start, found, length if self.is_whole else max(begin, length - len(marker) + 1))
         return found
 
     def _find(self, marker: str, start: int) -> int:
@@ -189,8 +197,12 @@ class Reader:
 
     def first(self, markers: Sequence[str], start: int) -> tuple[int, str]:
         """Give the place of the first of several markers, and which it is, as far as the text has come."""
-        place, which = -1, ""
+        place, which, known = -1, "", self._known
         for marker in markers:
+            seen = known.get(marker)
+            # What is known not to come any more, which most markers do not, is passed over at little cost.
+            if seen is not None and seen[1] < 0 and self.is_whole and seen[0] <= start < seen[2]:
+                continue
             found = self.seek(marker, start)
             if found >= 0 and (place < 0 or found < place):
                 place, which = found, marker

@@ -333,7 +333,7 @@ class TextStream(Stream):
     def close(self) -> ParseResult:
         """Say that nothing more comes; give what `parse` gives."""
         if not self._reader.is_whole:
-            self._reader.is_whole = True
+            self._reader.end()
             finish(self._steps)
             self.last_events = self._taken()
         return self._reader.result(self._reader.text)

@@ -1,0 +1,40 @@
+"""The quick way to read clean messages gives what the thorough one gives."""
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrl_agentic.messages import ParseResult
+from torchrl_agentic.parsers import HermesParser, Limits, TextParser
+
+PARSER = HermesParser(limits=Limits(calls=3, argument_bytes=200, depth=6))
+ONE = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+PIECES = (
+    ONE, f"\n{ONE}", "<think>", "</think>", "hm", "\n", "<tool_call>\n", '{"name": "f", "arguments": {}}', "\n</tool_call>",
+    '<tool_call>\n{"name": "f", "arguments": {"a": "\\ud800"}}\n</tool_call>', ONE.replace("1", "[[[[[[[1]]]]]]]"),
+    ONE.replace('"f"', '" f"'), ONE.replace('"f"', '""'), ONE.replace("}}", '}, "id": "x"}'), ONE.replace("1", "NaN"),
+    '<tool_call>\n{"name": "f", "arguments": "{}"}\n</tool_call>', ONE.replace("1", '"' + "x" * 300 + '"'), "```\n",
+    ONE.replace("1", '"</think><tool_call>\\n{}</tool_call>"'), "<tool_response>", "<|im_end|>",
+)  # fmt: skip
+
+
+def thorough(text: str, tools: object) -> ParseResult:
+    return TextParser.parse(PARSER, text, tools=tools, turn=2)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=6), tools=st.sampled_from([None, {"f": {}}, {"g": {}}])
+)
+def test_both_ways_agree_on_any_message(pieces: list[str], tools: object):
+    text = "".join(pieces)
+    assert PARSER.parse(text, tools=tools, turn=2) == thorough(text, tools)
+
+
+def test_clean_messages_take_the_quick_way():
+    """Without it the two could agree only because nothing is ever read the quick way."""
+    calls = "\n".join([ONE] * 3)
+    for text in (ONE, calls, ONE + ONE, f"Let me see.\n{ONE}", f"<think>\nhm\n</think>\n\n{calls}"):
+        assert PARSER._clean(text, None, 0) is not None
+    assert PARSER._clean(json.dumps({"name": "f"}), None, 0) is None
