@@ -111,15 +111,17 @@ class JSONBlockParser(JSONTextParser):
         """
         begin, end_mark = f"{self.openers[0]}\n", f"\n{self.closer}"
         first = at = text.find(begin)
-        reasoning = ""
-        if first:
-            thought = -len(THINK_END)
+        reasoning, said = "", 0
+        if first > 0:
             if text.startswith(THINK):
                 thought = text.find(THINK_END)
-                reasoning = text[len(THINK) : max(0, thought)]
-            # A negative `first` is no call at all, which the other way of reading knows how to say.
-            if not thought + len(THINK_END) <= first or self._has_markup(text[thought + len(THINK_END) : first]):
+                reasoning, said = text[len(THINK) : thought], thought + len(THINK_END)
+                if thought < 0:
+                    return None
+            if self._has_markup(text[said:first]):
                 return None
+        if first < said:
+            return None
         limits, arguments_key = self.limits, self.arguments_key
         most, small = limits.calls, min(limits.depth, limits.argument_bytes // 4)
         to_json, to_next, length = len(begin), len(end_mark), len(text)
