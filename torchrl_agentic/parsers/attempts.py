@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torchrl_agentic.messages import JSON, CallError, ParsedCall, claim_id, encodable
 
+REASON = 160
 EXCERPT = 40
 """How many characters of the model's text an error message quotes."""
 
@@ -27,7 +28,8 @@ class Attempt:
 class Unreadable(ValueError):
     """An attempt cannot be read.
 
-    at: where in the text it broke, in characters. tool, call_id: as far as they could be read.
+    at: where in the text it broke, in characters. end: where the attempt ends, if that is known. tool,
+    call_id: as far as they could be read.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Unreadable(ValueError):
         super().__init__(reason)
         self.code = code
         self.at = at
+        self.end: int | None = None
         self.tool = tool
         self.call_id = call_id
 
@@ -84,12 +87,18 @@ def explain(index: int, error: Unreadable, text: str, shape: str, end: int | Non
         stop = error.at + EXCERPT if end is None else min(end, error.at + EXCERPT)
         if excerpt := text[error.at : stop]:
             where += f", near {_quoted(excerpt)}"
-    return CallError(error.code, f"call {index + 1} was not run: {error}{where}. Send it again as {shape}")
+    reason = shortened(str(error), REASON)
+    return CallError(error.code, f"call {index + 1} was not run: {reason}{where}. Send it again as {shape}")
 
 
 def _quoted(excerpt: str) -> str:
-    """Quote it on one line: what cannot be printed, and lone halves of surrogate pairs, as escapes."""
-    return f'"{encodable("".join(c if c.isprintable() else repr(c)[1:-1] for c in excerpt))}"'
+    return f'"{shortened(excerpt, 2 * EXCERPT - 2)}"'
+
+
+def shortened(text: str, most: int) -> str:
+    """Give a text on one line of at most so many characters; what cannot be printed is written as escapes."""
+    line = encodable("".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most]))
+    return line if len(line) <= most and len(text) <= most else f"{line[: most - 1]}…"
 
 
 def over_limit(index: int, limit: int) -> CallError:

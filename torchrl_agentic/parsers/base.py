@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Literal, Protocol, cast
 
 from torchrl_agentic.messages import (
     JSON,
@@ -129,7 +129,7 @@ class ToolCallParser(ABC):
         return [self.render_result(call.call_id, result) for call, result in zip(calls, results, strict=True)]
 
     def structural_tag(
-        self, tools: Tools, *, tool_choice: str = "auto", parallel: bool = True
+        self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
     ) -> dict[str, JSON] | None:
         """Describe the calls of these tools as an xgrammar structural tag, or None where there is none.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
@@ -19,6 +18,7 @@ class DeepSeekV31Parser(NamedJSONParser):
     name: ClassVar[str] = "deepseek_v31"
     stop = ("<｜end▁of▁sentence｜>",)
     section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    around = (section[0], "", section[1])
     openers = ("<｜tool▁call▁begin｜>",)
     closer = "<｜tool▁call▁end｜>"
     separator = _SEPARATOR
@@ -32,18 +32,9 @@ class DeepSeekV31Parser(NamedJSONParser):
             raise Unreadable("missing_name", "the call has no name")
         return text.strip(), None
 
-    def render_call(self, call: ParsedCall) -> str:
-        """Write a call and the section around it."""
-        return self.render_calls([call])
-
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write calls in one section, as the model would."""
-        return f"{self.section[0]}{self._joined(calls)}{self.section[1]}"
-
-    def _joined(self, calls: Sequence[ParsedCall]) -> str:
-        return "".join(
-            f"{self.openers[0]}{call.tool}{self.separator}{dumps(call.args)}{self.closer}" for call in calls
-        )
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the section around it."""
+        return f"{self.openers[0]}{call.tool}{self.separator}{dumps(call.args)}{self.closer}"
 
 
 class DeepSeekV3Parser(DeepSeekV31Parser):
@@ -52,6 +43,7 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
     name: ClassVar[str] = "deepseek_v3"
     separator = "```json"
     json_end = "```"
+    around = (DeepSeekV31Parser.section[0], "\n", DeepSeekV31Parser.section[1])
     forged = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
     shape = (
         f"{DeepSeekV31Parser.section[0]}{DeepSeekV31Parser.openers[0]}function{_SEPARATOR}tool name\n"
@@ -65,8 +57,7 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
             raise Unreadable("missing_name", f"the name stands between {_SEPARATOR} and {self.separator}")
         return name.strip(), None
 
-    def _joined(self, calls: Sequence[ParsedCall]) -> str:
-        return "\n".join(
-            f"{self.openers[0]}function{_SEPARATOR}{call.tool}\n```json\n{dumps(call.args)}\n```{self.closer}"
-            for call in calls
-        )
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the section around it."""
+        body = f"```json\n{dumps(call.args)}\n```"
+        return f"{self.openers[0]}function{_SEPARATOR}{call.tool}\n{body}{self.closer}"

@@ -85,7 +85,7 @@ class FenceParser(TextParser):
         _, end = yield from self._closing(reader, start)
         return len(reader.text) if end < 0 else end
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.
 
         Raises:
@@ -99,6 +99,10 @@ class FenceParser(TextParser):
         ):
             raise ValueError("the code would close its own fence, or is empty")
         return f"{_FENCE}{self.languages[0]}\n{code}\n{_FENCE}"
+
+    def frame(self, name: str) -> None:
+        """Give none: what stands inside is free text."""
+        del name
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result in its tag."""

@@ -20,6 +20,7 @@ class GLM45Parser(XMLParamsParser):
     openers = ("<tool_call>",)
     closer = "</tool_call>"
     parameter, parameter_end = "<arg_key>", "</arg_value>"
+    style = "glm_xml"
     turn_end = ("<|observation|>", "<|user|>", "<|endoftext|>")
     forged = ("<tool_response>", "</tool_response>")
     shape = "<tool_call>tool_name\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
@@ -27,15 +28,24 @@ class GLM45Parser(XMLParamsParser):
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
         """Step: read the name of the tool, up to the first argument or the end."""
         begin = start + len(self.openers[0])
-        while (end := reader.first((self.parameter, self.closer, *self.openers), begin))[0] < 0:
+        while (yield from reader.which(self.openers, (after := (yield from reader.skip(begin))))):
+            reader.note("repeated_opener")
+            begin = after + len(self.openers[0])
+        markers = (self.parameter, self.closer, *self.openers, *self.turn_end)
+        while (end := reader.first(markers, begin))[0] < 0:
             if reader.is_whole:
                 raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
             yield
         name = reader.text[begin : end[0]].strip()
-        if name.startswith(("{", "<")):
+        if "{" in name or name.startswith("<"):
             raise Unreadable(
                 "wrong_dialect", "here a call is the name of the tool, then its arguments", begin
             )
+        if "<" in name:
+            at = reader.text.find("<", begin)
+            raise Unreadable("extra_data", f"expecting {self.parameter} behind the name", at)
+        if end[1] in self.turn_end:
+            raise Unreadable("unclosed", f"the turn ends before {self.closer}", end[0])
         if not name or len(name.split()) > 1:
             code = "missing_name" if name or end[1] == self.parameter else "empty"
             raise Unreadable(code, "the name of the tool is missing", begin)
@@ -48,12 +58,14 @@ class GLM45Parser(XMLParamsParser):
         begin = start + len(self.parameter)
         end = yield from self._within_call(reader, _KEY_END, begin)
         value = yield from reader.skip(end + len(_KEY_END))
+        if value == len(reader.text):
+            raise Unreadable("unclosed", f"the message ends before {_VALUE}", value)
         if not (yield from reader.which((_VALUE,), value)):
             raise Unreadable("extra_data", f"expecting {_VALUE}", value)
         return Parameter(reader.text[begin:end].strip(), value + len(_VALUE))
 
     def _within_call(self, reader: Reader, marker: str, at: int) -> Steps[int]:
-        markers = (marker, self.closer, *self.openers)
+        markers = (marker, self.closer, *self.openers, *self.turn_end)
         while (found := reader.first(markers, at))[0] < 0 and not reader.is_whole:
             yield
         if found[1] != marker or not reader.text[at : found[0]].strip():
@@ -62,7 +74,7 @@ class GLM45Parser(XMLParamsParser):
             raise Unreadable(code, f"the name of an argument ends with {marker}", broke)
         return found[0]
 
-    def render_one(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call.
 
         Raises:

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.jsontext import dumps
 
 
 class GraniteParser(JSONBlockParser):
@@ -21,11 +20,8 @@ class GraniteParser(JSONBlockParser):
     openers = ("<|tool_call|>", "<tool_call>")
     turn_end = ("<|end_of_text|>",)
     list_notes = ()
+    around = ("<|tool_call|>[", ", ", "]")
     shape = '<|tool_call|>[{"name": "tool name", "arguments": {"argument": "value"}}]'
-
-    def render_call(self, call: ParsedCall) -> str:
-        """Write a call as the model would."""
-        return f"{self.openers[0]}{dumps([{'name': call.tool, 'arguments': call.args}])}"
 
 
 class Granite20BParser(JSONBlockParser):
@@ -37,6 +33,6 @@ class Granite20BParser(JSONBlockParser):
     turn_end = ("<|endoftext|>",)
     shape = '<function_call> {"name": "tool name", "arguments": {"argument": "value"}}'
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call as the model would."""
-        return f"{self.openers[0]} {dumps({'name': call.tool, 'arguments': call.args})}"
+        return f"{self.openers[0]} {super().write(call)}"

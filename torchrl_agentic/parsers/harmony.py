@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,6 +61,8 @@ class HarmonyParser(TextParser):
     closer = CALL
     turn_end = (END, RETURN)
     fences_are_text = False
+    around = ("", f"{START}assistant", "")
+    trigger = f"{CHANNEL}commentary to="
     shape = (
         f'{CHANNEL}commentary to=functions.tool_name <|constrain|>json{MESSAGE}{{"argument": "value"}}{CALL}'
     )
@@ -166,7 +167,7 @@ class HarmonyParser(TextParser):
             value, end = None, at
         else:
             value, end = yield from reader.json(at)
-        args, notes = read_arguments(value)
+        args, notes = read_arguments(value, self.limits)
         after = yield from reader.skip(end)
         if closer := (yield from reader.which(closing, after)):
             return Attempt(args=args, notes=notes), after + len(closer)
@@ -179,7 +180,7 @@ class HarmonyParser(TextParser):
         end, closer = yield from self._body_end(reader, max(start + 1, broke))
         return end + len(closer)
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.
 
         Raises:
@@ -189,7 +190,3 @@ class HarmonyParser(TextParser):
             raise ValueError(f"the format cannot hold the name {call.tool!r}")
         header = f"{CHANNEL}commentary to={_FUNCTIONS}{call.tool} <|constrain|>json{MESSAGE}"
         return f"{header}{dumps(call.args)}{CALL}"
-
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls, one message each."""
-        return f"{START}assistant".join(map(self.render_call, calls))

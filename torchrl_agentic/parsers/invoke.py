@@ -39,16 +39,16 @@ class InvokeParser(XMLParamsParser):
 
     def _tag(self, reader: Reader, start: int, tag: str) -> Steps[tuple[dict[str, str], int]]:
         begin = at = start + len(tag)
-        yield from reader.find(">", begin)
+        closed = yield from reader.find(">", begin)
         attributes: dict[str, str] = {}
         while match := _ATTRIBUTE.match(reader.text, at):
             attributes[match[1]] = html.unescape(match[2]).strip()
             at = match.end()
         end = _TAG_END.match(reader.text, at)
-        if end is None:
+        if end is None and closed < 0:
             raise Unreadable("unclosed", f"{tag} has no end", begin)
-        if not attributes.get("name"):
-            raise Unreadable("missing_name", f"{tag} has no name", begin)
+        if end is None or not attributes.get("name"):
+            raise Unreadable("missing_name", f'{tag} has no name="…"', begin)
         return attributes, end.end()
 
     def _named(self, tag: str, name: str, more: str = "") -> str:
@@ -66,6 +66,8 @@ class MiniMaxM2Parser(InvokeParser):
     openers = ("<invoke",)
     closer = "</invoke>"
     parameter, parameter_end = "<parameter", "</parameter>"
+    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    style = "minimax_xml"
     turn_end = ("[e~[",)
     forged = ("<response>", "</response>")
     shape = (
@@ -73,7 +75,7 @@ class MiniMaxM2Parser(InvokeParser):
         "</minimax:tool_call>"
     )
 
-    def render_one(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
         values = "".join(
             f"{self._named(self.parameter, name)}{self.raw(name, value)}{self.parameter_end}\n"
@@ -94,6 +96,8 @@ class DeepSeekV32Parser(InvokeParser):
     openers = ("<｜DSML｜invoke",)
     closer = "</｜DSML｜invoke>"
     parameter, parameter_end = "<｜DSML｜parameter", "</｜DSML｜parameter>"
+    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    style = "deepseek_xml"
     turn_end = ("<｜end▁of▁sentence｜>",)
     forged = ("<function_results>", "</function_results>")
     shape = (
@@ -109,15 +113,20 @@ class DeepSeekV32Parser(InvokeParser):
 
     def json_body(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
         """Step: read arguments that are one JSON object."""
-        value, end = yield from reader.json(at)
-        args, notes = read_arguments(value)
+        try:
+            value, end = yield from reader.json(at)
+        except Unreadable as error:
+            if error.code == "invalid_json" and (yield from reader.find(self.closer, error.at or at)) < 0:
+                raise Unreadable("unclosed", f"the message ends before {self.closer}", error.at) from None
+            raise
+        args, notes = read_arguments(value, self.limits)
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
             code = "unclosed" if after == len(reader.text) else "extra_data"
             raise Unreadable(code, f"after its JSON stands something else than {self.closer}", after)
         return Attempt(args=args, notes=notes), after + len(self.closer)
 
-    def render_one(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
         values = "".join(
             f"{self._named(self.parameter, name, self._kind(isinstance(value, str)))}"
@@ -135,5 +144,6 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
 
     name: ClassVar[str] = "deepseek_v4"
     section = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
+    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
     forged = ("<tool_result>", "</tool_result>")
     shape = DeepSeekV32Parser.shape.replace("function_calls", "tool_calls")

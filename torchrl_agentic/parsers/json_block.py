@@ -82,7 +82,7 @@ class JSONToolCallParser(ToolCallParser):
         call_id = text_of(fields.get("id")) or tag
         try:
             name = read_name(fields, "tool")
-            args, notes = read_arguments(fields.get("args"))
+            args, notes = read_arguments(fields.get("args"), self.limits)
         except Unreadable as error:
             return Attempt(error=explain(index, error, "", self.shape), call_id=call_id, tag=tag)
         return Attempt(name, args, call_id=call_id, tag=tag, notes=notes)

@@ -12,7 +12,7 @@ from torchrl_agentic.parsers.jsontext import check, dumps, read_call, scan_once
 from torchrl_agentic.parsers.lenient import mended
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.structured import attempts_of
-from torchrl_agentic.parsers.text import THINK, THINK_END, TextParser
+from torchrl_agentic.parsers.text import TextParser
 
 _OTHER_DIALECTS = ("<function=", "<invoke", "<parameter", "<arg_key>")
 
@@ -113,9 +113,10 @@ class JSONBlockParser(JSONTextParser):
         first = at = text.find(begin)
         reasoning, said = "", 0
         if first > 0:
-            if text.startswith(THINK):
-                thought = text.find(THINK_END)
-                reasoning, said = text[len(THINK) : thought], thought + len(THINK_END)
+            think, think_end = self.think
+            if text.startswith(think):
+                thought = text.find(think_end)
+                reasoning, said = text[len(think) : thought], thought + len(think_end)
                 if thought < 0:
                     return None
             if self._has_markup(text[said:first]):
@@ -165,7 +166,12 @@ class JSONBlockParser(JSONTextParser):
             raise Unreadable("wrong_dialect", "here a call is JSON, not XML", at)
         value, end, fixes = yield from self.json(reader, at)
         end, more = yield from self.tail(reader, end)
-        for attempt in self.attempts(value, (*notes, *fixes, *more), len(reader.calls)):
+        try:
+            found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls))
+        except Unreadable as error:
+            error.end = end
+            raise
+        for attempt in found:
             reader.add(attempt, start, end)
             start = end
         return end
@@ -179,11 +185,11 @@ class JSONBlockParser(JSONTextParser):
         if isinstance(value, list) and value:
             items = cast("list[JSON]", value)
             return attempts_of(items, self.shape, (*self.list_notes, *notes), self.limits, first)
-        attempt = read_call(value, self.arguments_key)
+        attempt = read_call(value, self.arguments_key, self.limits)
         attempt.notes += notes
         return [attempt]
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call as the model would."""
         body = dumps({"name": call.tool, self.arguments_key: call.args})
-        return f"{self.openers[0]}\n{body}\n{self.closer}"
+        return f"{self.openers[0]}\n{body}\n{self.closer}" if self.closer else body

@@ -9,7 +9,7 @@ from json.decoder import JSONDecodeError
 from typing import Any, NoReturn, cast
 
 from torchrl_agentic.messages import JSON, is_encodable
-from torchrl_agentic.parsers.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.attempts import EXCERPT, Attempt, Unreadable, shortened
 from torchrl_agentic.parsers.base import LIMITS, Limits
 
 _WHITESPACE = re.compile("[ \t\n\r\ufeff]*+")
@@ -98,7 +98,11 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
     if not fits(text, start, end, limits):
         raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start)
     escape = text.find("\\u", start, end)
-    if escape >= 0 and _HALF.search(text, escape, end) and not is_encodable(json.dumps(value, ensure_ascii=False)):
+    if (
+        escape >= 0
+        and _HALF.search(text, escape, end)
+        and not is_encodable(json.dumps(value, ensure_ascii=False))
+    ):
         raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", start)
 
 
@@ -142,7 +146,7 @@ def dumps(value: JSON) -> str:
     return json.dumps(value, ensure_ascii=False).replace("</", "<\\/")
 
 
-def read_call(value: JSON, key: str = "arguments") -> Attempt:
+def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> Attempt:
     """Read a decoded call: `{"name", "arguments"}`, or the same under "function" as OpenAI has it.
 
     key: what the format calls the arguments; "arguments" and "parameters" are both read.
@@ -164,7 +168,7 @@ def read_call(value: JSON, key: str = "arguments") -> Attempt:
         raise
     used = next((other for other in (key, "arguments", "parameters") if other in fields), key)
     try:
-        args, more = read_arguments(fields.get(used))
+        args, more = read_arguments(fields.get(used), limits)
     except Unreadable as error:
         error.tool, error.call_id = name, call_id
         raise
@@ -189,7 +193,7 @@ def read_name(fields: Mapping[str, JSON], key: str = "name") -> str:
     return name.strip()
 
 
-def read_arguments(value: JSON) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
+def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
     """Read arguments: an object, an object as a JSON string, or nothing at all for no arguments.
 
     Raises:
@@ -201,7 +205,11 @@ def read_arguments(value: JSON) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
         return {}, ("missing_args",)
     if isinstance(value, str):
         start = skip_whitespace(value, 0)
-        decoded, end = decode(value, start)
+        try:
+            decoded, end = decode(value, start, limits)
+        except Unreadable as error:
+            near = shortened(value[error.at or 0 :][:EXCERPT], EXCERPT)
+            raise Unreadable(error.code, f'in the string of its arguments: {error}, near "{near}"') from None
         if isinstance(decoded, dict) and skip_whitespace(value, end) == len(value):
             return cast("dict[str, JSON]", decoded), ("string_args",)
     raise Unreadable("bad_arguments", '"arguments" must be an object')

@@ -10,6 +10,7 @@ from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.attempts import Unreadable
 from torchrl_agentic.parsers.jsontext import dumps
 from torchrl_agentic.parsers.named_json import NamedJSONParser
+from torchrl_agentic.parsers.structural import Frame
 
 _ID = re.compile(r"\s*+(?:functions\.)?+(?P<name>[^\s:]++):(?P<index>\d++)\s*+\Z")
 _OURS = re.compile(r"call_\d+_(\d+)")
@@ -24,6 +25,7 @@ class KimiK2Parser(NamedJSONParser):
     name: ClassVar[str] = "kimi_k2"
     stop = ("<|im_end|>",)
     section = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    around = (section[0], "", section[1])
     openers = ("<|tool_call_begin|>",)
     closer = "<|tool_call_end|>"
     separator = "<|tool_call_argument_begin|>"
@@ -37,21 +39,17 @@ class KimiK2Parser(NamedJSONParser):
             raise Unreadable("bad_id", "the id of a call is functions.name:number")
         return match["name"], text.strip()
 
-    def render_call(self, call: ParsedCall) -> str:
-        """Write a call and the section around it."""
-        return self.render_calls([call])
-
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write calls in one section, as the model would.
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the section around it.
 
         Raises:
-            ValueError: the name of a tool holds white space or a colon.
+            ValueError: the name of the tool holds white space or a colon.
         """
-        body = "".join(
-            f"{self.openers[0]}{wire_id(call)}{self.separator}{dumps(call.args)}{self.closer}"
-            for call in calls
-        )
-        return f"{self.section[0]}{body}{self.section[1]}"
+        return f"{self.openers[0]}{wire_id(call)}{self.separator}{dumps(call.args)}{self.closer}"
+
+    def frame(self, name: str) -> Frame:
+        """Give what stands around the arguments of a call, with any number in its id."""
+        return Frame(f"{self.openers[0]}functions.{name}:", self.closer, infix=(r"\d{1,4}", self.separator))
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
         """Write the results as messages that name their tool, as the chat template wants it."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.jsontext import dumps
 from torchrl_agentic.parsers.literals import LiteralReader
 from torchrl_agentic.parsers.python_text import extent
 from torchrl_agentic.parsers.reader import Reader, Steps
@@ -38,6 +35,8 @@ class Llama3JSONParser(JSONBlockParser):
     turn_end = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
     arguments_key = "parameters"
     list_notes = ()
+    around = ("", "; ", "")
+    trigger = '{"name": "'
     shape = '{"name": "tool name", "parameters": {"argument": "value"}}'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
@@ -108,11 +107,3 @@ class Llama3JSONParser(JSONBlockParser):
         at = yield from reader.skip(start + len(tag))
         end = yield from reader.balanced(at)
         return end if end >= 0 else (yield from self.end_of_text(reader))
-
-    def render_call(self, call: ParsedCall) -> str:
-        """Write a call as the model would."""
-        return dumps({"name": call.tool, "parameters": call.args})
-
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls, a semicolon between them."""
-        return "; ".join(map(self.render_call, calls))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
@@ -30,6 +30,7 @@ class MistralParser(JSONBlockParser):
     turn_end = ("</s>",)
     forged = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
     list_notes = ()
+    around = ("", "", "")
     shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
@@ -41,9 +42,13 @@ class MistralParser(JSONBlockParser):
         attempt = Attempt(name, call_id=call_id)
         try:
             value, end, fixes = yield from self.json(reader, json_at)
-            attempt.args, more = read_arguments(value)
         except Unreadable as error:
             error.tool, error.call_id = name, call_id
+            raise
+        try:
+            attempt.args, more = read_arguments(value, self.limits)
+        except Unreadable as error:
+            error.tool, error.call_id, error.end = name, call_id, end
             raise
         attempt.notes = (*notes, *fixes, *more)
         reader.add(attempt, start, end)
@@ -64,7 +69,9 @@ class MistralParser(JSONBlockParser):
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: that of its brackets."""
         at = start + len(self.openers[0])
-        while (found := reader.first(("[{", "{", *self.openers), max(at, broke)))[0] < 0 and not reader.is_whole:
+        while (found := reader.first(("[{", "{", *self.openers), max(at, broke)))[
+            0
+        ] < 0 and not reader.is_whole:
             yield
         place, marker = found
         if marker in self.openers:  # the next call comes before this one has arguments
@@ -73,13 +80,9 @@ class MistralParser(JSONBlockParser):
         end = yield from reader.balanced(list_at if reader.text.startswith("[{", list_at) else max(0, place))
         return end if place >= 0 and end >= 0 else (yield from self.end_of_text(reader))
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call as newer models would."""
         return f"{self.openers[0]}{call.tool}{_ARGS}{dumps(call.args)}"
-
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls, one behind the other."""
-        return "".join(map(self.render_call, calls))
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a message whose id chat templates take."""

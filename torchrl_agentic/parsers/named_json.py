@@ -78,8 +78,8 @@ class NamedJSONParser(JSONTextParser):
                 end = after + len(self.json_end)
         end, more = yield from self.tail(reader, end)
         try:
-            args, odd = read_arguments(value)
+            args, odd = read_arguments(value, self.limits)
         except Unreadable as error:
-            error.at = at
+            error.at, error.end = at, end
             raise
         return Attempt(args=args, notes=(*notes, *odd, *more)), end

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.jsontext import dumps
 
 
 class Phi4MiniParser(JSONBlockParser):
@@ -17,8 +15,5 @@ class Phi4MiniParser(JSONBlockParser):
     openers = ("functools[",)
     turn_end = ("<|end|>", "<|endoftext|>")
     list_notes = ()
+    around = ("functools[", ", ", "]")
     shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'
-
-    def render_call(self, call: ParsedCall) -> str:
-        """Write a call as the model would."""
-        return f"functools{dumps([{'name': call.tool, 'arguments': call.args}])}"

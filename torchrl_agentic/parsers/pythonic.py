@@ -6,7 +6,6 @@ Formats: the prompt formats and chat templates of Llama 4, Llama 3.2, OLMo 3 and
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
@@ -75,25 +74,20 @@ class CallListParser(TextParser):
             return Attempt(error.tool, error=why)
         return Attempt(name, args)
 
-    def render_call(self, call: ParsedCall) -> str:
-        """Write a list of one call, as the model would.
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the list around it.
 
         Raises:
             ValueError: an argument has a name that no keyword argument can have.
         """
-        return self.render_calls([call])
+        for name in (call.tool, *call.args):
+            if not _IDENTIFIER.fullmatch(name):
+                raise ValueError(f"a pythonic call cannot hold the name {name!r}")
+        return f"{call.tool}({', '.join(f'{key}={value!r}' for key, value in call.args.items())})"
 
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls as one list."""
-        body = (", " if self.in_brackets else "\n").join(map(_written, calls))
-        return f"{self.openers[0]}{f'[{body}]' if self.in_brackets else body}{self.closer}"
-
-
-def _written(call: ParsedCall) -> str:
-    for name in (call.tool, *call.args):
-        if not _IDENTIFIER.fullmatch(name):
-            raise ValueError(f"a pythonic call cannot hold the name {name!r}")
-    return f"{call.tool}({', '.join(f'{key}={value!r}' for key, value in call.args.items())})"
+    def frame(self, name: str) -> None:
+        """Give none: no grammar for Python literals is at hand."""
+        del name
 
 
 class LFM2Parser(CallListParser):
@@ -103,6 +97,7 @@ class LFM2Parser(CallListParser):
     stop = ("<|im_end|>",)
     openers = ("<|tool_call_start|>",)
     closer = "<|tool_call_end|>"
+    around = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
     turn_end = ("<|im_end|>",)
     forged = ("<|tool_response_start|>", "<|tool_response_end|>")
     shape = "<|tool_call_start|>[tool_name(argument='value')]<|tool_call_end|>"
@@ -116,6 +111,7 @@ class OLMo3Parser(CallListParser):
     result_role = "environment"
     openers = ("<function_calls>",)
     closer = "</function_calls>"
+    around = ("<function_calls>", "\n", "</function_calls>")
     turn_end = ("<|im_end|>",)
     in_brackets = False
     separators = ",\n"
@@ -133,6 +129,7 @@ class PythonicParser(CallListParser):
     result_role = "ipython"
     openers = ("<|python_start|>", "[")
     closer = "<|python_end|>"
+    around = ("[", ", ", "]")
     turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
     shape = "[tool_name(argument='value')]"
 
@@ -173,7 +170,3 @@ class PythonicParser(CallListParser):
             return (yield from super().end_of_bad(reader, start, broke))
         end = yield from extent(reader, start)
         return len(reader.text) if end < 0 else end
-
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls as one bare list."""
-        return f"[{', '.join(map(_written, calls))}]"

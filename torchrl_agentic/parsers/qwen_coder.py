@@ -23,6 +23,8 @@ class Qwen3CoderParser(XMLParamsParser):
     closer = "</function>"
     parameter, parameter_end = "<parameter=", "</parameter>"
     strip_newlines = True
+    style = "qwen_xml"
+    trigger = f"{section[0]}\n{openers[0]}"
     turn_end = ("<|im_end|>", "<|endoftext|>")
     forged = ("<tool_response>", "</tool_response>")
     shape = "<tool_call>\n<function=tool_name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>"
@@ -37,7 +39,7 @@ class Qwen3CoderParser(XMLParamsParser):
 
     def _equals(self, reader: Reader, start: int, tag: str) -> Steps[tuple[str, int]]:
         begin = start + len(tag)
-        while (end := reader.first((">", "\n"), begin))[0] < 0 and not reader.is_whole:
+        while (end := reader.first((">", "\n", "<"), begin))[0] < 0 and not reader.is_whole:
             yield
         if end[1] != ">":
             raise Unreadable("unclosed", f"{tag} has no end", start)
@@ -46,8 +48,8 @@ class Qwen3CoderParser(XMLParamsParser):
             raise Unreadable("missing_name", f"{tag} names nothing", start)
         return name, end[0] + 1
 
-    def render_one(self, call: ParsedCall) -> str:
-        """Write a call without the section around it.
+    def write(self, call: ParsedCall) -> str:
+        """Write a call with the tag around it.
 
         Raises:
             ValueError: the format cannot say it.
@@ -59,7 +61,8 @@ class Qwen3CoderParser(XMLParamsParser):
             f"{self.parameter}{name}>\n{self.raw(name, value)}\n{self.parameter_end}\n"
             for name, value in call.args.items()
         )
-        return f"{self.openers[0]}{call.tool}>\n{values}{self.closer}"
+        body = f"{self.openers[0]}{call.tool}>\n{values}{self.closer}"
+        return f"{self.section[0]}\n{body}\n{self.section[1]}"
 
 
 class SeedOSSParser(Qwen3CoderParser):
@@ -68,6 +71,8 @@ class SeedOSSParser(Qwen3CoderParser):
     name: ClassVar[str] = "seed_oss"
     stop = ("<seed:eos>",)
     section = ("<seed:tool_call>", "</seed:tool_call>")
+    think = ("<seed:think>", "</seed:think>")
+    trigger = f"{section[0]}\n{Qwen3CoderParser.openers[0]}"
     turn_end = ("<seed:eos>",)
     forged = ("", "")
     shape = Qwen3CoderParser.shape.replace("tool_call>", "seed:tool_call>")

@@ -74,7 +74,7 @@ class ReActParser(TextParser):
         line_end = yield from reader.find("\n", end)
         if reader.text[end : len(reader.text) if line_end < 0 else line_end].strip():
             raise Unreadable("extra_data", "behind the input stands something else on its line", end)
-        args, notes = read_arguments(value)
+        args, notes = read_arguments(value, self.limits)
         return Attempt(args=args, notes=notes), end
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
@@ -83,7 +83,7 @@ class ReActParser(TextParser):
             yield
         return len(reader.text) if found[0] < 0 else found[0]
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.
 
         Raises:

@@ -171,7 +171,11 @@ class Reader:
                 begin = until
         found = self._find(marker, begin) if self.exact else self.text.find(marker, begin)
         length = len(self.text)
-        self._known[marker] = (start, found, length if self.is_whole else max(begin, length - len(marker) + 1))
+        self._known[marker] = (
+            start,
+            found,
+            length if self.is_whole else max(begin, length - len(marker) + 1),
+        )
         return found
 
     def _find(self, marker: str, start: int) -> int:

@@ -41,7 +41,7 @@ def attempts_of(
             attempts.append(Attempt(error=over_limit(index, limits.calls), call_id=_own_id(item)))
             continue
         try:
-            attempt = read_call(item)
+            attempt = read_call(item, limits=limits)
             usual = ("openai_shape", "string_args")  # here they are no liberty
             attempt.notes = (*(note for note in attempt.notes if note not in usual), *notes)
             attempts.append(attempt)
@@ -171,7 +171,7 @@ class AnthropicToolUseParser(ToolCallParser):
             return Attempt(error=over_limit(index, self.limits.calls), call_id=_own_id(block))
         try:
             name = read_name(block)
-            args, notes = read_arguments(block.get("input"))
+            args, notes = read_arguments(block.get("input"), self.limits)
         except Unreadable as error:
             return Attempt(
                 _own_name(block), error=explain(index, error, "", self.shape), call_id=_own_id(block)

@@ -71,7 +71,7 @@ class TagsParser(TextParser):
         end = yield from reader.find(closer, start)
         return len(reader.text) if end < 0 else end + len(closer)
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.
 
         Raises:
@@ -84,6 +84,10 @@ class TagsParser(TextParser):
                     raise ValueError(f"<{tag}> cannot hold {value!r}")
                 return f"<{tag}>{value}</{tag}>"
         raise ValueError(f"no tag stands for {call.tool!r} with {', '.join(call.args) or 'no arguments'}")
+
+    def frame(self, name: str) -> None:
+        """Give none: what stands inside is free text."""
+        del name
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result in its tag."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias
 
-from torchrl_agentic.messages import JSON, ParseResult, ToolResult
+from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, ToolResult
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.base import (
     LIMITS,
@@ -23,10 +23,9 @@ from torchrl_agentic.parsers.defuse import defused
 from torchrl_agentic.parsers.events import Event
 from torchrl_agentic.parsers.fences import FENCES, closed_fence
 from torchrl_agentic.parsers.reader import Reader, Steps, finish
+from torchrl_agentic.parsers.structural import Frame, parameters, structural_tag
 from torchrl_agentic.parsers.structured import structured_attempts
 from torchrl_agentic.parsers.tokens import Tokens
-
-THINK, THINK_END = "<think>", "</think>"
 
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
@@ -35,12 +34,14 @@ class TextParser(ToolCallParser):
     """A format with an opener. A subclass says what opens a call and reads the block behind it.
 
     openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
-    around all calls of a message in some formats. turn_end: tokens that end the message. forged: the tags of
+    around all calls of a message in some formats. think: the tags of reasoning. turn_end: tokens that end the message. forged: the tags of
     results, which a model may write too; nothing between them is a call. fences_are_text: whether a call in a
-    Markdown fence is an example. shape: what a right call looks like, for error messages.
+    Markdown fence is an example. shape: what a right call looks like, for error messages. around: what is
+    written before, between and after the calls of a message. trigger: what a grammar watches for, if that is
+    neither the first of these nor the first opener.
 
-    parse_reasoning: what to do with a call inside a closed `<think>…</think>`: leave it as "text", answer it
-    with an "error", or "execute" it. After a `<think>` that never closes a call is a call, as models in
+    parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it
+    with an "error", or "execute" it. After one that never closes a call is a call, as models in
     training write it. reasoning_open: whether the prompt has opened the thinking already. tolerance:
     "lenient" allows a closed list of fixes that lose nothing, each noted on the call (`parsers.lenient`).
 
@@ -50,9 +51,12 @@ class TextParser(ToolCallParser):
     openers: tuple[str, ...] = ()
     closer: ClassVar[str] = ""
     section: ClassVar[tuple[str, str]] = ("", "")
+    think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     turn_end: ClassVar[tuple[str, ...]] = ()
     forged: tuple[str, str] = ("", "")
     fences_are_text: ClassVar[bool] = True
+    around: ClassVar[tuple[str, str, str]] = ("", "\n", "")
+    trigger: ClassVar[str] = ""
     shape: str = ""
 
     def __init__(
@@ -98,6 +102,19 @@ class TextParser(ToolCallParser):
         closer = yield from reader.find(self.closer, max(start, broke))
         return len(reader.text) if closer < 0 else closer + len(self.closer)
 
+    @abstractmethod
+    def write(self, call: ParsedCall) -> str:
+        """Write one call as the model would, without what stands around all calls of a message.
+
+        Raises:
+            ValueError: the format cannot say it.
+        """
+
+    def frame(self, name: str) -> Frame | None:
+        """Give what stands around the arguments in a call of this tool; None if no grammar can say it."""
+        before, arguments, after = self.write(ParsedCall(name, {}, "call_0_0")).rpartition("{}")
+        return Frame(before, after) if arguments else None
+
     # Three ways in
 
     def parse(
@@ -127,9 +144,38 @@ class TextParser(ToolCallParser):
         reader = Reader(is_whole=False, tools=schemas_of(tools), turn=turn, limits=self.limits)
         return TextStream(reader, self.scan(reader))
 
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call as the model would.
+
+        Raises:
+            ValueError: the format cannot say it.
+        """
+        return self.render_calls([call])
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls as one message would hold them.
+
+        Raises:
+            ValueError: the format cannot say one of them.
+        """
+        before, between, after = self.around
+        return f"{before}{between.join(map(self.write, calls))}{after}"
+
+    def structural_tag(
+        self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
+    ) -> dict[str, JSON] | None:
+        """Describe the calls of these tools as a structural tag; see `ToolCallParser.structural_tag`."""
+        schemas = parameters(tools)
+        frames = [self.frame(name) for name in schemas]
+        tags = [frame.tag(schema) for frame, schema in zip(frames, schemas.values(), strict=True) if frame]
+        if len(tags) < len(frames):
+            return None
+        trigger = self.trigger or self.around[0] or self.openers[0]
+        return structural_tag(tags, self.around, trigger, tool_choice=tool_choice, parallel=parallel)
+
     def control_markers(self) -> tuple[str, ...]:
         """What steers the conversation in this format, and must not come out of a tool."""
-        markers = [*self.openers, self.closer, *self.turn_end, THINK, THINK_END]
+        markers = [*self.openers, self.closer, *self.turn_end, *self.think]
         markers += [*self.section, *self.forged]
         return tuple(dict.fromkeys(marker for marker in markers if marker))
 
@@ -168,7 +214,7 @@ class TextParser(ToolCallParser):
     def watched(self) -> tuple[str, ...]:
         """What `scan` stops at."""
         fences = FENCES if self.fences_are_text else ()
-        markers = (*self.openers, *self.section, THINK, self.forged[0], *fences, *self.turn_end)
+        markers = (*self.openers, *self.section, self.think[0], self.forged[0], *fences, *self.turn_end)
         return tuple(filter(None, markers))
 
     def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
@@ -181,8 +227,8 @@ class TextParser(ToolCallParser):
             return (yield from self._open_section(reader, place))
         if marker == self.section[1]:
             return self._close_section(reader, place)
-        if marker == THINK:
-            return (yield from self._reason(reader, place + len(THINK)))
+        if marker == self.think[0]:
+            return (yield from self._reason(reader, place + len(marker)))
         if marker in FENCES:
             return (yield from self._fence(reader, place, marker))
         return (yield from self._forgery(reader, place, marker))
@@ -190,7 +236,7 @@ class TextParser(ToolCallParser):
     def attempt(
         self, reader: Reader, start: int, read: Callable[[Reader, int], Steps[int]] | None = None
     ) -> Steps[int]:
-        """Step: read the block whose opener stands at `start`, with `read` if it needs another one."""
+        """Step: read the block whose opener stands at `start`; `read` reads what is odd in a section."""
         index = len(reader.calls)
         if index >= reader.limits.calls:
             end = yield from self.end_of_bad(reader, start, start)
@@ -200,7 +246,10 @@ class TextParser(ToolCallParser):
             return (yield from (read or self.read)(reader, start))
         except Unreadable as unreadable:
             error = unreadable
-        end = yield from self.end_of_bad(reader, start, start if error.at is None else error.at)
+        end = error.end
+        if end is None:
+            find_end = self.end_of_bad if read is None else self.end_of_odd
+            end = yield from find_end(reader, start, start if error.at is None else error.at)
         if len(reader.calls) > index:  # the block held good calls before it broke
             start = reader.covered
         why = explain(len(reader.calls), error, reader.text, self.shape, end)
@@ -227,14 +276,14 @@ class TextParser(ToolCallParser):
 
     def _reason(self, reader: Reader, inside: int) -> Steps[int]:
         """Step: read what the model thinks, from `inside` on."""
-        closed = yield from self.closing(reader, THINK_END, inside, inside)
+        closed = yield from self.closing(reader, self.think[1], inside, inside)
         opener, _ = reader.first(self._calling, inside)
         if closed < 0:
             if opener >= 0:
                 reader.note("unclosed_reasoning")
             return inside
         reader.reasoning.append(reader.text[inside:closed])
-        at = closed + len(THINK_END)
+        at = closed + len(self.think[1])
         if 0 <= opener < closed:
             reader.note("call_in_reasoning")
             if self.parse_reasoning != "text":
@@ -281,6 +330,9 @@ class TextParser(ToolCallParser):
     def _open_section(self, reader: Reader, place: int) -> Steps[int]:
         """Step: read what opens a section of calls, and the first call in it."""
         after = yield from reader.skip(place + len(self.section[0]))
+        while (yield from reader.which(self.section[:1], after)):
+            reader.note("repeated_opener")
+            after = yield from reader.skip(after + len(self.section[0]))
         reader.opened_at = place
         opener = yield from reader.which(self.openers, after)
         if opener and (yield from self.opens(reader, after)):
@@ -299,6 +351,15 @@ class TextParser(ToolCallParser):
             raise Unreadable("empty", f"there is nothing between {self.section[0]} and its closer", start)
         raise Unreadable("wrong_dialect", "this is not how calls are written here", start)
         yield
+
+    def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of a section that holds something else than calls: its closer, or the next one."""
+        while (found := reader.first(self.section, max(start, broke)))[0] < 0 and not reader.is_whole:
+            yield
+        place, marker = found
+        if place < 0:
+            return len(reader.text)
+        return place + len(marker) if marker == self.section[1] else place
 
     def _may_belong(self, reader: Reader, place: int) -> bool:
         """Whether the closer of a section at `place` is that of the last call's: little but blanks between."""

@@ -82,9 +82,12 @@ class XMLToolCallParser(TextParser):
             if after == len(reader.text):
                 raise Unreadable("unclosed", f"the message ends before {self.closer}", after)
             raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
+        end = after + len(self.closer)
         if not isinstance(value, dict):
-            raise Unreadable("bad_arguments", "its body must be a JSON object", at)
-        return cast("dict[str, JSON]", value), after + len(self.closer)
+            error = Unreadable("bad_arguments", "its body must be a JSON object", at)
+            error.end = end
+            raise error
+        return cast("dict[str, JSON]", value), end
 
     def _escaped(self, reader: Reader, start: int, error: Unreadable) -> Steps[tuple[JSON, int]]:
         """Step: read a body that is JSON once its entities are resolved, as models write that learned XML well.
@@ -107,7 +110,7 @@ class XMLToolCallParser(TextParser):
             raise error
         return value, closer
 
-    def render_call(self, call: ParsedCall) -> str:
+    def write(self, call: ParsedCall) -> str:
         """Write a call; `<`, `>` and `&` inside the JSON become escapes."""
         import json
 

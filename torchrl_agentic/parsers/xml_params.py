@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
-from torchrl_agentic.parsers.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.attempts import Attempt, Unreadable, shortened
 from torchrl_agentic.parsers.jsontext import dumps, fits
 from torchrl_agentic.parsers.reader import Reader, Steps
+from torchrl_agentic.parsers.structural import Frame
 from torchrl_agentic.parsers.text import TextParser
 from torchrl_agentic.parsers.typed import json_or_text, property_schema, typed_value, types_of
 
@@ -32,12 +32,13 @@ class XMLParamsParser(TextParser):
     is noted. A new call at the start of a line ends an unfinished one, which is an error.
 
     parameter, parameter_end: how the tag of an argument begins, and what closes it. strip_newlines: whether
-    the first and the last newline of a value belong to the format.
+    the first and the last newline of a value belong to the format. style: xgrammar's name of it.
     """
 
     parameter: ClassVar[str] = ""
     parameter_end: ClassVar[str] = ""
     strip_newlines: ClassVar[bool] = False
+    style: ClassVar[str] = ""
 
     @abstractmethod
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
@@ -116,32 +117,40 @@ class XMLParamsParser(TextParser):
             Unreadable: it does not end.
         """
         at = parameter.value_at
+        name = shortened(parameter.name, 40)
+        reason = f"{name} has no {self.parameter_end}"
         while True:
             closer = yield from reader.find(self.parameter_end, at)
-            # What may end the value before that closer does: the next argument, or the next call.
-            next_call = yield from self._next_call(reader, at, closer)
-            before = closer if next_call < 0 else next_call
-            end = yield from self._next_parameter(reader, at, before, schema, (parameter.name, known))
+            # What may end the value before that closer does: the end of the turn, or the next call or argument.
+            before = yield from self._turn_end(reader, at, closer)
+            cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
+            cut_off = before if cut_off < 0 else cut_off
+            end = yield from self._next_parameter(
+                reader, at, closer if cut_off < 0 else cut_off, schema, (parameter.name, known)
+            )
             if end >= 0:
                 return end, end, False
-            if closer < 0 or next_call >= 0:
-                broke = len(reader.text) if next_call < 0 else next_call
-                raise Unreadable("unclosed", f"{parameter.name} has no {self.parameter_end}", broke)
+            if closer < 0 or cut_off >= 0:
+                raise Unreadable("unclosed", reason, len(reader.text) if cut_off < 0 else cut_off)
             at = closer + len(self.parameter_end)
             after = yield from reader.skip(at)
             if (yield from reader.which((self.parameter, self.closer), after)):
                 return closer, after, True
+            reason = f"behind {name} stands neither {self.parameter} nor {self.closer}"
 
     def _next_parameter(
         self, reader: Reader, at: int, before: int, schema: Fields | None, known: tuple[str, dict[str, JSON]]
     ) -> Steps[int]:
-        """Step: give where, before `before`, a parameter that the tool has begins on a line of its own; or -1."""
+        """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
+
+        Where values have lines of their own, it must too.
+        """
         properties = fields_of((schema or {}).get("properties"))
         while (
             properties and (found := reader.seek(self.parameter, at)) >= 0 and (before < 0 or found < before)
         ):
             at = found + len(self.parameter)
-            if reader.text[found - 1] != "\n":
+            if self.strip_newlines and reader.text[found - 1] != "\n":
                 continue
             try:
                 name = (yield from self.read_parameter(reader, found)).name
@@ -151,17 +160,37 @@ class XMLParamsParser(TextParser):
                 return found
         return -1
 
+    def _turn_end(self, reader: Reader, at: int, before: int) -> Steps[int]:
+        """Step: give where, before `before`, the turn ends and another one or nothing follows; or -1."""
+        while True:
+            place, marker = reader.first(self.turn_end, at)
+            if place < 0 or 0 <= before < place:
+                return -1
+            at = place + len(marker)
+            after = yield from reader.skip(at)
+            if after == len(reader.text) or reader.text[after] in "<[]":
+                return place
+
     def _next_call(self, reader: Reader, at: int, before: int) -> Steps[int]:
-        """Step: give where, before `before`, another call begins on a line of its own; or -1."""
-        opening = self.section[0] if self.section[0] else self.openers[0]
-        while (found := reader.seek(opening, at)) >= 0 and (before < 0 or found < before):
-            at = found + len(opening)
-            if found and reader.text[found - 1] != "\n":
+        """Step: give where, before `before`, another call begins; or -1.
+
+        That is: on a line of its own, with its section, or behind what closes a call.
+        """
+        section, closers = self.section[0], tuple(filter(None, (self.closer, self.section[1])))
+        while True:
+            place, marker = reader.first(self._calling, at)
+            if place < 0 or 0 <= before < place:
+                return -1
+            at = place + len(marker)
+            if reader.text[max(0, place - 32) : place].rstrip().endswith(closers):
+                return place
+            if place and reader.text[place - 1] != "\n":
                 continue
             after = yield from reader.skip(at)
-            if not self.section[0] or (yield from reader.which(self.openers, after)):
-                return found
-        return -1
+            if marker == section and (yield from reader.which(self.openers, after)):
+                return place
+            if not section or (self.around[0] and marker in self.openers):
+                return place
 
     def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> JSON:
         if self.strip_newlines:
@@ -174,7 +203,10 @@ class XMLParamsParser(TextParser):
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
         end = yield from super().end_of_bad(reader, start, broke)
-        following = yield from self._next_call(reader, max(start + 1, broke), end)
+        at = max(start + 1, broke)
+        turn_end = yield from self._turn_end(reader, at, end)
+        end = end if turn_end < 0 else turn_end
+        following = yield from self._next_call(reader, at, end)
         return end if following < 0 else following
 
     def raw(self, name: str, value: JSON) -> str:
@@ -195,15 +227,8 @@ class XMLParamsParser(TextParser):
         pieces = text.split(self.parameter_end)[1:]
         return any(piece.lstrip().startswith((self.parameter, self.closer)) for piece in pieces)
 
-    def render_call(self, call: ParsedCall) -> str:
-        """Write a call as the model would."""
-        return self.render_calls([call])
-
-    @abstractmethod
-    def render_one(self, call: ParsedCall) -> str:
-        """Write a call without the section around it."""
-
-    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls, in one section where the format has sections."""
-        body = "\n".join(map(self.render_one, calls))
-        return f"{self.section[0]}\n{body}\n{self.section[1]}" if self.section[0] else body
+    def frame(self, name: str) -> Frame:
+        """Give what stands around the arguments in a call of this tool."""
+        text = self.write(ParsedCall(name, {}, "call_0_0"))
+        before, closer, after = text.rpartition(self.closer)
+        return Frame(before, closer + after, self.style)
