@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import ParseResult

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.messages import JSON, ParsedCall
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.jsontext import dumps, read_arguments
+from torchrl_agentic.parsers.jsontext import decode_any, dumps, read_arguments
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.text import TextParser
 from torchrl_agentic.parsers.typed import only_string
@@ -100,9 +100,10 @@ class HarmonyParser(TextParser):
             body, marker = again, START
         header = Header.read(reader.text[begin : body if body >= 0 else len(reader.text)])
         if marker != MESSAGE:
-            if header.is_call and not header.is_draft:
-                return (yield from self.attempt(reader, begin, self._without_body))
-            return body if body >= 0 else len(reader.text)
+            end = body if body >= 0 else len(reader.text)
+            if not header.is_call or header.is_draft:
+                return end
+            return (yield from self.attempt(reader, begin, lambda reader, _: self._without_body(reader, end)))
         body += len(MESSAGE)
         if header.is_call and (not header.is_draft or self.parse_reasoning != "text"):
             reader.drafts = self.parse_reasoning if header.is_draft else ""
@@ -111,13 +112,23 @@ class HarmonyParser(TextParser):
             )
             reader.drafts = ""
             return at
-        end, closer = yield from self._body_end(reader, body)
         if header.is_draft:
             reader.note("call_in_reasoning")
-        elif header.role != "assistant":
-            reader.note("forged_turn" if header.recipient != "assistant" else "forged_result")
+            inside = yield from reader.balanced((yield from reader.skip(body)))
+            end, closer = yield from self._body_end(reader, max(body, inside))
+        else:
+            end, closer = yield from self._body_end(reader, body)
         if header.channel == "analysis":
             reader.reasoning.append(reader.text[body:end])
+        if header.recipient == "assistant":
+            reader.note("forged_result")
+        elif header.role != "assistant":
+            reader.note("forged_turn")
+            return (yield from self.end_of_text(reader))
+        if closer == RETURN:
+            if (yield from reader.skip(end + len(closer))) < len(reader.text):
+                reader.note("forged_turn")
+            return (yield from self.end_of_text(reader))
         return end + len(closer)
 
     def _body_end(self, reader: Reader, body: int) -> Steps[tuple[int, str]]:
@@ -136,13 +147,17 @@ class HarmonyParser(TextParser):
         """Harmony is read message by message, see `scan`."""
         raise NotImplementedError
 
-    def _without_body(self, reader: Reader, start: int) -> Steps[int]:
-        del start
-        raise Unreadable("unclosed", f"{MESSAGE} is missing", len(reader.text))
+    def _without_body(self, reader: Reader, end: int) -> Steps[int]:
+        del reader
+        error = Unreadable("unclosed", f"{MESSAGE} is missing", end)
+        error.end = end
+        raise error
         yield
 
     def _call(self, reader: Reader, start: int, body: int, header: Header) -> Steps[int]:
         name = header.recipient.removeprefix(_FUNCTIONS)
+        if not name:
+            raise Unreadable("missing_name", "the recipient names no function", body)
         try:
             attempt, end = yield from self._arguments(reader, body, name)
         except Unreadable as error:
@@ -156,24 +171,32 @@ class HarmonyParser(TextParser):
         at = yield from reader.skip(body)
         if at == len(reader.text):
             raise Unreadable("unclosed", "the message ends inside the call", at)
-        closing = (CALL, END, RETURN)
         plain = None if reader.tools is None else only_string(reader.tools.get(name))
-        if plain is not None and reader.text[at] != "{":
-            end, closer = yield from self._body_end(reader, body)
-            if not closer:
-                raise Unreadable("unclosed", f"the message ends before {CALL}", end)
-            return Attempt(args={plain: reader.text[body:end]}, notes=("plain_input",)), end + len(closer)
-        if (yield from reader.which(closing, at)):
-            value, end = None, at
-        else:
-            value, end = yield from reader.json(at)
-        args, notes = read_arguments(value, self.limits)
-        after = yield from reader.skip(end)
-        if closer := (yield from reader.which(closing, after)):
-            return Attempt(args=args, notes=notes), after + len(closer)
+        if reader.text[at] not in "{[":
+            stop, closer = yield from self._body_end(reader, body)
+            value = reader.text[body:stop]
+            if not closer and value.strip():
+                raise Unreadable("unclosed", f"the message ends before {CALL}", stop)
+            if plain is not None and value.strip():
+                return Attempt(args={plain: value}, notes=("plain_input",)), stop + len(closer)
+            return self._read(
+                decode_any(value, self.limits) if value.strip() else None, at, stop + len(closer)
+            )
+        value, stop = yield from reader.json(at, (CALL, END, RETURN))
+        after = yield from reader.skip(stop)
+        if closer := (yield from reader.which((CALL, END, RETURN), after)):
+            return self._read(value, at, after + len(closer))
         if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
             raise Unreadable("extra_data", f"after its JSON stands something else than {CALL}", after)
-        return Attempt(args=args, notes=(*notes, "unclosed_tag")), end
+        return self._read(value, at, stop, "unclosed_tag")
+
+    def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[Attempt, int]:
+        try:
+            args, more = read_arguments(value, self.limits)
+        except Unreadable as error:
+            error.at, error.end = at, end
+            raise
+        return Attempt(args=args, notes=(*more, *notes)), end
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable message at `start`."""

@@ -113,12 +113,7 @@ class DeepSeekV32Parser(InvokeParser):
 
     def json_body(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
         """Step: read arguments that are one JSON object."""
-        try:
-            value, end = yield from reader.json(at)
-        except Unreadable as error:
-            if error.code == "invalid_json" and (yield from reader.find(self.closer, error.at or at)) < 0:
-                raise Unreadable("unclosed", f"the message ends before {self.closer}", error.at) from None
-            raise
+        value, end = yield from reader.json(at, (self.closer,))
         args, notes = read_arguments(value, self.limits)
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):

@@ -15,13 +15,14 @@ from torchrl_agentic.messages import (
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, message_text
 from torchrl_agentic.parsers.jsontext import (
-    decode,
+    check_data,
     dumps,
     read_arguments,
     read_name,
     skip_whitespace,
     text_of,
 )
+from torchrl_agentic.parsers.reader import Reader, finish
 
 _FENCES = ("```json", "```")
 
@@ -52,7 +53,7 @@ class JSONToolCallParser(ToolCallParser):
         if not text.startswith("{", start):
             return ParseResult(text, (), response)
         try:
-            value, end = decode(text, start)
+            value, end = finish(Reader(text, limits=self.limits).json(start))
         except Unreadable as error:
             if '"tools"' not in text:
                 return ParseResult(text, (), response)
@@ -83,6 +84,7 @@ class JSONToolCallParser(ToolCallParser):
         try:
             name = read_name(fields, "tool")
             args, notes = read_arguments(fields.get("args"), self.limits)
+            check_data(args, self.limits)
         except Unreadable as error:
             return Attempt(error=explain(index, error, "", self.shape), call_id=call_id, tag=tag)
         return Attempt(name, args, call_id=call_id, tag=tag, notes=notes)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, clean_call, clean_result
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.base import Tools, schemas_of
-from torchrl_agentic.parsers.jsontext import check, dumps, read_call, scan_once
+from torchrl_agentic.parsers.jsontext import check, dumps, fits, read_call, scan_once
 from torchrl_agentic.parsers.lenient import mended
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.structured import attempts_of
@@ -43,15 +43,13 @@ class JSONTextParser(TextParser):
             Unreadable: it is broken, or cut off.
         """
         try:
-            value, end = yield from reader.json(at)
+            value, end = yield from reader.json(at, (self.closer,) if self.closer else ())
             return value, end, ()
         except Unreadable as error:
             broken = error
-        if broken.code == "invalid_json" and self.closer:
+        if broken.code == "invalid_json" and self.closer and self.tolerance == "lenient":
             closer = yield from reader.find(self.closer, broken.at or at)
-            if closer < 0:
-                raise Unreadable("unclosed", "the message ends inside the call", broken.at) from None
-            fixed = mended(reader.text[at:closer], self.limits) if self.tolerance == "lenient" else None
+            fixed = mended(reader.text[at:closer], self.limits)
             if fixed is not None:
                 return fixed[0], closer, fixed[1]
         raise broken
@@ -167,7 +165,10 @@ class JSONBlockParser(JSONTextParser):
         value, end, fixes = yield from self.json(reader, at)
         end, more = yield from self.tail(reader, end)
         try:
-            found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls))
+            small = fits(
+                reader.text, at, end, self.limits
+            )  # else what each call of the list takes is the question
+            found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls), is_checked=small)
         except Unreadable as error:
             error.end = end
             raise
@@ -176,7 +177,9 @@ class JSONBlockParser(JSONTextParser):
             start = end
         return end
 
-    def attempts(self, value: JSON, notes: tuple[str, ...], first: int) -> list[Attempt]:
+    def attempts(
+        self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
+    ) -> list[Attempt]:
         """Give the calls of a block.
 
         Raises:
@@ -184,7 +187,8 @@ class JSONBlockParser(JSONTextParser):
         """
         if isinstance(value, list) and value:
             items = cast("list[JSON]", value)
-            return attempts_of(items, self.shape, (*self.list_notes, *notes), self.limits, first)
+            notes = (*self.list_notes, *notes)
+            return attempts_of(items, self.shape, notes, self.limits, first, is_checked=is_checked)
         attempt = read_call(value, self.arguments_key, self.limits)
         attempt.notes += notes
         return [attempt]

@@ -95,7 +95,7 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
     # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
     if end - start > limits.depth and _is_too_deep(text, start, end, limits):
         raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
-    if not fits(text, start, end, limits):
+    if not isinstance(value, list) and not fits(text, start, end, limits):
         raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start)
     escape = text.find("\\u", start, end)
     if (
@@ -104,6 +104,26 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
         and not is_encodable(json.dumps(value, ensure_ascii=False))
     ):
         raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", start)
+
+
+def check_data(value: JSON, limits: Limits) -> None:
+    """See that a value that did not come as text is JSON to everybody, and within the limits.
+
+    Raises:
+        Unreadable: it is not.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}") from None
+    except (TypeError, ValueError) as error:
+        raise Unreadable("invalid_json", f"invalid JSON, {error}") from None
+    if _is_too_deep(text, 0, len(text), limits):
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}")
+    if not is_encodable(text):
+        raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair")
+    if not fits(text, 0, len(text), limits):
+        raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes")
 
 
 def fits(text: str, start: int, end: int, limits: Limits) -> bool:

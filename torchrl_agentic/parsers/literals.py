@@ -10,9 +10,11 @@ from torchrl_agentic.messages import JSON, is_encodable
 from torchrl_agentic.parsers.attempts import Unreadable
 from torchrl_agentic.parsers.base import Limits
 
-_SPACE = re.compile(r"[ \t\r\n\f]*+")
+_SPACE = re.compile("[ \\t\\r\\n\\f\\ufeff]*+")
 _WORD = re.compile(r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*+(?:\.[\d_]*+)?+|\.\d[\d_]*+)(?:[eE][-+]?\d++)?+(?!\w)")
+_NUMBER = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9_]*+)(?:\.[0-9_]*+)?+|\.[0-9][0-9_]*+)(?:[eE][-+]?[0-9]++)?+(?![\w.])"
+)
 _STRINGS = {
     quote: re.compile(body, re.DOTALL)
     for quote, body in (
@@ -48,7 +50,7 @@ class LiteralReader:
         if name is None:
             self._refuse("expecting the name of a tool", at)
         args: dict[str, JSON] = {}
-        at = self._after(name.end(), "(", "expecting '('", name[0])
+        at = self._after(self.skip(name.end()), "(", "expecting '('", name[0])
         while not self._text.startswith(")", at):
             key = _WORD.match(self._text, at)
             if key is None or "." in key[0]:
@@ -66,7 +68,7 @@ class LiteralReader:
                 self._refuse("only literals are read, expecting ',' or ')'", at, name[0])
         return name[0], args, at + 1
 
-    def value(self, at: int, depth: int = 1) -> tuple[JSON, int]:
+    def value(self, at: int, depth: int = 1) -> tuple[JSON, int]:  # noqa: RET503  _refuse raises
         """Read a literal at a place; give it and where it ends.
 
         Raises:
@@ -124,13 +126,15 @@ class LiteralReader:
             self._refuse(f"the number {text[:20]} is too large", at)
         return number
 
-    def _list(self, at: int, closer: str, depth: int) -> tuple[list[JSON], int]:
+    def _list(self, at: int, closer: str, depth: int) -> tuple[JSON, int]:
         items: list[JSON] = []
         at = self.skip(at + 1)
         while not self._text.startswith(closer, at):
-            item, at = self.value(at, depth + 1)
+            item, end = self.value(at, depth + 1)
             items.append(item)
-            at = self._next(at, closer)
+            at = self._next(end, closer)
+            if closer == ")" and len(items) == 1 and self._text[end:at].find(",") < 0:
+                return item, at + 1  # brackets around one value, not a tuple
         return items, at + 1
 
     def _dict(self, at: int, depth: int) -> tuple[dict[str, JSON], int]:

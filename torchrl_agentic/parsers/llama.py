@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.json_blocks import JSONBlockParser
 from torchrl_agentic.parsers.literals import LiteralReader
@@ -60,27 +61,36 @@ class Llama3JSONParser(JSONBlockParser):
         try:
             value, end = yield from reader.json(start)
         except Unreadable as error:
-            broke = max(start + 1, start if error.at is None else error.at)
-            if error.code != "invalid_json" or self._is_meant(reader.text[start:broke]):
-                raise
-            return broke
+            broken = error
+        else:
+            return (yield from self._object(reader, start, value, end))
+        if broken.code not in ("invalid_json", "unclosed"):
+            raise broken
+        broke = start if broken.at is None else broken.at
+        if broke == start:  # what is wrong is a value, and all of it was read
+            broke = max(start + 1, (yield from reader.balanced(start)))
+        if _NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke):
+            raise broken
+        return broke
+
+    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
         fields: Any = value
         name, inner = fields.get("name"), fields.get("function")
         if not (isinstance(name, str) and fields.keys() & {"parameters", "arguments"}) and not (
             isinstance(inner, dict) and "name" in inner
         ):
             return end
-        (attempt,) = self.attempts(value, (), len(reader.calls))
+        try:
+            (attempt,) = self.attempts(value, (), len(reader.calls))
+        except Unreadable as error:
+            error.at, error.end = start, end
+            raise
         reader.add(attempt, start, end)
         return end
-
-    def _is_meant(self, broken: str) -> bool:
-        return bool(_NAME.search(broken) and _ARGUMENTS.search(broken))
+        yield
 
     def _behind_tag(self, reader: Reader, start: int) -> Steps[int]:
-        at = yield from reader.skip(start + len(_PYTHON_TAG))
-        if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+        at, _ = yield from self.begin(reader, start)
         if reader.text[at] in "[{":
             value, end, notes = yield from self.json(reader, at)
             for attempt in self.attempts(value, notes, len(reader.calls)):
@@ -96,14 +106,19 @@ class Llama3JSONParser(JSONBlockParser):
             yield
         if match is None:
             raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
-        yield from extent(reader, match.end() - 1)
+        if (yield from extent(reader, match.end() - 1)) < 0:
+            raise Unreadable("unclosed", "the message ends inside the call", at)
         name, args, end = LiteralReader(reader.text, self.limits).call(at)
         reader.add(Attempt(name.removesuffix(".call"), args), start, end)
         return end
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: that of its brackets."""
-        tag = yield from reader.which((_PYTHON_TAG,), start)
-        at = yield from reader.skip(start + len(tag))
-        end = yield from reader.balanced(at)
+        at, tags = start, (_PYTHON_TAG,)
+        while tag := (yield from reader.which(tags, at)):
+            at = yield from reader.skip(at + len(tag))
+        if match := _BUILTIN.match(reader.text, at):
+            end = yield from extent(reader, match.end() - 1)
+        else:
+            end = yield from reader.balanced(at)
         return end if end >= 0 else (yield from self.end_of_text(reader))

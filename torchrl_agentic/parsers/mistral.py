@@ -56,29 +56,34 @@ class MistralParser(JSONBlockParser):
 
     def _header(self, reader: Reader, at: int) -> Steps[tuple[str, str | None, int]]:
         """Step: read name, id and where the arguments begin."""
-        while (brace := reader.first(("{", *self.openers), at))[0] < 0 and not reader.is_whole:
-            yield
-        if brace[1] != "{":
-            raise Unreadable("unclosed", "the call has no arguments", at)
-        header = reader.text[at : brace[0]].rstrip().removesuffix(_ARGS)
-        name, _, call_id = header.partition(_CALL_ID)
-        if not name.strip() or len(name.split()) > 1 or "[" in name:
+        place, marker = yield from self._header_end(reader, at)
+        if marker not in (_ARGS, "{"):
+            error = Unreadable("unclosed", "the call has no arguments", at)
+            error.end = len(reader.text) if place < 0 else place
+            raise error
+        name, _, call_id = reader.text[at:place].partition(_CALL_ID)
+        json_at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
+        name = name.strip().strip("\ufeff")
+        if len(name.split()) != 1 or "[" in name:
             raise Unreadable("missing_name", "the name of the tool is missing", at)
-        return name.strip(), call_id.strip() or None, brace[0]
+        return name, call_id.strip() or None, json_at
+
+    def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
+        markers = (_ARGS, "{", *self.openers, *self.turn_end)
+        while (found := reader.first(markers, at))[0] < 0 and not reader.is_whole:
+            yield
+        return found
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: that of its brackets."""
-        at = start + len(self.openers[0])
-        while (found := reader.first(("[{", "{", *self.openers), max(at, broke)))[
-            0
-        ] < 0 and not reader.is_whole:
-            yield
-        place, marker = found
-        if marker in self.openers:  # the next call comes before this one has arguments
-            return place
-        list_at = yield from reader.skip(at)
-        end = yield from reader.balanced(list_at if reader.text.startswith("[{", list_at) else max(0, place))
-        return end if place >= 0 and end >= 0 else (yield from self.end_of_text(reader))
+        at = yield from reader.skip(start + len(self.openers[0]))
+        if not reader.text.startswith(("[{", "{"), at):
+            place, marker = yield from self._header_end(reader, at)
+            if place >= 0 and marker not in (_ARGS, "{"):
+                return place
+            at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
+        end = yield from reader.balanced(at)
+        return end if end >= 0 else (yield from self.end_of_text(reader))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call as newer models would."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.json_blocks import JSONTextParser
-from torchrl_agentic.parsers.jsontext import read_arguments
+from torchrl_agentic.parsers.jsontext import decode_any, read_arguments
 from torchrl_agentic.parsers.reader import Reader, Steps
 
 
@@ -30,10 +31,9 @@ class NamedJSONParser(JSONTextParser):
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one call."""
-        opener = yield from reader.which(self.openers, start)
-        at = start + len(opener)
+        at, notes = yield from self.begin(reader, start)
         separator, before = yield from self._header_end(reader, at)
-        if not before:
+        if not before or before in self.turn_end:
             raise Unreadable("unclosed", f"the message ends before {self.separator}", separator)
         if before != self.separator:
             raise Unreadable("missing_name", f"{self.separator.strip()} is missing", separator)
@@ -47,13 +47,13 @@ class NamedJSONParser(JSONTextParser):
         except Unreadable as error:
             error.tool, error.call_id = name, call_id
             raise
-        attempt.tool, attempt.call_id = name, call_id
+        attempt.tool, attempt.call_id, attempt.notes = name, call_id, (*notes, *attempt.notes)
         reader.add(attempt, start, end)
         return end
 
     def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
         """Step: find what ends the header: the separator, or in its place another marker, or the end."""
-        markers = (self.separator, self.closer, *self.openers, *filter(None, self.section))
+        markers = (self.separator, self.closer, *self.openers, *filter(None, self.section), *self.turn_end)
         while True:
             place, marker = reader.first(markers, at)
             if place >= 0:
@@ -61,6 +61,16 @@ class NamedJSONParser(JSONTextParser):
             if reader.is_whole:
                 return len(reader.text), ""
             yield
+
+    def _scalar(self, reader: Reader, at: int, closer: str) -> Steps[tuple[JSON, int]]:
+        end = yield from reader.find(closer, at)
+        if end < 0:
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        try:
+            return decode_any(reader.text[at:end], self.limits), end
+        except Unreadable as error:
+            error.at = at
+            raise
 
     def _arguments(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
         at = yield from reader.skip(at)
@@ -70,6 +80,8 @@ class NamedJSONParser(JSONTextParser):
         endings = (self.closer, self.json_end) if self.json_end else (self.closer,)
         if (yield from reader.which(endings, at)):
             value, end = None, at
+        elif reader.text[at] in 'n"':  # no arguments at all, or an object as a string
+            value, end = yield from self._scalar(reader, at, self.json_end or self.closer)
         else:
             value, end, notes = yield from self.json(reader, at)
         if self.json_end:

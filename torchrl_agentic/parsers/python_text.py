@@ -7,6 +7,7 @@ import re
 from torchrl_agentic.parsers.reader import Reader, Steps, finish
 
 _SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
 _IN_STRING = {
     quote: re.compile(body, re.DOTALL)
     for quote, body in (
@@ -18,33 +19,35 @@ _IN_STRING = {
 }
 
 
-def extent(reader: Reader, place: int, closer: str = "") -> Steps[int]:
+def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
     """Step: give where the bracket that opens at `place` has closed, behind it; -1 if it never does.
 
-    closer: what to look for instead, outside strings; then its own place is given.
+    closers: what to look for instead, outside strings; then the place of the first of them is given.
     """
-    depth = 0
-    sign = re.compile(f"{_SIGN.pattern}|{re.escape(closer)}", re.DOTALL) if closer else _SIGN
+    opened: list[str] = []
+    ends = "".join(f"|{re.escape(closer)}" for closer in closers)
+    sign = re.compile(f"{_SIGN.pattern}{ends}", re.DOTALL) if closers else _SIGN
+    longest = max(map(len, closers), default=1)
     while True:
         match = sign.search(reader.text, place)
         if match is None or match[0] == "\\":  # at the very end
             if reader.is_whole:
                 return -1
-            place = max(place, len(reader.text) - max(1, len(closer)))
+            place = max(place, len(reader.text) - longest)
             yield
             continue
         found = match[0]
         if found in "\"'":
             place = yield from string_end(reader, match.start())
             continue
-        if closer:
-            if found == closer:
+        if closers:
+            if found in closers:
                 return match.start()
-        elif found in "([{":
-            depth += 1
-        elif found in ")]}":
-            depth -= 1
-            if depth <= 0:
+        elif found in _PAIRS:
+            opened.append(_PAIRS[found])
+        elif opened and found == opened[-1]:
+            opened.pop()
+            if not opened:
                 return match.end()
         place = match.end()
 
@@ -80,17 +83,17 @@ def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, i
     """Give where the items between `start` and `end` stand that are separated outside brackets and strings."""
     reader = Reader(text)
     found: list[tuple[int, int]] = []
-    depth, at = 0, start
+    opened, at = list[str](), start
     while match := _SIGN.search(text, at, end):
         sign, at = match[0], match.end()
         if sign in "\"'":
             at = finish(string_end(reader, match.start()))
-        elif sign in "([{":
-            depth += 1
-        elif sign in ")]}":
-            depth -= 1
-        elif sign in separators and depth <= 0:
+        elif sign in _PAIRS:
+            opened.append(_PAIRS[sign])
+        elif opened and sign == opened[-1]:
+            opened.pop()
+        elif sign in separators and not opened:
             found.append((start, match.start()))
-            start, depth = at, 0
+            start = at
     found.append((start, end))
     return [(begin, stop) for begin, stop in found if text[begin:stop].strip()]

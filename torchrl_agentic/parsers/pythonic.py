@@ -18,6 +18,7 @@ from torchrl_agentic.parsers.text import TextParser
 
 _FIRST = re.compile(r"\[\s*+([A-Za-z_][\w.-]{0,200}+)\s*+\(")
 _PART_OF_FIRST = re.compile(r"\[\s*+(?:[A-Za-z_][\w.-]{0,200}+)?+\s*+\Z")
+_BLANKS = " \t\r\n\f\ufeff"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
@@ -29,12 +30,19 @@ class CallListParser(TextParser):
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one list."""
-        opener = yield from reader.which(self.openers, start)
+        opener = self.openers[0]
         begin = start + len(opener)
-        stop = yield from extent(reader, begin, self.closer)
+        while (yield from reader.which((opener,), (after := (yield from reader.skip(begin))))):
+            reader.note("repeated_opener")
+            begin = after + len(opener)
+        stop = yield from extent(reader, begin, self.closer, opener)
         if stop < 0:
             raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
-        end = stop + len(self.closer)
+        end = stop
+        if reader.at(self.closer, stop):
+            end += len(self.closer)
+        else:
+            reader.note("unclosed_tag")
         begin, stop = self._trimmed(reader.text, begin, stop)
         self.add_items(reader, start, (begin, stop), end)
         return end
@@ -42,8 +50,8 @@ class CallListParser(TextParser):
     def _trimmed(self, text: str, begin: int, stop: int) -> tuple[int, int]:
         """Leave out white space and the brackets around the list."""
         inside = text[begin:stop]
-        begin += len(inside) - len(inside.lstrip())
-        stop -= len(inside) - len(inside.rstrip())
+        begin += len(inside) - len(inside.lstrip(_BLANKS))
+        stop -= len(inside) - len(inside.rstrip(_BLANKS))
         if self.in_brackets and text.startswith("[", begin) and text.endswith("]", begin, stop):
             return begin + 1, stop - 1
         return begin, stop
@@ -57,8 +65,6 @@ class CallListParser(TextParser):
         found = items(reader.text, *inside, self.separators)
         if not found:
             raise Unreadable("empty", "the list holds no call", inside[0])
-        if not fits(reader.text, *inside, self.limits):
-            raise Unreadable("too_large", f"calls have at most {self.limits.argument_bytes} bytes", inside[0])
         for begin, stop in found:
             reader.add(self._item(reader, begin, stop), start, end)
             start = end
@@ -66,6 +72,8 @@ class CallListParser(TextParser):
     def _item(self, reader: Reader, begin: int, stop: int) -> Attempt:
         literal = LiteralReader(reader.text, self.limits)
         try:
+            if not fits(reader.text, begin, stop, self.limits):
+                raise Unreadable("too_large", f"a call has at most {self.limits.argument_bytes} bytes", begin)
             name, args, end = literal.call(literal.skip(begin))
             if (after := literal.skip(end)) < stop:
                 raise Unreadable("extra_data", "behind the call stands something else", after, tool=name)
@@ -157,9 +165,8 @@ class PythonicParser(CallListParser):
                 raise Unreadable("unclosed", "the message ends inside the list of calls", start)
             return len(reader.text)
         inside = (start + 1, end - 1)
-        if not is_known and any(
-            self._item(reader, *item).error for item in items(reader.text, *inside, self.separators)
-        ):
+        found = [self._item(reader, *item).error for item in items(reader.text, *inside, self.separators)]
+        if not is_known and any(error and error.code not in ("too_large", "too_deep") for error in found):
             return end
         self.add_items(reader, start, inside, end)
         return end

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.jsontext import dumps, read_arguments
+from torchrl_agentic.parsers.jsontext import decode_any, dumps, read_arguments
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.text import TextParser
 from torchrl_agentic.parsers.typed import only_string
@@ -49,7 +49,7 @@ class ReActParser(TextParser):
         at = yield from reader.skip(line_end)
         if not (yield from reader.which((_INPUT,), at)):
             code = "unclosed" if at == len(reader.text) else "extra_data"
-            raise Unreadable(code, f"expecting {_INPUT}", at, tool=name)
+            raise Unreadable(code, f"expecting {_INPUT}", line_end, tool=name)
         begin = at + len(_INPUT)
         try:
             attempt, end = yield from self._input(reader, begin, name)
@@ -70,16 +70,29 @@ class ReActParser(TextParser):
             if end < 0:
                 raise Unreadable("unclosed", f"plain input ends with {_OBSERVATION}", at)
             return Attempt(args={plain: reader.text[at:end].strip()}, notes=("plain_input",)), end
-        value, end = yield from reader.json(at)
+        if reader.text[at] in 'n"':  # no arguments at all, or an object as a string
+            line_end = yield from reader.find("\n", at)
+            end = len(reader.text) if line_end < 0 else line_end
+            value = decode_any(reader.text[at:end], self.limits)
+        else:
+            value, end = yield from self._json(reader, at)
         line_end = yield from reader.find("\n", end)
         if reader.text[end : len(reader.text) if line_end < 0 else line_end].strip():
             raise Unreadable("extra_data", "behind the input stands something else on its line", end)
         args, notes = read_arguments(value, self.limits)
         return Attempt(args=args, notes=notes), end
 
+    def _json(self, reader: Reader, at: int) -> Steps[tuple[JSON, int]]:
+        try:
+            return (yield from reader.json(at))
+        except Unreadable as error:
+            if error.code != "unclosed" or reader.first(_LINES, error.at or at)[0] < 0:
+                raise
+            raise Unreadable("invalid_json", "the JSON of the input is not closed", error.at) from None
+
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable action at `start`: the line where something else begins."""
-        while (found := reader.first(_LINES, max(start, broke)))[0] < 0 and not reader.is_whole:
+        while (found := reader.first(_LINES, max(start + 1, broke - 1)))[0] < 0 and not reader.is_whole:
             yield
         return len(reader.text) if found[0] < 0 else found[0]
 

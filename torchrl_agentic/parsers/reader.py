@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
-from torchrl_agentic.parsers.attempts import Attempt, Numbering, in_reasoning, over_limit
+from torchrl_agentic.parsers.attempts import Attempt, Numbering, Unreadable, in_reasoning, over_limit
 from torchrl_agentic.parsers.base import LIMITS, Limits
 from torchrl_agentic.parsers.events import Event, TextDelta, event_of
 from torchrl_agentic.parsers.jsontext import decode, skip_whitespace
@@ -195,7 +195,7 @@ class Reader:
     def is_line_start(self, place: int) -> bool:
         """Whether nothing but blanks stands before a place on its line, or since the last attempt."""
         covered = self.covered
-        while place > covered and self.text[place - 1] in " \t\r":
+        while place > covered and self.text[place - 1] in " \t\r\ufeff":
             place -= 1
         return place == covered or self.text[place - 1] == "\n"
 
@@ -237,15 +237,29 @@ class Reader:
             yield
         return place
 
-    def json(self, place: int) -> Steps[tuple[JSON, int]]:
+    def json(self, place: int, closers: Sequence[str] = ()) -> Steps[tuple[JSON, int]]:
         """Step: read the JSON value that begins at a place; give it and where it ends.
+
+        closers: what ends the block around it. Broken JSON in a block that never ends was cut off.
 
         Raises:
             Unreadable: there is none, or it is beyond the limits.
         """
         if not self.is_whole:
             yield from self.balanced(place)
-        return decode(self.text, place, self.limits)
+        try:
+            return decode(self.text, place, self.limits)
+        except Unreadable as unreadable:
+            error = unreadable
+        if error.code == "invalid_json" and self.text[place : place + 1] in ("{", "[", ""):
+            if closers:
+                while (found := self.first(closers, error.at or place)[0]) < 0 and not self.is_whole:
+                    yield
+            else:
+                found = yield from self.balanced(place)
+            if found < 0:
+                raise Unreadable("unclosed", "the message ends inside the call", error.at)
+        raise error
 
     def balanced(self, place: int) -> Steps[int]:
         """Step: give where the brackets that open at a place have closed, strings aside; -1 if they never do.

@@ -18,6 +18,7 @@ from torchrl_agentic.messages import (
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, Tools
 from torchrl_agentic.parsers.jsontext import (
+    check_data,
     decode,
     dumps,
     read_arguments,
@@ -29,11 +30,18 @@ from torchrl_agentic.parsers.jsontext import (
 
 
 def attempts_of(
-    items: Sequence[JSON], shape: str, notes: tuple[str, ...] = (), limits: Limits = LIMITS, first: int = 0
+    items: Sequence[JSON],
+    shape: str,
+    notes: tuple[str, ...] = (),
+    limits: Limits = LIMITS,
+    first: int = 0,
+    *,
+    is_checked: bool = True,
 ) -> list[Attempt]:
     """Read a list of calls, each `{"name", "arguments"}` or OpenAI's; unreadable ones become error entries.
 
-    first: the index that the first of them has in its message.
+    first: the index that the first of them has in its message. is_checked: whether each is known to be within
+    the limits, as what was read from text is.
     """
     attempts: list[Attempt] = []
     for index, item in enumerate(items, first):
@@ -42,6 +50,8 @@ def attempts_of(
             continue
         try:
             attempt = read_call(item, limits=limits)
+            if not is_checked:
+                check_data(attempt.args, limits)
             usual = ("openai_shape", "string_args")  # here they are no liberty
             attempt.notes = (*(note for note in attempt.notes if note not in usual), *notes)
             attempts.append(attempt)
@@ -73,11 +83,11 @@ def _own_name(item: JSON) -> str:
 
 def structured_attempts(message: Mapping[str, JSON], limits: Limits = LIMITS) -> list[Attempt]:
     """Read the calls that a message keeps apart from its text: "tool_calls", or the older "function_call"."""
-    calls = message.get("tool_calls")
-    if isinstance(calls, list | tuple) and calls:
-        return attempts_of(cast("Sequence[JSON]", calls), OpenAIToolCallParser.shape, limits=limits)
-    single = message.get("function_call")
-    return attempts_of([single], OpenAIToolCallParser.shape) if single else []
+    calls = message.get("tool_calls") or message.get("function_call")
+    if not calls:
+        return []
+    items = cast("Sequence[JSON]", calls) if isinstance(calls, list | tuple) else [calls]
+    return attempts_of(items, OpenAIToolCallParser.shape, limits=limits, is_checked=False)
 
 
 def _message(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
@@ -154,6 +164,8 @@ class AnthropicToolUseParser(ToolCallParser):
         message = _message(response)
         blocks = message.get("tool_calls") if isinstance(response, str) else None
         content = blocks or message.get("content")
+        if fields_of(content) is not None:
+            content = [content]
         if not isinstance(content, list):
             return ParseResult(content_text(cast("Content", content)), (), response)
         attempts: list[Attempt] = []
@@ -172,6 +184,7 @@ class AnthropicToolUseParser(ToolCallParser):
         try:
             name = read_name(block)
             args, notes = read_arguments(block.get("input"), self.limits)
+            check_data(args, self.limits)
         except Unreadable as error:
             return Attempt(
                 _own_name(block), error=explain(index, error, "", self.shape), call_id=_own_id(block)

@@ -51,6 +51,9 @@ class TagsParser(TextParser):
         opener = yield from reader.which(self.openers, start)
         tool, argument = self.tags[opener[1:-1]]
         closer, begin = f"</{opener[1:]}", start + len(opener)
+        while (yield from reader.which((opener,), (after := (yield from reader.skip(begin))))):
+            reader.note("repeated_opener")
+            begin = after + len(opener)
         end = yield from reader.find(closer, begin)
         if end < 0:
             raise Unreadable("unclosed", f"the message ends before {closer}", begin, tool=tool)

@@ -236,7 +236,7 @@ class TextParser(ToolCallParser):
     def attempt(
         self, reader: Reader, start: int, read: Callable[[Reader, int], Steps[int]] | None = None
     ) -> Steps[int]:
-        """Step: read the block whose opener stands at `start`; `read` reads what is odd in a section."""
+        """Step: read the block whose opener stands at `start`, with `read` if it needs another one."""
         index = len(reader.calls)
         if index >= reader.limits.calls:
             end = yield from self.end_of_bad(reader, start, start)
@@ -248,7 +248,7 @@ class TextParser(ToolCallParser):
             error = unreadable
         end = error.end
         if end is None:
-            find_end = self.end_of_bad if read is None else self.end_of_odd
+            find_end = self.end_of_odd if read == self.read_odd_section else self.end_of_bad
             end = yield from find_end(reader, start, start if error.at is None else error.at)
         if len(reader.calls) > index:  # the block held good calls before it broke
             start = reader.covered

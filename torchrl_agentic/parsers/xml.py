@@ -16,7 +16,7 @@ from torchrl_agentic.parsers.text import TextParser
 # Possessive quantifiers (`++`, `*+`) take what they match for good, so that a failed match costs linear time.
 _ATTRIBUTE = re.compile(r"""\s++([\w:-]++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
 _TAG_END = re.compile(r"\s*+(/?)>")
-_AFTER_NAME = tuple(" \t\r\n/")
+_TAG = "<tool"
 
 
 class XMLToolCallParser(TextParser):
@@ -27,26 +27,20 @@ class XMLToolCallParser(TextParser):
     """
 
     name: ClassVar[str] = "xml"
-    openers = ("<tool",)
+    openers = ("<tool ", "<tool>", "<tool\n", "<tool\t", "<tool\r", "<tool/")
     closer = "</tool>"
     forged = ("<tool_result", "</tool_result>")
     shape = '<tool name="tool name">{"argument": "value"}</tool>'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether `<tool` is the whole name of a tag.
-
-        A bare `<tool>` that nothing closes is prose about tools.
-        """
-        after = start + len(self.openers[0])
-        while len(reader.text) == after and not reader.is_whole:
-            yield
-        if reader.text.startswith(_AFTER_NAME, after):
+        """Step: whether it is the tag of a call: a bare `<tool>` that nothing closes is prose about tools."""
+        if not reader.at("<tool>", start):
             return True
-        return reader.text.startswith(">", after) and (yield from reader.find(self.closer, after)) >= 0
+        return (yield from reader.find(self.closer, start)) >= 0
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one element."""
-        at = start + len(self.openers[0])
+        at = start + len(_TAG)
         yield from reader.find(">", at)
         attributes: dict[str, str] = {}
         while match := _ATTRIBUTE.match(reader.text, at):
@@ -74,13 +68,18 @@ class XMLToolCallParser(TextParser):
         if (yield from reader.which((self.closer,), at)):
             return {}, at + len(self.closer)
         try:
-            value, end = yield from reader.json(at)
+            value, end = yield from reader.json(at, (self.closer,))
         except Unreadable as error:
             value, end = yield from self._escaped(reader, at, error)
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
-            if after == len(reader.text):
-                raise Unreadable("unclosed", f"the message ends before {self.closer}", after)
+            if after == len(reader.text) or (yield from reader.which(self.openers, after)):
+                reason = (
+                    "the message ends before" if after == len(reader.text) else "the next call begins before"
+                )
+                error = Unreadable("unclosed", f"{reason} {self.closer}", after)
+                error.end = after
+                raise error
             raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
         end = after + len(self.closer)
         if not isinstance(value, dict):
@@ -96,8 +95,6 @@ class XMLToolCallParser(TextParser):
             Unreadable: it is not.
         """
         closer = yield from reader.find(self.closer, start)
-        if closer < 0 and error.code != "too_deep":
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", error.at)
         body = reader.text[start : max(start, closer)]
         if "&quot;" not in body and "&#" not in body:
             raise error
