@@ -14,7 +14,7 @@ from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import TurnRun
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.schema import Validator
+from torchrl_agentic.schema import Schema, Validator
 from torchrl_agentic.tool import Effects, Tool, effects_of, ensure_tool, has_sessions
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class Dispatcher:
         self.max_calls_per_turn = max_calls_per_turn
         self.compose = compose
         self.bound: dict[str, BoundTool] = {}
+        self._schemas: Mapping[str, Schema] | None = None
         self._limits = dict(rate_limits or {})
         self._threads = WorkerThreads(max_threads)
         self._sessions: set[Session] = set()  # those of all forks
@@ -95,6 +96,13 @@ class Dispatcher:
         return tuple(bound.tool for bound in self.bound.values())
 
     @property
+    def schemas(self) -> Mapping[str, Schema]:
+        """Name → JSON Schema of the input, for parsers of formats whose values have no types of their own."""
+        if self._schemas is None:
+            self._schemas = {name: entry.tool.input_schema for name, entry in self.bound.items()}
+        return self._schemas
+
+    @property
     def threads(self) -> WorkerThreads:
         """The threads for blocking tools."""
         return self._threads
@@ -115,6 +123,7 @@ class Dispatcher:
         entries = list(self.bound.values())
         entries.insert(len(entries) if index is None else index, entry)
         self.bound = {entry.tool.name: entry for entry in entries}
+        self._schemas = None
         if _owns_nothing(tool):
             self._set_up[id(tool)] = tool
         return tool
@@ -122,6 +131,7 @@ class Dispatcher:
     def remove(self, name: str) -> Tool:
         """Take a tool out; what trajectories hold of it closes with them."""
         self._limits.pop(name, None)
+        self._schemas = None
         return self.bound.pop(name).tool
 
     def fork(self, compose: Any = None) -> Dispatcher:

@@ -1,4 +1,4 @@
-"""Calls of IBM's Granite: a JSON list behind `<|tool_call|>` (3.x), one object behind `<function_call>` (20B).
+"""Calls of Granite: a JSON list behind `<|tool_call|>` (3.x), an object behind `<function_call>` (20B).
 
 Formats: the chat templates of Granite 3.0 to 3.3 and of granite-20b-functioncalling. Granite 4 writes Hermes.
 """

@@ -71,8 +71,8 @@ class MiniMaxM2Parser(InvokeParser):
     turn_end = ("[e~[",)
     forged = ("<response>", "</response>")
     shape = (
-        '<minimax:tool_call>\n<invoke name="tool_name">\n<parameter name="argument">value</parameter>\n</invoke>\n'
-        "</minimax:tool_call>"
+        '<minimax:tool_call>\n<invoke name="tool_name">\n<parameter name="argument">value</parameter>\n'
+        "</invoke>\n</minimax:tool_call>"
     )
 
     def write(self, call: ParsedCall) -> str:

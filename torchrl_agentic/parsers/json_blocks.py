@@ -104,8 +104,8 @@ class JSONBlockParser(JSONTextParser):
     def _clean(self, text: str, tools: Mapping[str, Fields] | None, turn: int) -> ParseResult | None:
         """Read a message as trained models mostly write it, at a third of the cost; None if it is not so.
 
-        That is: a closed thought or none, text without markup, and calls in the form that chat templates show,
-        line by line, up to the end.
+        That is: a closed thought or none, text without markup, and up to the end calls in the form that chat
+        templates show.
         """
         begin, end_mark = f"{self.openers[0]}\n", f"\n{self.closer}"
         first = at = text.find(begin)

@@ -60,7 +60,7 @@ class KimiK2Parser(NamedJSONParser):
 
 
 def wire_id(call: ParsedCall) -> str:
-    """Give a call's id in the shape that Kimi knows: its own, or one with the number of `call_{turn}_{index}`.
+    """Give a call's id in Kimi's shape: its own, or one with the index of `call_{turn}_{index}`.
 
     Raises:
         ValueError: there is none for the name of the tool.

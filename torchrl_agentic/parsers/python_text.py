@@ -80,7 +80,7 @@ def string_end(reader: Reader, place: int) -> Steps[int]:
 
 
 def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
-    """Give where the items between `start` and `end` stand that are separated outside brackets and strings."""
+    """Give where the items between `start` and `end` stand; brackets and strings are not taken apart."""
     reader = Reader(text)
     found: list[tuple[int, int]] = []
     opened, at = list[str](), start

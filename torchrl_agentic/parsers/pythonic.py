@@ -129,7 +129,7 @@ class OLMo3Parser(CallListParser):
 class PythonicParser(CallListParser):
     """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
 
-    A bare list is an attempt if all of it can be read as calls, or if it begins with the name of a known tool.
+    A bare list is an attempt if all of it can be read as calls, or if its first name is that of a tool.
     """
 
     name: ClassVar[str] = "pythonic"

@@ -1,4 +1,4 @@
-"""Calls of Qwen3-Coder, Qwen3.5 and later, Nemotron 3, MiMo; and of Seed-OSS. Formats: their chat templates."""
+"""Calls of Qwen3-Coder, Qwen3.5 and later, Nemotron 3, MiMo; of Seed-OSS. Formats: their chat templates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Qwen3CoderParser(XMLParamsParser):
     trigger = f"{section[0]}\n{openers[0]}"
     turn_end = ("<|im_end|>", "<|endoftext|>")
     forged = ("<tool_response>", "</tool_response>")
-    shape = "<tool_call>\n<function=tool_name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>"
+    shape = (
+        "<tool_call>\n<function=tool_name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
 
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
         """Step: read the name of the tool."""

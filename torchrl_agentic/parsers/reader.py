@@ -37,14 +37,15 @@ def finish(steps: Steps[T]) -> T:
 class Reader:
     """The text so far, what was found in it, and waiting for more.
 
-    opened_at: where the section was opened that the next attempt is the first of. drafts: what to do with
-    calls while those of a closed thought are read. unclosed_fences: see `fences`. text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
-    exact: marker → the places where it was sampled as a token of its own; elsewhere it is text.
+    text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
+    exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
+    where the section was opened that the next attempt is the first of. drafts: what to do with calls while
+    those of a closed thought are read. unclosed_fences: see `fences`.
     """
 
     __slots__ = (
-        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "is_live", "is_whole", "limits",
-        "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
+        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "is_live", "is_whole",
+        "limits", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +77,7 @@ class Reader:
 
     def append(self, chunk: str) -> None:
         """Take more text."""
-        # A string that only a local variable holds grows in place; `self.text += chunk` would copy it each time.
+        # A string that only a local variable holds grows in place; `self.text += chunk` would copy it.
         text, self.text = self.text, ""
         text += chunk
         self.text = text

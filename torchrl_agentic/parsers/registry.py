@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.fence import FenceParser
@@ -62,46 +64,68 @@ ALIASES = {
     "qwen2.5": "hermes", "qwen25": "hermes", "qwen3": "hermes", "qwen3_json": "hermes", "granite4": "hermes",
     "qwen3_xml": "qwen3_coder", "qwen3.5": "qwen3_coder", "seed": "seed_oss", "llama3": "llama3_json",
     "llama4_pythonic": "pythonic", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31",
-    "deepseekv32": "deepseek_v32", "deepseekv4": "deepseek_v4", "glm": "glm45", "glm47": "glm45", "kimi": "kimi_k2",
+    "deepseekv32": "deepseek_v32", "deepseekv4": "deepseek_v4", "glm": "glm45", "glm47": "glm45",
+    "kimi": "kimi_k2",
     "gpt-oss": "harmony", "minimax": "minimax_m2", "minimax-m2": "minimax_m2", "phi4_mini_json": "phi4_mini",
     "retool": "fence", "search_r1": "tags", "json_block": "json",
 }  # fmt: skip
 """Other names → registered ones: those of vLLM, SGLang, verl and TorchRL, and of models."""
 
+_ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
 _MEANT = {"qwen": "hermes", "llama": "llama3_json", "deepseek": "deepseek_v31"}
 
 
-def get_parser(parser: Any, **options: Any) -> ToolCallParser:
-    """Give the parser that is meant: an object, a registered name, an entry point's, or "module:attribute".
+def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCallParser:
+    """Give the parser that is meant.
 
-    An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and `render_result`.
+    parser: an object; a registered name or an entry point's; "auto", for the one that reads what the
+    tokenizer's chat template writes; "vllm:name", "sglang:name" or "transformers:" for theirs; or
+    "module:attribute". An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and
+    `render_result`. tokenizer: for "auto", vLLM and transformers. options: of the parser's class.
 
     Raises:
-        ValueError: no parser has that name; the message lists the known ones and the nearest.
-        TypeError: it is no parser.
+        ValueError: no parser has that name; the message lists the known ones and the nearest. Or the chat
+            template writes calls that none of ours reads.
+        TypeError: it is no parser, or a tokenizer is needed.
     """
     if isinstance(parser, ToolCallParser):
-        return parser
+        return parser if len(_keywords(parser.parse)) == 2 else _adapted(parser)
     if not isinstance(parser, str):
         return _adapted(parser)
     name = ALIASES.get(parser, parser)
     if name in PARSERS:
         return PARSERS[name](**options)
+    if name == "auto":
+        if tokenizer is None:
+            raise TypeError("parser 'auto' needs a tokenizer: get_parser('auto', tokenizer=tokenizer)")
+        return detect(tokenizer, PARSERS)
     plugins = {entry.name: entry for entry in entry_points(group="torchrl_agentic.parsers")}
     if parser in plugins:
         return get_parser(_instance(plugins[parser].load()))
     if ":" in parser:
         module, _, attribute = parser.partition(":")
+        if module in _ENGINES:
+            return _engine_parser(module, attribute, tokenizer, options)
         try:
             return get_parser(_instance(getattr(importlib.import_module(module), attribute)))
         except (ImportError, AttributeError) as error:
             raise ValueError(f"parser {parser!r} cannot be imported: {error}") from error
-    known = [*PARSERS, *plugins]
+    known = [*PARSERS, *plugins, "auto"]
     near = (
         [_MEANT[parser]] if parser in _MEANT else difflib.get_close_matches(parser, [*known, *ALIASES], n=1)
     )
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no parser is named {parser!r}{meant} Known: {', '.join(known)}, or 'module:attribute'")
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    engines = ", ".join(f"'{engine}:name'" for engine in _ENGINES)
+    raise ValueError(
+        f"no parser is named {parser!r}{meant} Known: {', '.join(known)}, {engines}, or 'module:attribute'"
+    )
+
+
+def _engine_parser(engine: str, format: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
+    module = importlib.import_module(f"torchrl_agentic.parsers.adapters.{engine}")
+    name = ALIASES.get(format, format)
+    native = PARSERS[name]() if name in PARSERS else None
+    return getattr(module, _ENGINES[engine])(format, tokenizer=tokenizer, native=native, **options)
 
 
 def _instance(found: Any) -> Any:
@@ -109,7 +133,7 @@ def _instance(found: Any) -> Any:
 
 
 class _Adapted(ToolCallParser):
-    """A parser that is no `ToolCallParser`, behind its interface."""
+    """A parser that is no `ToolCallParser`, or knows nothing of tools and turns, behind the interface."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -117,14 +141,23 @@ class _Adapted(ToolCallParser):
         self.render_result = target.render_result
         if hasattr(target, "render"):
             self.render = target.render
+        self._known = _keywords(target.parse)
 
     def parse(self, response: Any, *, tools: Tools | None = None, turn: int = 0) -> Any:
-        """Hand it on; such a parser knows nothing of tools and turns."""
-        return self.target.parse(response)
+        """Hand it on, with what the other knows of."""
+        given = {"tools": tools, "turn": turn}
+        return self.target.parse(response, **{name: given[name] for name in self._known})
 
     def render_call(self, call: Any) -> str:  # pyright: ignore[reportRedeclaration]  replaced in __init__
         """Hand it on."""
         raise NotImplementedError
+
+
+def _keywords(parse: Callable[..., Any]) -> tuple[str, ...]:
+    """Which of our keyword arguments a `parse` takes."""
+    known = inspect.signature(parse).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
+    return tuple(name for name in ("tools", "turn") if takes_all or name in known)
 
 
 def _adapted(parser: Any) -> ToolCallParser:

@@ -34,11 +34,11 @@ class TextParser(ToolCallParser):
     """A format with an opener. A subclass says what opens a call and reads the block behind it.
 
     openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
-    around all calls of a message in some formats. think: the tags of reasoning. turn_end: tokens that end the message. forged: the tags of
-    results, which a model may write too; nothing between them is a call. fences_are_text: whether a call in a
-    Markdown fence is an example. shape: what a right call looks like, for error messages. around: what is
-    written before, between and after the calls of a message. trigger: what a grammar watches for, if that is
-    neither the first of these nor the first opener.
+    around all calls of a message in some formats. think: the tags of reasoning. turn_end: tokens that end the
+    message. forged: the tags of results, which a model may write too; nothing between them is a call.
+    fences_are_text: whether a call in a Markdown fence is an example. shape: what a right call looks like,
+    for error messages. around: what is written before, between and after the calls of a message. trigger:
+    what a grammar watches for, if that is neither the first of these nor the first opener.
 
     parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it
     with an "error", or "execute" it. After one that never closes a call is a call, as models in
@@ -310,7 +310,7 @@ class TextParser(ToolCallParser):
         return inside if end < 0 else end
 
     def _forgery(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: read a result, or the end of the turn, that the model wrote itself; nothing behind it runs."""
+        """Step: read a result, or an end of the turn, that the model wrote itself."""
         inside = place + len(marker)
         if marker == self.forged[0]:
             reader.note("forged_result")
@@ -353,7 +353,7 @@ class TextParser(ToolCallParser):
         yield
 
     def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of a section that holds something else than calls: its closer, or the next one."""
+        """Step: give the end of a section without calls: its closer, or the next section."""
         while (found := reader.first(self.section, max(start, broke)))[0] < 0 and not reader.is_whole:
             yield
         place, marker = found
@@ -362,7 +362,7 @@ class TextParser(ToolCallParser):
         return place + len(marker) if marker == self.section[1] else place
 
     def _may_belong(self, reader: Reader, place: int) -> bool:
-        """Whether the closer of a section at `place` is that of the last call's: little but blanks between."""
+        """Whether a section's closer at `place` is that of the last call: only blanks between."""
         covered = reader.covered
         if not self.section[1] or not reader.calls or place - covered > 16:
             return False

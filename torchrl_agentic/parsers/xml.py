@@ -89,7 +89,7 @@ class XMLToolCallParser(TextParser):
         return cast("dict[str, JSON]", value), end
 
     def _escaped(self, reader: Reader, start: int, error: Unreadable) -> Steps[tuple[JSON, int]]:
-        """Step: read a body that is JSON once its entities are resolved, as models write that learned XML well.
+        """Step: read a body that is JSON once its entities are resolved, as models write that know XML.
 
         Raises:
             Unreadable: it is not.

@@ -27,9 +27,9 @@ class Parameter:
 class XMLParamsParser(TextParser):
     """A call with one element per argument, whose values stand as they are.
 
-    A parameter's closer counts only where another parameter or the end of the call follows, so that code which
-    prints one survives. A parameter without a closer ends before the next one if the tool has that one, which
-    is noted. A new call at the start of a line ends an unfinished one, which is an error.
+    A parameter's closer counts only where another parameter or the end of the call follows, so that code
+    which prints one survives. A parameter without a closer ends before the next one if the tool has that one,
+    which is noted. A new call at the start of a line ends an unfinished one, which is an error.
 
     parameter, parameter_end: how the tag of an argument begins, and what closes it. strip_newlines: whether
     the first and the last newline of a value belong to the format. style: xgrammar's name of it.
@@ -42,7 +42,7 @@ class XMLParamsParser(TextParser):
 
     @abstractmethod
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of the tool off the opening tag at `start`; give it and where its arguments begin.
+        """Step: read the tool's name off the tag at `start`; give it and where the arguments begin.
 
         Raises:
             Unreadable: there is none.
@@ -121,7 +121,7 @@ class XMLParamsParser(TextParser):
         reason = f"{name} has no {self.parameter_end}"
         while True:
             closer = yield from reader.find(self.parameter_end, at)
-            # What may end the value before that closer does: the end of the turn, or the next call or argument.
+            # What may end the value before that closer does: the end of the turn, the next call or argument.
             before = yield from self._turn_end(reader, at, closer)
             cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
             cut_off = before if cut_off < 0 else cut_off

@@ -89,7 +89,7 @@ def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseRe
     if message.tool_calls or not isinstance(response, str):
         response = {"role": "assistant", "content": response, "tool_calls": list(message.tool_calls)}
     try:
-        found = parser.parse(response, turn=session.turn)
+        found = parser.parse(response, tools=session.dispatcher.schemas, turn=session.turn)
         if isinstance(found, ParseResult):
             return found
         return ParseResult(str(found.text), tuple(found.calls), response)

@@ -51,7 +51,7 @@ class EngineParser(ToolCallParser):
 
     @abstractmethod
     def extract(self, text: str, specs: Sequence[Fields]) -> tuple[str | None, list[Found]]:
-        """Let the other parser read: what it takes for text, and for calls. It may raise whatever it likes."""
+        """Let the other parser read: what it takes for text, and for calls. It may raise what it likes."""
 
     def prepare(self) -> None:
         """Import what is needed.

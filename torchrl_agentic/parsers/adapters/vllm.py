@@ -1,4 +1,4 @@
-"""vLLM's tool parsers. They change with every release: what is used here is tested against the one in the docs."""
+"""vLLM's tool parsers. They change with every release; tested with the one that CONTRIBUTING names."""
 
 from __future__ import annotations
 

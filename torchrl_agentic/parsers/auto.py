@@ -1,0 +1,176 @@
+"""Which format a model speaks: the one whose parser reads what the model's chat template writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, fields_of
+from torchrl_agentic.parsers.attempts import shortened
+from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
+from torchrl_agentic.parsers.jsontext import dumps
+from torchrl_agentic.parsers.text import TextParser
+
+_USER = {"role": "user", "content": "hello"}
+_SENTINEL = "sentinel_tool"
+_SCHEMA = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
+    "required": ["text", "count"],
+}
+
+
+_EXAMPLES: Mapping[str, JSON] = {
+    "integer": 7, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None,
+}  # fmt: skip
+
+
+class ChatTokenizer(Protocol):
+    """A tokenizer with a chat template, as those of transformers are."""
+
+    def apply_chat_template(self, conversation: Any, *, tokenize: bool, **options: Any) -> Any:
+        """Write a conversation as the model reads it."""
+        ...
+
+
+class Mismatch(ValueError):
+    """A parser does not read what the model's chat template writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """How a chat template writes a message with one call, and how it lets the model begin."""
+
+    answer: str
+    beginning: str
+
+    def opens(self, think: tuple[str, str]) -> bool:
+        """Whether the model begins inside a thought."""
+        return self.beginning.rfind(think[0]) > self.beginning.rfind(think[1])
+
+
+def example_call(name: str, schema: Fields) -> ParsedCall:
+    """Make a call of a tool, with an argument for each that its schema names."""
+    properties = fields_of(schema.get("properties")) or {}
+    args = {key: _example(fields_of(kind) or {}) for key, kind in properties.items()}
+    return ParsedCall(name, args, "call00000")
+
+
+def _example(schema: Fields) -> JSON:
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if schema.get(key):
+            return _example(fields_of(schema[key][0]) or {})
+    kind: JSON = schema.get("type")
+    if isinstance(kind, list):
+        kind = next(iter(cast("list[JSON]", kind)), None)
+    return _EXAMPLES.get(kind, 'a "quoted" <b> & text')
+
+
+def rendered(tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools) -> Rendered:
+    """Write a call by the chat template of a model.
+
+    Raises:
+        ValueError: the template cannot, or leaves it out.
+    """
+
+    def write(messages: list[Any], **options: Any) -> str:
+        return tokenizer.apply_chat_template(messages, tokenize=False, tools=specs_of(tools), **options)
+
+    reason: object = "it leaves calls out"
+    for arguments in (call.args, dumps(call.args)):  # some templates want them as a string
+        function = {"name": call.tool, "arguments": arguments}
+        calls = [{"id": call.call_id, "type": "function", "function": function}]
+        try:
+            before = write([_USER])
+            after = write([_USER, {"role": "assistant", "content": "", "tool_calls": calls}])
+            beginning = write([_USER], add_generation_prompt=True)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            continue
+        shared = len(before) if after.startswith(before) else after.rfind(_USER["content"])
+        answer = after[shared:]
+        if call.tool in answer:
+            return Rendered(answer, beginning[len(before) :] if beginning.startswith(before) else beginning)
+    raise ValueError(f"the chat template writes no tool calls ({reason}); name the parser yourself")
+
+
+def detect(tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]]) -> ToolCallParser:
+    """Choose the parser that reads what the chat template writes, and set it to how the model begins.
+
+    Raises:
+        ValueError: the template writes no calls, or none that a parser reads.
+    """
+    name = _likely(tokenizer, parsers)
+    parser = parsers[name]()
+    if isinstance(parser, TextParser):
+        written = rendered(tokenizer, example_call(_SENTINEL, _SCHEMA), {_SENTINEL: _SCHEMA})
+        parser.reasoning_open = written.opens(parser.think)
+    return parser
+
+
+def _likely(tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]]) -> str:
+    """Give the name of the parser that leaves the least of the sentinel's call over."""
+    call, tools = example_call(_SENTINEL, _SCHEMA), {_SENTINEL: _SCHEMA}
+    written = rendered(tokenizer, call, tools)
+    found: list[tuple[int, int, str]] = []
+    for name, make in parsers.items():
+        result = make().parse(written.answer, tools=tools)
+        if _is_read(result, call):
+            found.append((len(result.text), len(result.calls[0].notes), name))
+    if not found:
+        raise ValueError(f"no parser reads what the chat template writes: {shortened(written.answer, 120)}")
+    return min(found, key=lambda item: item[:2])[2]
+
+
+def _is_read(result: ParseResult, call: ParsedCall) -> bool:
+    return [(c.tool, dict(c.args), c.error) for c in result.calls] == [(call.tool, call.args, None)]
+
+
+def check_parser(
+    parser: ToolCallParser,
+    tools: Tools,
+    tokenizer: ChatTokenizer | None = None,
+    *,
+    parsers: Mapping[str, Callable[..., ToolCallParser]] | None = None,
+) -> None:
+    """See that a call of each tool reads back: as the parser writes it, and as the model's template does.
+
+    parsers: those among which to look for the right one, if this is the wrong one.
+
+    Raises:
+        Mismatch: one does not; the message shows what was written, and names the parser that reads it.
+        ValueError: the template writes no calls.
+    """
+    schemas = schemas_of(tools) or {}
+    for name, schema in schemas.items():
+        call = example_call(name, schema)
+        try:
+            written = rendered(tokenizer, call, tools).answer if tokenizer else parser.render_call(call)
+        except ValueError:
+            if tokenizer:
+                raise
+            continue  # this format is for other tools, such as a tag for a search
+        if not _is_read(parser.parse(written, tools=schemas), call):
+            raise Mismatch(_reason(parser, name, written, tokenizer, parsers or {}))
+
+
+def _reason(
+    parser: ToolCallParser,
+    tool: str,
+    written: str,
+    tokenizer: ChatTokenizer | None,
+    parsers: Mapping[str, Callable[..., ToolCallParser]],
+) -> str:
+    reason = f"parser {parser.name!r} does not read a call of {tool!r} written as {shortened(written, 160)}"
+    if tokenizer is None:
+        return reason
+    try:
+        return f"{reason}; {_likely(tokenizer, parsers)!r} does"
+    except ValueError:
+        return f"{reason}; nor does any other"
