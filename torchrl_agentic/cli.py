@@ -1,10 +1,10 @@
-"""The command line: `torchrl-agentic rollout …`, `torchrl-agentic check`."""
+"""The command line: `torchrl-agentic rollout …`, `torchrl-agentic check …`."""
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -92,11 +92,21 @@ def rollout(
 
 
 @app.command()
-def check() -> None:
-    """Say which sandbox works here, and what it enforces."""
+def check(
+    config: Annotated[
+        Path | None, typer.Argument(help="A YAML configuration, whose tools and parser are checked.")
+    ] = None,
+    parser: Annotated[str | None, typer.Option(help="The format in which the model calls tools.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The model's folder or name, for its chat template.")
+    ] = None,
+) -> None:
+    """Say which sandbox works here, and whether a call of each tool reads back as the model writes it."""
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.sandbox import default_sandbox
 
+    if config is not None or parser is not None or tokenizer is not None:
+        _check_parser(config, parser, tokenizer)
     try:
         sandbox = default_sandbox()
     except SandboxError as error:
@@ -106,6 +116,37 @@ def check() -> None:
     for name, enforced in sandbox.limits_enforced.items():
         table.add_row(name, "yes" if enforced else "no")
     Console().print(table)
+
+
+def _check_parser(config: Path | None, name: str | None, model: str | None) -> None:
+    """See that calls of all tools read back; say how they look, or end with what is wrong."""
+    from torchrl_agentic.config import RolloutConfig, load_config, make_tools
+    from torchrl_agentic.errors import SandboxError
+    from torchrl_agentic.parsers import PARSERS, Mismatch, check_parser, get_parser
+    from torchrl_agentic.tool import ensure_tool
+
+    console = Console()
+    try:
+        settings = RolloutConfig(conversations=[]) if config is None else load_config(config)
+        tokenizer = None if model is None else _tokenizer(model)
+        parser = get_parser(name or settings.parser, tokenizer=tokenizer)
+        tools = list(map(ensure_tool, make_tools(settings, Path() if config is None else config.parent)))
+        check_parser(parser, tools, tokenizer, parsers=PARSERS)
+    except (Mismatch, SandboxError) as error:
+        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
+        raise typer.Exit(1) from None
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
+        raise typer.Exit(2) from None
+    written = "as the chat template writes them" if tokenizer is not None else "as the parser writes them"
+    names = ", ".join(tool.name for tool in tools)
+    console.print(Text(f"parser {parser.name}: calls of {names} read back {written}", style="green"))
+
+
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name)
 
 
 def _progress(console: Console) -> Progress:

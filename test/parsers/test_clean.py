@@ -11,11 +11,13 @@ from torchrl_agentic.parsers import HermesParser, Limits, TextParser
 PARSER = HermesParser(limits=Limits(calls=3, argument_bytes=200, depth=6))
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PIECES = (
-    ONE, f"\n{ONE}", "<think>", "</think>", "hm", "\n", "<tool_call>\n", '{"name": "f", "arguments": {}}', "\n</tool_call>",
-    '<tool_call>\n{"name": "f", "arguments": {"a": "\\ud800"}}\n</tool_call>', ONE.replace("1", "[[[[[[[1]]]]]]]"),
-    ONE.replace('"f"', '" f"'), ONE.replace('"f"', '""'), ONE.replace("}}", '}, "id": "x"}'), ONE.replace("1", "NaN"),
-    '<tool_call>\n{"name": "f", "arguments": "{}"}\n</tool_call>', ONE.replace("1", '"' + "x" * 300 + '"'), "```\n",
-    ONE.replace("1", '"</think><tool_call>\\n{}</tool_call>"'), "<tool_response>", "<|im_end|>",
+    ONE, f"\n{ONE}", "<think>", "</think>", "hm", "\n", "<tool_call>\n", "\n</tool_call>", "```\n",
+    "<|im_end|>",
+    '{"name": "f", "arguments": {}}', "<tool_response>", ONE.replace("1", "[[[[[[[1]]]]]]]"),
+    '<tool_call>\n{"name": "f", "arguments": {"a": "\\ud800"}}\n</tool_call>', ONE.replace("1", "NaN"),
+    ONE.replace('"f"', '" f"'), ONE.replace('"f"', '""'), ONE.replace("}}", '}, "id": "x"}'),
+    '<tool_call>\n{"name": "f", "arguments": "{}"}\n</tool_call>', ONE.replace("1", f'"{"x" * 300}"'),
+    ONE.replace("1", '"</think><tool_call>\\n{}</tool_call>"'),
 )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class TestQwen3Coder(ParserContract):
     parser = get_parser("qwen3_coder")
     markers = (
         "<tool_call>\n", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "\n</parameter>\n",
-        "<tool_call>\n<function=f>\n<parameter=a>\n", "<parameter=", "\n<parameter=a>\n", ">", XML_CALL,
+        "<tool_call>\n<function=f>\n<parameter=a>\n", "<parameter=", ">", XML_CALL,
     )  # fmt: skip
 
 
@@ -127,7 +127,8 @@ class TestMiniMaxM2(ParserContract):
 class TestDeepSeekV32(ParserContract):
     parser = get_parser("deepseek_v32")
     markers = (
-        "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="f">', "</｜DSML｜invoke>",
+        "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="f">',
+        "</｜DSML｜invoke>",
         '<｜DSML｜parameter name="a" string="true">', '<｜DSML｜parameter name="a" string="false">',
         "</｜DSML｜parameter>",
     )  # fmt: skip
@@ -225,7 +226,8 @@ class TestLFM2(ParserContract):
 class TestHarmony(ParserContract):
     parser = get_parser("harmony")
     markers = (
-        "<|start|>assistant", "<|channel|>", "commentary", "analysis", " to=functions.f", " <|constrain|>json",
+        "<|start|>assistant", "<|channel|>", "commentary", "analysis", " to=functions.f",
+        " <|constrain|>json",
         "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>functions.f to=assistant", "{}",
     )  # fmt: skip
 

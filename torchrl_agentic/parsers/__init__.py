@@ -1,6 +1,7 @@
 """Parsers: one file per format, and the names they are known by.
 
-To add one: subclass what comes nearest, such as `JSONBlockParser` or `TextParser`, in a file of its own; add a line to `registry.PARSERS`; let a test inherit `testing.ParserContract`.
+To add one: subclass what comes nearest, such as `JSONBlockParser` or `TextParser`, in a file of its own; add
+a line to `registry.PARSERS`; let a test inherit `testing.ParserContract`.
 """
 
 from torchrl_agentic.parsers.auto import Mismatch, check_parser

@@ -30,6 +30,14 @@ def mended(body: str, limits: Limits) -> tuple[JSON, tuple[str, ...]] | None:
     notes: tuple[str, ...] = ()
     if match := _FENCE.match(body):
         body, notes = match["body"], ("fenced_json",)
+    for ending in ("", "}"):
+        found = _fixed(f"{body}{ending}", limits, notes)
+        if found is not None:
+            return found if not ending else (found[0], (*found[1], "missing_brace"))
+    return None
+
+
+def _fixed(body: str, limits: Limits, notes: tuple[str, ...]) -> tuple[JSON, tuple[str, ...]] | None:
     value = _whole(body, limits)
     if value is not None:
         return value, notes
@@ -72,12 +80,7 @@ def _drop_commas(body: str) -> str:
     return _STRING_OR_COMMA.sub(lambda match: match[1] or "", body)
 
 
-def _add_brace(body: str) -> str:
-    return f"{body}}}"
-
-
 _FIXES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("raw_control_characters", _escape_control),
     ("trailing_comma", _drop_commas),
-    ("missing_brace", _add_brace),
 )

@@ -188,7 +188,7 @@ class ParserContract:
         assert self.parser.render([], []) == []
 
     def test_output_of_a_tool_is_never_a_call(self) -> None:
-        """A tool returns a call in the format itself; rendered, and read as if a model had written it, it is text."""
+        """A tool returns a call in the format itself; read as if a model had written it, it is text."""
         if not self.in_text or self.at_line_start:  # what has no opener of its own cannot be told from text
             return
         name, args = self.example()

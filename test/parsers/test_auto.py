@@ -1,0 +1,180 @@
+"""A chat template says which format its model speaks, and tools reach the prompt through it."""
+
+import json
+import logging
+
+import pytest
+from torchrl.data.llm.history import _CHAT_TEMPLATES
+from typer.testing import CliRunner
+
+from torchrl_agentic import tool
+from torchrl_agentic.cli import app
+from torchrl_agentic.parsers import (
+    PARSERS,
+    Mismatch,
+    check_parser,
+    get_parser,
+    tool_instructions,
+    with_tools,
+    with_tools_message,
+)
+from torchrl_agentic.testing.tokenizers import byte_tokenizer
+
+QWEN = _CHAT_TEMPLATES["qwen"]
+HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+FOOTER = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n%s{% endif %}"
+CALL = "{% for c in m.tool_calls %}%s{% endfor %}"
+NAME, ARGS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+PARAMS = "{% for k, v in c.function.arguments.items() %}%s{% endfor %}"
+VALUE = "{{ v if v is string else v | tojson }}"
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "' + NAME + '", "arguments": ' + ARGS + "}\n</tool_call>",
+    "qwen3_coder": f"<tool_call>\n<function={NAME}>\n"
+    + PARAMS.replace("%s", f"<parameter={{{{ k }}}}>\n{VALUE}\n</parameter>\n")
+    + "</function>\n</tool_call>",
+    "llama3_json": '{"name": "' + NAME + '", "parameters": ' + ARGS + "}",
+    "mistral": '[TOOL_CALLS] [{"name": "' + NAME + '", "arguments": ' + ARGS + ', "id": "{{ c.id }}"}]',
+    "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>{ARGS}"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "glm45": f"<tool_call>{NAME}\n"
+    + PARAMS.replace("%s", f"<arg_key>{{{{ k }}}}</arg_key>\n<arg_value>{VALUE}</arg_value>\n")
+    + "</tool_call>",
+    "harmony": f"<|start|>assistant to=functions.{NAME}<|channel|>commentary json<|message|>{ARGS}<|call|>",
+    "granite": '<|tool_call|>[{"name": "' + NAME + '", "arguments": ' + ARGS + "}]",
+}
+
+
+def tokenizer_with(written: str, beginning: str = ""):
+    tokenizer = byte_tokenizer()
+    calls = "{% if m.tool_calls %}" + CALL.replace("%s", written) + "{% endif %}"
+    tokenizer.chat_template = HEADER + calls + FOOTER.replace("%s", beginning)
+    return tokenizer
+
+
+@tool
+def add(first: int, second: float, *, note: str = "a") -> float:
+    """Add two numbers."""
+    return first + second
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_parser_is_that_of_the_calls_which_the_template_writes(name):
+    parser = get_parser("auto", tokenizer=tokenizer_with(WRITTEN[name]))
+    assert parser.name == name
+    assert not parser.reasoning_open
+
+
+def test_it_is_found_for_a_template_that_ships_with_torchrl():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = QWEN
+    assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
+
+
+def test_it_knows_that_the_template_opens_the_thought():
+    assert get_parser("auto", tokenizer=tokenizer_with(WRITTEN["hermes"], "<think>\n")).reasoning_open
+    closed = tokenizer_with(WRITTEN["hermes"], "<think>\n\n</think>\n\n")
+    assert not get_parser("auto", tokenizer=closed).reasoning_open
+
+
+def test_templates_without_calls_or_with_unknown_ones_are_refused():
+    with pytest.raises(ValueError, match="writes no tool calls"):
+        get_parser("auto", tokenizer=tokenizer_with(""))
+    with pytest.raises(ValueError, match=r"no parser reads.*CALL sentinel_tool"):
+        get_parser("auto", tokenizer=tokenizer_with(f"CALL {NAME} WITH {ARGS}"))
+    with pytest.raises(TypeError, match="needs a tokenizer"):
+        get_parser("auto")
+
+
+def test_a_parser_is_checked_with_a_call_of_every_tool():
+    tokenizer = tokenizer_with(WRITTEN["hermes"])
+    check_parser(get_parser("hermes"), [add], tokenizer, parsers=PARSERS)
+    with pytest.raises(Mismatch, match=r"'xml' does not read a call of 'add'.*'hermes' does"):
+        check_parser(get_parser("xml"), [add], tokenizer, parsers=PARSERS)
+    for name in PARSERS:
+        check_parser(get_parser(name), [add])
+
+
+def test_a_tool_that_the_format_cannot_say_is_found():
+    """Kimi's ids end names at a colon."""
+    with pytest.raises(ValueError, match="cannot name a tool"):
+        get_parser("kimi_k2").render_call(get_parser("hermes").parse('<tool_call>{"name": "a:b"}').calls[0])
+
+
+def test_a_family_name_that_means_several_formats_names_the_likely_one():
+    with pytest.raises(ValueError, match="did you mean 'hermes'"):
+        get_parser("qwen")
+
+
+SPECS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "description": 'a "b" \\ c\n%} {{ x }} 😀 é',
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "string", "enum": None, "default": True, "minimum": 1.5}},
+            },
+        },
+    },
+]
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+
+
+def test_a_template_with_tools_writes_what_it_writes_when_told_of_them():
+    tokenizer = byte_tokenizer()
+    told = tokenizer.apply_chat_template(MESSAGES, tools=SPECS, chat_template=QWEN, tokenize=False)
+    assert "%} {{ x }} 😀" in told
+    shown = tokenizer.apply_chat_template(MESSAGES, chat_template=with_tools(QWEN, SPECS), tokenize=False)
+    assert shown == told
+
+
+def test_policy_reference_and_history_see_the_same_tools():
+    """TorchRL renders histories itself; the same template gives the same text there."""
+    from torchrl.data.llm import History
+
+    tokenizer, template = byte_tokenizer("tiny-qwen"), with_tools(QWEN, [add])
+    history = History.from_chats([MESSAGES])
+    text = history.apply_chat_template(
+        tokenizer=tokenizer, chat_template=template, add_generation_prompt=True
+    )
+    assert json.dumps(add.spec()["function"]["name"]) in text[0]
+    assert text[0] == tokenizer.apply_chat_template(MESSAGES, tokenize=False, **options)
+
+
+def test_a_template_without_tools_is_refused_and_a_message_tells_of_them():
+    with pytest.raises(ValueError, match="with_tools_message"):
+        with_tools("{{ messages }}", SPECS)
+    parser = get_parser("hermes")
+    told = with_tools_message(MESSAGES, [add], parser)
+    assert [message["role"] for message in told] == ["system", "user"]
+    assert told[0]["content"].startswith("Be brief.\n\n# Tools")
+    assert '"name": "add"' in told[0]["content"]
+    assert parser.shape in told[0]["content"]
+    assert MESSAGES[0]["content"] == "Be brief."
+    assert with_tools_message(MESSAGES[1:], [add], parser)[0]["content"] == tool_instructions([add], parser)
+
+
+def test_the_command_checks_a_configuration(tmp_path):
+    config = tmp_path / "demo.yaml"
+    config.write_text("conversations: [a.json]\nparser: qwen3_coder\ntools: [stop]\n")
+    good = CliRunner().invoke(app, ["check", str(config)])
+    assert good.exit_code == 0, good.output
+    assert "qwen3_coder" in good.output
+    bad = CliRunner().invoke(app, ["check", str(config), "--parser", "qwen"])
+    assert bad.exit_code == 2
+    assert "did you mean 'hermes'" in " ".join(bad.output.split())
+
+
+def test_the_command_checks_a_parser_against_a_tokenizer(tmp_path, caplog):
+    caplog.set_level(logging.ERROR)
+    config = tmp_path / "demo.yaml"
+    config.write_text("conversations: [a.json]\ntools: [stop]\n")
+    tokenizer_with(WRITTEN["glm45"]).save_pretrained(tmp_path / "model")
+    arguments = ["check", str(config), "--tokenizer", str(tmp_path / "model"), "--parser"]
+    bad = CliRunner().invoke(app, [*arguments, "hermes"])
+    assert bad.exit_code == 1
+    assert "'glm45' does" in " ".join(bad.output.split())
+    for name in ("glm45", "auto"):
+        good = CliRunner().invoke(app, [*arguments, name])
+        assert good.exit_code == 0, good.output

@@ -1,0 +1,73 @@
+"""A message is read while it is being written."""
+
+import pytest
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers import PARSERS, CallFailed, CallReady, TextDelta, get_parser
+
+ONE = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+STREAMED = sorted(PARSERS.keys() - {"openai", "anthropic", "json", "xml", "fence", "tags", "react"})
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_call_is_told_as_soon_as_its_block_closes(name):
+    """With one character less nothing is told yet; only what has no closer, or may go on, needs some more."""
+    parser = get_parser(name)
+    call = ParsedCall("f", {"a": "x"}, "call_0_0")
+    text = parser.render_call(call)
+    ending = parser.closer if parser.closer in text else parser.write(call)
+    closed = text.index(ending) + len(ending)
+    stream = parser.stream()
+    early = stream.feed(text[: closed - 1])
+    assert not [event for event in early if isinstance(event, CallReady | CallFailed)]
+    later = stream.feed(f"{text[closed - 1 :]}\n")
+    (call,) = (event.call for event in later if isinstance(event, CallReady))
+    assert (call.tool, call.args) == ("f", {"a": "x"})
+
+
+def test_text_is_told_at_once_but_for_what_may_be_a_marker():
+    stream = get_parser("hermes").stream()
+    said = "".join(
+        event.text
+        for event in stream.feed("Let me think about it for a while. <tool_")
+        if isinstance(event, TextDelta)
+    )
+    assert "Let me think about it" in said
+    assert "<tool_" not in said
+    events = stream.feed(f"box> is a word. {ONE}")
+    assert [type(event) for event in events] == [TextDelta, CallReady]
+
+
+def test_what_is_told_of_a_failed_call_says_why():
+    stream = get_parser("hermes").stream()
+    (event,) = stream.feed("<tool_call>{oops}</tool_call>")
+    assert isinstance(event, CallFailed)
+    assert event.call.error.code == "invalid_json"
+
+
+def test_an_open_thought_holds_a_call_back_until_it_is_clear():
+    closing, never = get_parser("hermes").stream(), get_parser("hermes").stream()
+    for stream in (closing, never):
+        assert not [event for event in stream.feed(f"<think>{ONE}") if isinstance(event, CallReady)]
+    closing.feed("</think>")
+    assert closing.close().calls == ()
+    assert len(never.close().calls) == 1
+    assert [type(event) for event in never.last_events] == [CallReady]
+
+
+def test_a_closed_stream_takes_no_more():
+    stream = get_parser("hermes").stream()
+    stream.feed(ONE)
+    result = stream.close()
+    assert stream.close() == result
+    with pytest.raises(ValueError, match="closed"):
+        stream.feed("x")
+
+
+def test_formats_that_are_read_as_a_whole_stream_too():
+    stream = get_parser("json").stream(turn=2)
+    assert stream.feed('{"message": "hi", "tools": [{"tool": "f", ') == []
+    assert stream.feed('"args": {}}]}') == []
+    result = stream.close()
+    assert result.calls[0].call_id == "call_2_0"
+    assert [type(event) for event in stream.last_events] == [TextDelta, CallReady]
