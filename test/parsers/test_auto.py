@@ -135,9 +135,8 @@ def test_policy_reference_and_history_see_the_same_tools():
 
     tokenizer, template = byte_tokenizer("tiny-qwen"), with_tools(QWEN, [add])
     history = History.from_chats([MESSAGES])
-    text = history.apply_chat_template(
-        tokenizer=tokenizer, chat_template=template, add_generation_prompt=True
-    )
+    options = {"chat_template": template, "add_generation_prompt": True}
+    text = history.apply_chat_template(tokenizer=tokenizer, **options)
     assert json.dumps(add.spec()["function"]["name"]) in text[0]
     assert text[0] == tokenizer.apply_chat_template(MESSAGES, tokenize=False, **options)
 
