@@ -177,3 +177,32 @@ def test_the_command_checks_a_parser_against_a_tokenizer(tmp_path, caplog):
     for name in ("glm45", "auto"):
         good = CliRunner().invoke(app, [*arguments, name])
         assert good.exit_code == 0, good.output
+
+
+def test_a_template_that_writes_quotes_and_numbers_wrong_is_recognized_by_a_simple_call():
+    arguments = '{% for k, v in c.function.arguments.items() %}{{ k }}="{{ v }}"{% endfor %}'
+    assert get_parser("auto", tokenizer=tokenizer_with(f"\n[{NAME}({arguments})]")).name == "pythonic"
+
+
+def test_results_get_the_role_that_the_template_takes():
+    tokenizer = tokenizer_with(WRITTEN["llama3_json"])
+    assert get_parser("auto", tokenizer=tokenizer).result_role == "ipython"
+    refusal = (
+        "{% for m in messages if m.role == 'ipython' %}{{ raise_exception('no such role') }}{% endfor %}"
+    )
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    assert get_parser("auto", tokenizer=tokenizer).result_role == "tool"
+
+
+def test_the_template_is_told_what_the_caller_tells():
+    written = tokenizer_with(WRITTEN["hermes"], "{% if thinking %}<think>\n{% endif %}")
+    assert get_parser("auto", tokenizer=written, thinking=True).reasoning_open
+    assert not get_parser("auto", tokenizer=written).reasoning_open
+
+
+@pytest.mark.parametrize("template", ["\n  {{ tools | tojson }}", "\n\n{{ tools | length }}", "{{ tools }}"])
+def test_white_space_at_the_start_of_a_template_stays(template):
+    tokenizer = byte_tokenizer()
+    told = tokenizer.apply_chat_template(MESSAGES, tools=SPECS, chat_template=template, tokenize=False)
+    shown = tokenizer.apply_chat_template(MESSAGES, chat_template=with_tools(template, SPECS), tokenize=False)
+    assert shown == told

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, fields_of
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.attempts import shortened
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
 from torchrl_agentic.parsers.jsontext import dumps
@@ -21,6 +22,9 @@ _SCHEMA = {
 }
 
 
+_GENTLE = {"type": "object", "properties": {"word": {"const": "word"}}, "required": ["word"]}
+"""For templates that write quotes and numbers wrong, as those of some pythonic models do."""
+_RESULT = "sentinel result"
 _EXAMPLES: Mapping[str, JSON] = {
     "integer": 7, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None,
 }  # fmt: skip
@@ -72,15 +76,20 @@ def _example(schema: Fields) -> JSON:
     return _EXAMPLES.get(kind, 'a "quoted" <b> & text')
 
 
-def rendered(tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools) -> Rendered:
-    """Write a call by the chat template of a model.
+def rendered(
+    tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools, results: Sequence[JSON] = (), **told: Any
+) -> Rendered:
+    """Write a call by the chat template of a model, and perhaps messages behind it.
+
+    told: more for the template, such as `enable_thinking`.
 
     Raises:
         ValueError: the template cannot, or leaves it out.
     """
 
     def write(messages: list[Any], **options: Any) -> str:
-        return tokenizer.apply_chat_template(messages, tokenize=False, tools=specs_of(tools), **options)
+        told_all = {**told, **options}
+        return tokenizer.apply_chat_template(messages, tokenize=False, tools=specs_of(tools), **told_all)
 
     reason: object = "it leaves calls out"
     for arguments in (call.args, dumps(call.args)):  # some templates want them as a string
@@ -88,7 +97,7 @@ def rendered(tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools) -> Render
         calls = [{"id": call.call_id, "type": "function", "function": function}]
         try:
             before = write([_USER])
-            after = write([_USER, {"role": "assistant", "content": "", "tool_calls": calls}])
+            after = write([_USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
             beginning = write([_USER], add_generation_prompt=True)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
@@ -100,32 +109,54 @@ def rendered(tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools) -> Render
     raise ValueError(f"the chat template writes no tool calls ({reason}); name the parser yourself")
 
 
-def detect(tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]]) -> ToolCallParser:
-    """Choose the parser that reads what the chat template writes, and set it to how the model begins.
+def detect(
+    tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]], **told: Any
+) -> ToolCallParser:
+    """Choose the parser that reads what the chat template writes, and set it to what the template wants.
+
+    That is: whether the model begins inside a thought, and the role of results. told: more for the template.
 
     Raises:
         ValueError: the template writes no calls, or none that a parser reads.
     """
-    name = _likely(tokenizer, parsers)
+    name, schema = _likely(tokenizer, parsers, told)
     parser = parsers[name]()
+    call, tools = example_call(_SENTINEL, schema), {_SENTINEL: schema}
     if isinstance(parser, TextParser):
-        written = rendered(tokenizer, example_call(_SENTINEL, _SCHEMA), {_SENTINEL: _SCHEMA})
-        parser.reasoning_open = written.opens(parser.think)
+        parser.reasoning_open = rendered(tokenizer, call, tools, **told).opens(parser.think)
+    if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, told):
+        parser.result_role = "tool"
     return parser
 
 
-def _likely(tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]]) -> str:
-    """Give the name of the parser that leaves the least of the sentinel's call over."""
-    call, tools = example_call(_SENTINEL, _SCHEMA), {_SENTINEL: _SCHEMA}
-    written = rendered(tokenizer, call, tools)
-    found: list[tuple[int, int, str]] = []
-    for name, make in parsers.items():
-        result = make().parse(written.answer, tools=tools)
-        if _is_read(result, call):
-            found.append((len(result.text), len(result.calls[0].notes), name))
-    if not found:
-        raise ValueError(f"no parser reads what the chat template writes: {shortened(written.answer, 120)}")
-    return min(found, key=lambda item: item[:2])[2]
+def _takes_results(
+    parser: ToolCallParser, tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools, told: Mapping[str, Any]
+) -> bool:
+    results = parser.render([call], [ToolResult.from_text(_RESULT)])
+    try:
+        return _RESULT in rendered(tokenizer, call, tools, results, **told).answer
+    except ValueError:
+        return False
+
+
+def _likely(
+    tokenizer: ChatTokenizer,
+    parsers: Mapping[str, Callable[..., ToolCallParser]],
+    told: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[str, Fields]:
+    """Give the name of the parser that leaves least of a sentinel's call over, and the sentinel's schema."""
+    answer = ""
+    for schema in (_SCHEMA, _GENTLE):
+        call, tools = example_call(_SENTINEL, schema), {_SENTINEL: schema}
+        answer = rendered(tokenizer, call, tools, **told).answer
+        found: list[tuple[int, int, str]] = []
+        for name, make in parsers.items():
+            result = make().parse(answer, tools=tools)
+            if _is_read(result, call):
+                found.append((len(result.text), len(result.calls[0].notes), name))
+        if found:
+            return min(found, key=lambda item: item[:2])[2], schema
+    raise ValueError(f"no parser reads what the chat template writes: {shortened(answer, 120)}")
 
 
 def _is_read(result: ParseResult, call: ParsedCall) -> bool:
@@ -171,6 +202,6 @@ def _reason(
     if tokenizer is None:
         return reason
     try:
-        return f"{reason}; {_likely(tokenizer, parsers)!r} does"
+        return f"{reason}; {_likely(tokenizer, parsers)[0]!r} does"
     except ValueError:
         return f"{reason}; nor does any other"

@@ -19,7 +19,8 @@ _OURS = re.compile(r"call_\d+_(\d+)")
 class KimiK2Parser(NamedJSONParser):
     """`<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>` in one section.
 
-    The id names the tool. Its number counts the calls of the whole conversation.
+    The id names the tool; its number counts the calls of the conversation. An id that we make has the index
+    of the call in its message.
     """
 
     name: ClassVar[str] = "kimi_k2"

@@ -59,19 +59,30 @@ class Llama3JSONParser(JSONBlockParser):
         if (yield from reader.which((_PYTHON_TAG,), start)):
             return (yield from self._behind_tag(reader, start))
         try:
-            value, end = yield from reader.json(start)
+            value, end = yield from reader.json(start, None)
         except Unreadable as error:
             broken = error
         else:
             return (yield from self._object(reader, start, value, end))
-        if broken.code not in ("invalid_json", "unclosed"):
+        if broken.code != "invalid_json":
             raise broken
         broke = start if broken.at is None else broken.at
-        if broke == start:  # what is wrong is a value, and all of it was read
-            broke = max(start + 1, (yield from reader.balanced(start)))
-        if _NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke):
-            raise broken
-        return broke
+        closed = -1
+        if broke == start:  # what is wrong is a value, such as NaN, and the object may go on behind it
+            closed = yield from self._closed(reader, start)
+            broke = max(closed, start + 1)
+        if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
+            return broke
+        if closed < 0 and (yield from self._closed(reader, start)) < 0:
+            raise Unreadable("unclosed", "the message ends inside the call", broken.at)
+        raise broken
+
+    def _closed(self, reader: Reader, start: int) -> Steps[int]:
+        """Step: like `reader.balanced`, but not for ever: each time may take as long as the text."""
+        reader.futile += 1
+        if reader.futile > 2 * self.limits.calls:
+            return -1
+        return (yield from reader.balanced(start))
 
     def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
         fields: Any = value

@@ -76,7 +76,9 @@ class MistralParser(JSONBlockParser):
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: that of its brackets."""
-        at = yield from reader.skip(start + len(self.openers[0]))
+        at = start
+        while (yield from reader.which(self.openers, at)):
+            at = yield from reader.skip(at + len(self.openers[0]))
         if not reader.text.startswith(("[{", "{"), at):
             place, marker = yield from self._header_end(reader, at)
             if place >= 0 and marker not in (_ARGS, "{"):

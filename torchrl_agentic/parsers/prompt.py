@@ -21,7 +21,8 @@ def with_tools(chat_template: str, tools: Tools) -> str:
     """
     if "tools" not in chat_template:
         raise ValueError("this chat template shows no tools; put them into a message: with_tools_message(…)")
-    return f"{{%- set tools = {_jinja(specs_of(tools))} -%}}{chat_template}"
+    # The newline goes with the tag (trim_blocks), and leaves the template at the start of a line.
+    return f"{{% set tools = {_jinja(specs_of(tools))} %}}\n{chat_template}"
 
 
 def _jinja(value: JSON) -> str:

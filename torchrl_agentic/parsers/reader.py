@@ -40,12 +40,13 @@ class Reader:
     text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
     exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
     where the section was opened that the next attempt is the first of. drafts: what to do with calls while
-    those of a closed thought are read. unclosed_fences: see `fences`.
+    those of a closed thought are read. futile: how often something was looked for in vain, where that has to
+    end. unclosed_fences: see `fences`.
     """
 
     __slots__ = (
-        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "is_live", "is_whole",
-        "limits", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
+        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "is_live",
+        "is_whole", "limits", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +71,7 @@ class Reader:
         self.events: list[Event] = []
         self.opened_at: int | None = None
         self.drafts: str = ""
+        self.futile = 0
         self.unclosed_fences: dict[str, int] = {}
         self._emitted = 0
         self._numbering = Numbering(turn)
@@ -170,8 +172,12 @@ class Reader:
                 return found
             if found < 0 and until > start:
                 begin = until
-        found = self._find(marker, begin) if self.exact else self.text.find(marker, begin)
         length = len(self.text)
+        if self.exact:
+            found = self._find(marker, begin)
+        else:  # prose mostly lacks even the first character of a marker, and one is found much faster
+            first = self.text.find(marker[0], begin) if length - begin > 1000 else begin
+            found = first if first < 0 else self.text.find(marker, first)
         self._known[marker] = (
             start,
             found,
@@ -238,10 +244,11 @@ class Reader:
             yield
         return place
 
-    def json(self, place: int, closers: Sequence[str] = ()) -> Steps[tuple[JSON, int]]:
+    def json(self, place: int, closers: Sequence[str] | None = ()) -> Steps[tuple[JSON, int]]:
         """Step: read the JSON value that begins at a place; give it and where it ends.
 
-        closers: what ends the block around it. Broken JSON in a block that never ends was cut off.
+        closers: what ends the block around it; without any, its own brackets do. Broken JSON in a block that
+        never ends was cut off. None: that is not looked into, which may take as long as the text.
 
         Raises:
             Unreadable: there is none, or it is beyond the limits.
@@ -252,7 +259,11 @@ class Reader:
             return decode(self.text, place, self.limits)
         except Unreadable as unreadable:
             error = unreadable
-        if error.code == "invalid_json" and self.text[place : place + 1] in ("{", "[", ""):
+        if (
+            closers is not None
+            and error.code == "invalid_json"
+            and self.text[place : place + 1] in ("{", "[", "")
+        ):
             if closers:
                 while (found := self.first(closers, error.at or place)[0]) < 0 and not self.is_whole:
                     yield

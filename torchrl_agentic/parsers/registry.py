@@ -81,7 +81,8 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
     parser: an object; a registered name or an entry point's; "auto", for the one that reads what the
     tokenizer's chat template writes; "vllm:name", "sglang:name" or "transformers:" for theirs; or
     "module:attribute". An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and
-    `render_result`. tokenizer: for "auto", vLLM and transformers. options: of the parser's class.
+    `render_result`. tokenizer: for "auto", vLLM and transformers. options: of the parser's class;
+    with "auto" what the template is told, such as `enable_thinking`.
 
     Raises:
         ValueError: no parser has that name; the message lists the known ones and the nearest. Or the chat
@@ -98,7 +99,7 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
     if name == "auto":
         if tokenizer is None:
             raise TypeError("parser 'auto' needs a tokenizer: get_parser('auto', tokenizer=tokenizer)")
-        return detect(tokenizer, PARSERS)
+        return detect(tokenizer, PARSERS, **options)
     plugins = {entry.name: entry for entry in entry_points(group="torchrl_agentic.parsers")}
     if parser in plugins:
         return get_parser(_instance(plugins[parser].load()))
