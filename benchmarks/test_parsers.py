@@ -1,7 +1,9 @@
-"""What does parsing cost, and does it stay linear?"""
+"""What does parsing cost, beside the parsers of engines, and does it stay linear?"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -9,43 +11,159 @@ from typing import Any
 
 import pytest
 
-from torchrl_agentic.parsers import HermesParser, XMLToolCallParser
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers import PARSERS, HermesParser, Limits, TextParser, get_parser
 
-ONE = "<tool_call>\n" + json.dumps({"name": "f", "arguments": {"code": "x" * 150}}) + "\n</tool_call>"
-BIG = "<tool_call>\n" + json.dumps({"name": "f", "arguments": {"code": "x\n" * 350_000}}) + "\n</tool_call>"
-INPUTS = {
-    "1 call of 200 B": ONE,
-    "8 calls": ONE * 8,
-    "a 1 MB argument": BIG,
-    "100 KB, no call": "hello " * 17_000,
-}
+CODE = {"code": "x" * 150}
+BIG = {"code": "".join(f"value_{n} = compute({n}, 'a')\n" for n in range(34_000))}
+TOOLS = {"f": {"type": "object", "properties": {"code": {"type": "string"}}}}
+SPECS = [{"type": "function", "function": {"name": "f", "parameters": TOOLS["f"]}}]
+MANY = Limits(calls=10_000)
 _REGEX = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
-@pytest.mark.parametrize("size", list(INPUTS))
-@pytest.mark.parametrize("which", ["regex and json.loads", "hermes"])
+def inputs(name: str) -> dict[str, str]:
+    """The messages that every contender reads."""
+    parser = get_parser(name)
+    one, big = ParsedCall("f", CODE, "call_0_0"), ParsedCall("f", BIG, "call_0_0")
+    return {
+        "1 call of 200 B": parser.render_call(one),
+        "1 call behind a thought": f"<think>\nLet me see.\n</think>\n\n{parser.render_call(one)}",
+        "8 calls": parser.render_calls([one] * 8),
+        "1,000 calls": parser.render_calls([one] * 1000),
+        "a 1 MB argument": parser.render_call(big),
+        "100 KB, no call": "hello " * 17_000,
+    }
+
+
+def engine(name: str) -> Callable[[str], Any]:
+    """A parser of an engine as its own server calls it: a new instance per message."""
+    package, _, format = name.partition(":")
+    if package == "vllm":
+        kind = importlib.import_module("vllm.tool_parsers").ToolParserManager.get_tool_parser(format)
+        protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
+        cached = importlib.import_module("vllm.tokenizers.hf").get_cached_tokenizer
+        tokenizer = cached(importlib.import_module("torchrl_agentic.testing.tokenizers").byte_tokenizer())
+        tools = [protocol.ChatCompletionToolsParam(**spec) for spec in SPECS]
+        request = importlib.import_module("types").SimpleNamespace(tools=tools, tool_choice="auto")
+        return lambda text: kind(tokenizer, tools).extract_tool_calls(text, request)
+    kind = importlib.import_module("sglang.srt.function_call.function_call_parser").FunctionCallParser
+    protocol = importlib.import_module("sglang.srt.entrypoints.openai.protocol")
+    tools = [protocol.Tool(type="function", function=protocol.Function(**SPECS[0]["function"]))]
+    return lambda text: kind(tools=tools, tool_call_parser=format).parse_non_stream(text)
+
+
+def contenders(name: str, engines: tuple[str, ...]) -> list[str]:
+    """Ours, and those whose package is installed (`make test-engines` makes an environment with them)."""
+    return [name, *(other for other in engines if importlib.util.find_spec(other.partition(":")[0]))]
+
+
+def run(benchmark: Callable[..., Any], which: str, text: str) -> None:
+    """Time one contender; those that take a second or more, once."""
+    if ":" in which:
+        parse = engine(which)
+    elif which == "regex and json.loads":
+        parse = lambda text: [json.loads(body) for body in _REGEX.findall(text)]  # noqa: E731  a contender
+    else:
+        parser = get_parser(which, limits=MANY)
+        parse = lambda text: parser.parse(text, tools=TOOLS)  # noqa: E731
+    if len(text) > 50_000 and which.startswith("vllm:qwen3"):
+        benchmark.pedantic(parse, args=(text,), rounds=1)
+    else:
+        benchmark(parse, text)
+
+
+@pytest.mark.parametrize("size", list(inputs("hermes")))
+@pytest.mark.parametrize(
+    "which", ["regex and json.loads", *contenders("hermes", ("vllm:hermes", "sglang:qwen25"))]
+)
 def test_hermes(benchmark: Callable[..., Any], which: str, size: str) -> None:
     benchmark.group = f"parse: hermes, {size}"
-    text, parser = INPUTS[size], HermesParser()
-    if which == "hermes":
-        benchmark(parser.parse, text)
-    else:
-        benchmark(lambda: [json.loads(body) for body in _REGEX.findall(text)])
+    run(benchmark, which, inputs("hermes")[size])
 
 
-@pytest.mark.parametrize("size", [20_000, 40_000, 80_000])
+@pytest.mark.parametrize("size", list(inputs("qwen3_coder")))
+@pytest.mark.parametrize("which", contenders("qwen3_coder", ("vllm:qwen3_coder", "sglang:qwen3_coder")))
+def test_qwen3_coder(benchmark: Callable[..., Any], which: str, size: str) -> None:
+    benchmark.group = f"parse: qwen3_coder, {size}"
+    text = inputs("qwen3_coder")[size]
+    if which == "vllm:qwen3_coder" and size == "a 1 MB argument":
+        benchmark.extra_info["which"] = "vllm:qwen3_coder, of 20 KB alone"  # it grows with the square
+        call = ParsedCall("f", {"code": BIG["code"][:20_000]}, "call_0_0")
+        text = get_parser("qwen3_coder").render_call(call)
+    run(benchmark, which, text)
+
+
+SIZES = (250_000, 500_000, 1_000_000)
+
+
+def hostile(name: str) -> dict[str, str]:
+    """Text that has made parsers slow: a beginning, and what is repeated behind it."""
+    parser = get_parser(name)
+    tool, args = {"tags": ("search", {"query": "x"}), "fence": ("python", CODE)}.get(name, ("f", CODE))
+    one = parser.render_call(ParsedCall(tool, args, "call_0_0"))
+    if not isinstance(parser, TextParser):
+        return {"half a call, many times": "\0" + one[: len(one) // 2]}
+    value_end = getattr(parser, "parameter_end", "") or parser.closer or "]"
+    return {
+        "openers": f"\0{parser.openers[0]}\n",
+        "half a call, many times": f"\0{one[: len(one) // 2]}\n",
+        "unclosed calls": f"\0{one[: len(one) * 9 // 10]}\n",
+        "white space behind an opener": f"{parser.openers[0]}\0 ",
+        "closers in a value": f"{one[: len(one) // 2]}\0{value_end}",
+        "brackets": f"{one[: len(one) // 2]}\0[",
+        "thoughts": "\0<think>",
+        "fences": "\0```x\n",
+    }
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", [name for name in PARSERS if name not in ("openai", "anthropic")])
+def test_slope(benchmark: Callable[..., Any], name: str, size: int) -> None:
+    """All hostile texts of a format, one after the other; the input doubles from row to row."""
+    benchmark.group = f"parse: {name}, hostile texts"
+    benchmark.extra_info["which"] = f"{size // 1000} KB each"
+    parser, texts = get_parser(name), list[str]()
+    for pattern in hostile(name).values():
+        begin, _, piece = pattern.partition("\0")
+        texts.append(begin + piece * (size // len(piece)))
+    benchmark.pedantic(lambda: [parser.parse(text) for text in texts], rounds=3)
+
+
+@pytest.mark.parametrize("size", [20_000, 200_000, 1_000_000])
 @pytest.mark.parametrize(
-    ("which", "piece"),
-    [
-        ("hermes", "<tool_call>"),
-        ("hermes", "<tool_call>{"),
-        ("hermes", "<think>"),
-        ("xml", '<tool name="f">{'),
-        ("xml", "<tool "),
-    ],
+    "which",
+    [*contenders("hermes", ("sglang:qwen25",)), *contenders("qwen3_coder", ("sglang:qwen3_coder",))],
 )
-def test_slope(benchmark: Callable[..., Any], which: str, piece: str, size: int) -> None:
-    benchmark.group = f"parse: {which}, {piece!r} repeated"
-    parser = HermesParser() if which == "hermes" else XMLToolCallParser()
-    benchmark.extra_info["which"] = f"{size} times"
-    benchmark.pedantic(parser.parse, args=(piece * size,), rounds=5)
+def test_stream(benchmark: Callable[..., Any], which: str, size: int) -> None:
+    """One call, in steps of four characters."""
+    native = "hermes" if which in ("hermes", "sglang:qwen25") else "qwen3_coder"
+    benchmark.group = f"stream: {native}, {size // 1000} KB in steps of 4 characters"
+    text = get_parser(native).render_call(ParsedCall("f", {"code": BIG["code"][:size]}, "call_0_0"))
+    chunks = [text[start : start + 4] for start in range(0, len(text), 4)]
+    if ":" in which:
+        if size > 20_000:
+            pytest.skip("grows with the square")
+        kind = importlib.import_module("sglang.srt.function_call.function_call_parser").FunctionCallParser
+        protocol = importlib.import_module("sglang.srt.entrypoints.openai.protocol")
+        tools = [protocol.Tool(type="function", function=protocol.Function(**SPECS[0]["function"]))]
+
+        def read() -> None:
+            parser = kind(tools=tools, tool_call_parser=which.partition(":")[2])
+            for chunk in chunks:
+                parser.parse_stream_chunk(chunk)
+    else:
+
+        def read() -> None:
+            stream = get_parser(which).stream(tools=TOOLS)
+            for chunk in chunks:
+                stream.feed(chunk)
+            stream.close()
+
+    benchmark.pedantic(read, rounds=1 if ":" in which else 3)
+
+
+def test_a_new_parser(benchmark: Callable[..., Any]) -> None:
+    """Making one costs microseconds, so that nobody needs to share it."""
+    benchmark.group = "make a parser"
+    benchmark(HermesParser)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from torchrl_agentic.parsers.reader import Reader, Steps, finish
+from torchrl_agentic.parsers.reader import Reader, Steps, end_of, finish
 
 _SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
@@ -29,27 +29,30 @@ def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
     sign = re.compile(f"{_SIGN.pattern}{ends}", re.DOTALL) if closers else _SIGN
     longest = max(map(len, closers), default=1)
     while True:
-        match = sign.search(reader.text, place)
-        if match is None or match[0] == "\\":  # at the very end
+        begin, found = _found(sign.search(reader.text, place))
+        if begin < 0 or found == "\\":  # at the very end
             if reader.is_whole:
                 return -1
             place = max(place, len(reader.text) - longest)
             yield
             continue
-        found = match[0]
         if found in "\"'":
-            place = yield from string_end(reader, match.start())
+            place = yield from string_end(reader, begin)
             continue
         if closers:
             if found in closers:
-                return match.start()
+                return begin
         elif found in _PAIRS:
             opened.append(_PAIRS[found])
         elif opened and found == opened[-1]:
             opened.pop()
             if not opened:
-                return match.end()
-        place = match.end()
+                return begin + 1
+        place = begin + len(found)
+
+
+def _found(match: re.Match[str] | None) -> tuple[int, str]:
+    return (-1, "") if match is None else (match.start(), match[0])
 
 
 def string_end(reader: Reader, place: int) -> Steps[int]:
@@ -64,8 +67,7 @@ def string_end(reader: Reader, place: int) -> Steps[int]:
         quote *= 3
     pattern, at = _IN_STRING[quote], place + len(quote)
     while True:
-        match = pattern.match(reader.text, at)
-        at = at if match is None else match.end()
+        at = end_of(pattern.match(reader.text, at), at)
         if reader.text.startswith(quote, at):
             return at + len(quote)
         if len(quote) == 1 and reader.text.startswith("\n", at):

@@ -25,6 +25,11 @@ _BRACKET_OR_QUOTE = re.compile(r'[\[{\]}"]')
 _INSIDE_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
 
 
+def end_of(match: re.Match[str] | None, otherwise: int) -> int:
+    """Where a match ends. A match that is kept keeps its text from growing in place, see `Reader.append`."""
+    return otherwise if match is None else match.end()
+
+
 def finish(steps: Steps[T]) -> T:
     """Run a part of reading for which the whole message is at hand."""
     try:
@@ -287,21 +292,19 @@ class Reader:
             end = len(self.text)
             while place < end:
                 if in_string:
-                    match = _INSIDE_STRING.match(self.text, place)
-                    place = match.end() if match is not None else place
+                    place = end_of(_INSIDE_STRING.match(self.text, place), place)
                     if place == end or self.text[place] == "\\":
                         break  # half an escape at the end of what has come
                     in_string, place = False, place + 1
                     continue
-                match = _BRACKET_OR_QUOTE.search(self.text, place)
-                if match is None:
+                place = end_of(_BRACKET_OR_QUOTE.search(self.text, place), end + 1)
+                if place > end:
                     place = end
                     break
-                place = match.end()
-                if match[0] == '"':
+                if self.text[place - 1] == '"':
                     in_string = True
                 else:
-                    depth += 1 if match[0] in "[{" else -1
+                    depth += 1 if self.text[place - 1] in "[{" else -1
                     if not depth:
                         return place
             if self.is_whole:
