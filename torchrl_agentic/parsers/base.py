@@ -141,10 +141,23 @@ class ToolCallParser(ABC):
         return None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in vars(self).items())})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._state().items())})"
+        )
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(other) == vars(self)
+        return (
+            isinstance(other, ToolCallParser)
+            and type(other) is type(self)
+            and other._state() == self._state()
+        )
+
+    def __getstate__(self) -> dict[str, JSON]:
+        return self._state()
+
+    def _state(self) -> dict[str, JSON]:
+        """What makes this parser what it is; names with an underscore are made of it."""
+        return {key: value for key, value in vars(self).items() if not key.startswith("_")}
 
     def __hash__(self) -> int:
         return hash(type(self))

@@ -91,6 +91,14 @@ class JSONBlockParser(JSONTextParser):
     arguments_key: ClassVar[str] = "arguments"
     list_notes: ClassVar[tuple[str, ...]] = ("list_of_calls",)
 
+    _begin: ClassVar[str] = ""
+    _end: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note how a clean call begins and ends."""
+        super().__init_subclass__(**options)
+        cls._begin, cls._end = f"{''.join(cls.openers[:1])}\n", f"\n{cls.closer}"
+
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
@@ -107,7 +115,7 @@ class JSONBlockParser(JSONTextParser):
         That is: a closed thought or none, text without markup, and up to the end calls in the form that chat
         templates show.
         """
-        begin, end_mark = f"{self.openers[0]}\n", f"\n{self.closer}"
+        begin, end_mark = self._begin, self._end
         first = at = text.find(begin)
         reasoning, said = "", 0
         if first > 0:
@@ -138,13 +146,16 @@ class JSONBlockParser(JSONTextParser):
             at = end + to_next
             if type(value) is not dict or len(fields) != 2 or text[end:at] != end_mark:
                 return None
-            name, args, index = fields.get("name"), fields.get(arguments_key), len(calls)
-            if type(name) is not str or type(args) is not dict or name != name.strip() or not name:
+            name: Any = fields.get("name")
+            args: Any = fields.get(arguments_key)
+            kind: type = type(args)
+            index = len(calls)
+            if type(name) is not str or kind is not dict or name != name.strip() or not name:
                 return None
             if index == most or (tools is not None and name not in tools):
                 return None
             call_id = f"call_{turn}_{index}"
-            calls.append(clean_call(name, cast("dict[str, JSON]", args), call_id, index, (start, at)))
+            calls.append(clean_call(name, args, call_id, index, (start, at)))
             if at == length:
                 return clean_result(text[:first] + "\n" * newlines, tuple(calls), text, reasoning)
             if not text.startswith(begin, at):
@@ -153,7 +164,7 @@ class JSONBlockParser(JSONTextParser):
                     return None
 
     def _has_markup(self, text: str) -> bool:
-        return bool(text) and not text.isspace() and any(marker in text for marker in self.watched())
+        return bool(text) and not text.isspace() and self._pattern.search(text) is not None
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one block."""

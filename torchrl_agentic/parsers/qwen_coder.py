@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.attempts import Unreadable
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.xml_params import Parameter, XMLParamsParser
+
+_NAME = re.compile("([^<>\n]*+)>")
 
 
 class Qwen3CoderParser(XMLParamsParser):
@@ -42,6 +45,9 @@ class Qwen3CoderParser(XMLParamsParser):
 
     def _equals(self, reader: Reader, start: int, tag: str) -> Steps[tuple[str, int]]:
         begin = start + len(tag)
+        match = _NAME.match(reader.text, begin)
+        if match is not None and (name := match[1].strip()):
+            return name, match.end()
         while (end := reader.first((">", "\n", "<"), begin))[0] < 0 and not reader.is_whole:
             yield
         if end[1] != ">":

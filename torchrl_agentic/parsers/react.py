@@ -84,11 +84,11 @@ class ReActParser(TextParser):
 
     def _json(self, reader: Reader, at: int) -> Steps[tuple[JSON, int]]:
         try:
-            return (yield from reader.json(at))
+            return (yield from reader.json(at, _LINES))
         except Unreadable as error:
-            if error.code != "unclosed" or reader.first(_LINES, error.at or at)[0] < 0:
+            if error.code != "unclosed" or (yield from reader.balanced(at)) < 0:
                 raise
-            raise Unreadable("invalid_json", "the JSON of the input is not closed", error.at) from None
+            raise Unreadable("invalid_json", "invalid JSON", error.at) from None
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable action at `start`: the line where something else begins."""

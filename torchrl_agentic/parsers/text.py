@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
 
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, ToolResult
@@ -27,6 +29,7 @@ from torchrl_agentic.parsers.structural import Frame, parameters, structural_tag
 from torchrl_agentic.parsers.structured import structured_attempts
 from torchrl_agentic.parsers.tokens import Tokens
 
+_SHORT = 4096
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
 
@@ -192,12 +195,11 @@ class TextParser(ToolCallParser):
     def scan(self, reader: Reader) -> Steps[None]:
         """Step: read the message."""
         at = 0
-        watched = self.watched()
-        longest = max(map(len, watched))
+        longest = max(map(len, self._watched))
         if self.reasoning_open:
             at = yield from self._reason(reader, 0)
         while True:
-            place, marker = reader.first(watched, at)
+            place, marker = self._next_marker(reader, at)
             if place < 0:
                 if reader.is_whole:
                     reader.say(len(reader.text))
@@ -211,11 +213,23 @@ class TextParser(ToolCallParser):
                 reader.say(place)
             at = yield from self._at_marker(reader, place, marker)
 
-    def watched(self) -> tuple[str, ...]:
+    @cached_property
+    def _watched(self) -> tuple[str, ...]:
         """What `scan` stops at."""
         fences = FENCES if self.fences_are_text else ()
         markers = (*self.openers, *self.section, self.think[0], self.forged[0], *fences, *self.turn_end)
         return tuple(filter(None, markers))
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self._watched, key=len, reverse=True))))
+
+    def _next_marker(self, reader: Reader, at: int) -> tuple[int, str]:
+        """Give the place of the next marker, and which it is; short texts are searched once for all."""
+        if len(reader.text) > _SHORT or reader.exact:
+            return reader.first(self._watched, at)
+        match = self._pattern.search(reader.text, at)
+        return (-1, "") if match is None else (match.start(), match[0])
 
     def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
         """Step: do what a marker asks for; give where to go on."""
@@ -269,7 +283,7 @@ class TextParser(ToolCallParser):
             yield
         return found
 
-    @property
+    @cached_property
     def _calling(self) -> tuple[str, ...]:
         """What begins calls."""
         return tuple(filter(None, (*self.openers, self.section[0])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
@@ -121,6 +122,11 @@ class XMLParamsParser(TextParser):
         reason = f"{name} has no {self.parameter_end}"
         while True:
             closer = yield from reader.find(self.parameter_end, at)
+            if closer >= 0 and not any(reader.text.find(sign, at, closer) >= 0 for sign in self._signs):
+                end = closer + len(self.parameter_end)
+                after = yield from reader.skip(end)
+                if (yield from reader.which((self.parameter, self.closer), after)):
+                    return closer, after, True
             # What may end the value before that closer does: the end of the turn, the next call or argument.
             before = yield from self._turn_end(reader, at, closer)
             cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
@@ -137,6 +143,11 @@ class XMLParamsParser(TextParser):
             if (yield from reader.which((self.parameter, self.closer), after)):
                 return closer, after, True
             reason = f"behind {name} stands neither {self.parameter} nor {self.closer}"
+
+    @cached_property
+    def _signs(self) -> frozenset[str]:
+        """The first characters of what may end a value."""
+        return frozenset(marker[0] for marker in (*self._calling, *self.turn_end, self.parameter))
 
     def _next_parameter(
         self, reader: Reader, at: int, before: int, schema: Fields | None, known: tuple[str, dict[str, JSON]]
