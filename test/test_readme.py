@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from torchrl_agentic.parsers import ALIASES, PARSERS
+
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
@@ -26,6 +28,12 @@ def test_the_readmes_programs_run_and_print_what_it_says(tmp_path: Path, monkeyp
     lines = printed.getvalue().splitlines()
     assert len((tmp_path / "turns.jsonl").read_text("utf-8").splitlines()) == 1
     assert lines[-3:] == ["42", "42", "calls: 2 errors: 0"]
+
+
+def test_the_table_of_formats_has_every_name():
+    table = README.read_text("utf-8").partition("## Formats")[2].partition("`torchrl-agentic check")[0]
+    missing = [name for name in (*PARSERS, *ALIASES) if f"`{name}`" not in table]
+    assert missing == []
 
 
 def test_the_smallest_program_has_at_most_25_lines():

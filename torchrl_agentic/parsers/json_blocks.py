@@ -148,7 +148,7 @@ class JSONBlockParser(JSONTextParser):
                 return None
             name: Any = fields.get("name")
             args: Any = fields.get(arguments_key)
-            kind: type = type(args)
+            kind = args.__class__
             index = len(calls)
             if type(name) is not str or kind is not dict or name != name.strip() or not name:
                 return None

@@ -1,0 +1,29 @@
+"""The tutorials run from top to bottom."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from torchrl_agentic.parsers import PARSERS
+
+TUTORIALS = sorted((Path(__file__).parent.parent / "tutorials").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch):
+    """What a tutorial registers is gone behind it."""
+    before = dict(PARSERS)
+    yield
+    PARSERS.clear()
+    PARSERS.update(before)
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="tutorial")
+
+
+def test_there_is_one_on_parsers():
+    assert "add_a_parser" in [path.stem for path in TUTORIALS]
