@@ -52,8 +52,9 @@ assert broken.error.code == "invalid_json"
 # -------------------
 #
 # Suppose a model writes ``@add a=1 b=2 .`` on a line of its own. A :class:`TextParser` says what opens a
-# call, whether an opener is meant, how to read the block, and how to write one. ``read`` is a generator: where it
-# asks the reader for something that has not been written yet, it waits, and so the same lines read a stream.
+# call, whether an opener is meant, how to read the block, and how to write one. ``read`` is a generator:
+# where it asks the reader for something that has not been written yet, it waits, and so the same lines read
+# a stream.
 
 import re
 

@@ -1,5 +1,9 @@
 """Every parser keeps the promises of `ParserContract`."""
 
+import os
+import subprocess
+import sys
+
 from hypothesis import strategies as st
 
 from torchrl_agentic.parsers import (
@@ -255,3 +259,25 @@ class TestReAct(ParserContract):
     parser = get_parser("react")
     at_line_start = True
     markers = ("Action: f\n", "Action Input:", "Action Input: {}", "\nObservation:", "\nThought:", "Action:")
+
+
+def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
+    """Two processes with different seeds read one message in every format."""
+    program = (
+        "from torchrl_agentic.parsers import PARSERS, get_parser\n"
+        'text = \'<tool_call>{"name": "f"}</tool_call> <search>x</search>\\n[f(a=1)]\\n[TOOL_CALLS]f{}\'\n'
+        "for name in PARSERS:\n"
+        "    print(name, get_parser(name).parse(text, tools={'f': {}, 'g': {}}, turn=1))\n"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert "call_1_0" in outputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 from torchrl_agentic.messages import (
     JSON,
@@ -48,15 +48,15 @@ LIMITS = Limits()
 class Tokenizer(Protocol):
     """What reading tokens needs of a tokenizer; those of transformers have it."""
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> Any:
         """Give the text of some tokens."""
         ...
 
-    def convert_tokens_to_ids(self, tokens: str) -> int | None:
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
         """Give the id of a token; that of the unknown token, or None, if there is no such token."""
         ...
 
-    def convert_ids_to_tokens(self, ids: int) -> str:
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
         """Give the token of an id."""
         ...
 

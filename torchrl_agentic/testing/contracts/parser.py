@@ -120,6 +120,19 @@ class ParserContract:
             )
 
     @_rules
+    @given(data=st.data())
+    def test_tokens_that_hold_no_marker_of_their_own_are_read_as_text(self, data: st.DataObject) -> None:
+        """A tokenizer with one token per byte."""
+        from torchrl_agentic.testing.tokenizers import byte_tokenizer
+
+        text, tokenizer = self._message(data), byte_tokenizer()
+        result = self.parser.parse_tokens(tokenizer.encode(text), tokenizer, turn=3)
+        whole = self.parser.parse(text, turn=3)
+        assert list(map(self._said, result.calls)) == list(map(self._said, whole.calls))
+        for call in result.calls:
+            assert not self.in_text or call.token_span is not None
+
+    @_rules
     @given(call=st.data(), before=st.text("ab \n", max_size=5), turn=st.integers(0, 9))
     def test_what_is_rendered_reads_back(self, call: st.DataObject, before: str, turn: int) -> None:
         """Also behind some text, where calls stand in the text."""
