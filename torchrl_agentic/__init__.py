@@ -22,7 +22,9 @@ _WHERE = {
     "limits": ("RateLimiter",),
     "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
     "records": ("Recorder", "read_records"),
-    "tools": ("FileReadTool", "PythonTool", "ShellTool", "StopTool", "as_tool"),
+    "tools": (
+        "FileEditTool", "FileReadTool", "FileWriteTool", "PythonTool", "ShellTool", "StopTool", "as_tool",
+    ),
     "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -35,8 +37,10 @@ __all__ = [
     "DispatchResult",
     "Effects",
     "EndTrajectory",
+    "FileEditTool",
     "FileReadTool",
     "FileRefPart",
+    "FileWriteTool",
     "ImagePart",
     "InfrastructureError",
     "JsonPart",
@@ -92,7 +96,15 @@ if TYPE_CHECKING:
     from torchrl_agentic.records import Recorder, read_records
     from torchrl_agentic.schema import json_schema_from_pydantic, validate_args
     from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset
-    from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool, as_tool
+    from torchrl_agentic.tools import (
+        FileEditTool,
+        FileReadTool,
+        FileWriteTool,
+        PythonTool,
+        ShellTool,
+        StopTool,
+        as_tool,
+    )
     from torchrl_agentic.transforms import AgentHistory, EndTrajectory, ToolCompose
 
 

@@ -20,7 +20,7 @@ from torchrl_agentic.messages import Message
 from torchrl_agentic.repl import SubprocessRepl
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
-from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool
+from torchrl_agentic.tools import FileEditTool, FileReadTool, FileWriteTool, PythonTool, ShellTool, StopTool
 
 Options = dict[str, Any]
 _TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[str, ...]]] = {
@@ -30,6 +30,8 @@ _TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[s
     ),
     "shell": (lambda sandbox, options: ShellTool(sandbox(), **options), ("output_max_chars",)),
     "file_read": (lambda sandbox, options: FileReadTool(sandbox(), **options), ()),
+    "file_write": (lambda sandbox, options: FileWriteTool(sandbox(), **options), ()),
+    "file_edit": (lambda sandbox, options: FileEditTool(sandbox(), **options), ()),
     "stop": (lambda sandbox, options: StopTool(**options), ()),
 }
 """What makes each tool, and the options it takes."""
@@ -44,8 +46,8 @@ class RolloutConfig(pydantic.BaseModel):
 
     conversations and the files of functions are relative to the YAML file, `out` to the working folder.
 
-    tools: one entry each: `python`, `shell`, `file_read`, `stop`, with options or without, or
-    `function: "file.py:name"`. limits: tool name → the arguments of `RateLimiter`.
+    tools: one entry each: `python`, `shell`, `file_read`, `file_write`, `file_edit`, `stop`, with options or
+    without, or `function: "file.py:name"`. limits: tool name → the arguments of `RateLimiter`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)

@@ -15,7 +15,7 @@ from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.testing import ToolContract
 from torchrl_agentic.tool import ToolContext
-from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool, StopTool
+from torchrl_agentic.tools import FileEditTool, FileReadTool, FileWriteTool, PythonTool, ShellTool, StopTool
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
 
@@ -36,13 +36,21 @@ class TestShell(ToolContract):
         return ShellTool(BubblewrapSandbox())
 
 
+class TestFileWrite(ToolContract):
+    good = {"path": "f", "content": "x"}  # noqa: RUF012
+    bad = ({"path": "f"}, {"path": 3, "content": "x"}, {"content": "x"})
+
+    def make(self) -> FileWriteTool:
+        return FileWriteTool(BubblewrapSandbox())
+
+
 @pytest.fixture
 async def dispatcher() -> AsyncGenerator[Dispatcher]:
     sandbox = BubblewrapSandbox(ResourceLimits(wall_seconds=1.5))
     dispatcher = Dispatcher(
         [
             PythonTool(output_max_chars=100), ShellTool(sandbox, output_max_chars=200),
-            FileReadTool(sandbox), StopTool(),
+            FileReadTool(sandbox), FileWriteTool(sandbox), FileEditTool(sandbox), StopTool(),
         ],
         per_call_timeout=8,
     )  # fmt: skip
@@ -171,6 +179,47 @@ async def test_a_file_is_read_by_hand():
         with pytest.raises(ToolError):
             await tool.run({"path": path}, ctx)
     await tool.teardown()
+    assert not sandbox.is_open
+
+
+async def test_files_are_written_edited_and_run_in_the_order_of_the_calls(dispatcher: Dispatcher):
+    """All four work on one workspace; nothing but their effects keeps them in order."""
+    async with dispatcher.session("t") as session:
+        calls = [
+            ParsedCall("file_write", {"path": "d/p.py", "content": "print('one', 'one')\n"}, "c1"),
+            ParsedCall("file_edit", {"path": "d/p.py", "old": "'one', 'one'", "new": "'é'"}, "c2"),
+            ParsedCall("shell", {"command": "cat d/p.py"}, "c3"),
+            ParsedCall("file_read", {"path": "/work/d/p.py"}, "c4"),
+        ]
+        results = await session.run(calls)
+    assert [result.status for result in results] == [Status.OK] * 4
+    assert results[0].text == "wrote 20 bytes to d/p.py"
+    assert results[1].text == "changed 1 place in d/p.py"
+    assert results[3].text == "print('é')\n"
+
+
+async def test_an_edit_that_is_not_clear_changes_nothing():
+    sandbox = BubblewrapSandbox()
+    edit, ctx = FileEditTool(sandbox), ToolContext(call_id="c1")
+    await sandbox.open()
+    for path, data in (("f", b"a b a"), ("bytes", b"\xff"), ("big", b"a" * ((1 << 20) + 1))):
+        await sandbox.write_file(path, data)
+    for path, old, said in (
+        ("f", "a", "2 times"), ("f", "c", "does not hold"), ("bytes", "a", "decode"),
+        ("big", "a", "more than"), ("missing", "a", "missing"), ("../f", "a", "work"), ("/etc/x", "x", "work"),
+    ):  # fmt: skip
+        with pytest.raises(ToolError, match=said):
+            await edit.run({"path": path, "old": old, "new": "x"}, ctx)
+    assert await sandbox.read_file("f") == b"a b a"
+    done = await edit.run({"path": "f", "old": "a", "new": "", "all": True}, ctx)
+    assert (done.text, done.meta) == ("changed 2 places in f", {"replaced": 2})
+    assert await sandbox.read_file("f") == b" b "
+    with pytest.raises(ToolError, match="surrogate"):
+        await FileWriteTool(sandbox).run({"path": "f", "content": "\ud800"}, ctx)
+    for path in ("../f", "/etc/f", "a\0b", "."):
+        with pytest.raises(ToolError):
+            await FileWriteTool(sandbox).run({"path": path, "content": "x"}, ctx)
+    await edit.teardown()
     assert not sandbox.is_open
 
 

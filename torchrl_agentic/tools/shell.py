@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import Effects, Tool, ToolContext
+from torchrl_agentic.tool import Effects, ToolContext
 from torchrl_agentic.tools.text import middle_out
-from torchrl_agentic.tools.workspace import shared_sandbox
+from torchrl_agentic.tools.workspace import WorkspaceTool
 
 
-class ShellTool(Tool):
+class ShellTool(WorkspaceTool):
     """Runs one command in a sandbox, one sandbox per trajectory. Files stay from call to call.
 
     Tools that are given the same sandbox share their files.
@@ -38,19 +37,9 @@ class ShellTool(Tool):
     }
 
     def __init__(self, sandbox: Sandbox, *, output_max_chars: int = 8192) -> None:
-        self.sandbox = sandbox
+        super().__init__(sandbox)
         self.output_max_chars = output_max_chars
         self.effects = Effects(writes=["workspace"])
-
-    @asynccontextmanager
-    async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
-        """Open a sandbox for this trajectory."""
-        async with shared_sandbox(self.sandbox, trajectory) as sandbox:
-            yield ShellTool(sandbox, output_max_chars=self.output_max_chars)
-
-    async def teardown(self) -> None:
-        """Close the sandbox that was used by hand, if it was."""
-        await self.sandbox.close()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run the command, and show what it printed and how it ended."""

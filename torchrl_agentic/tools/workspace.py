@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Self
 
 from torchrl_agentic.sandbox import Sandbox
-from torchrl_agentic.tool import current_session
+from torchrl_agentic.tool import Tool, current_session
 
 
 class _Shared:
@@ -43,3 +45,26 @@ async def shared_sandbox(template: Sandbox, trajectory: str) -> AsyncGenerator[S
         if shared.users == 0:
             del _open[key]
             await shared.sandbox.close()
+
+
+class WorkspaceTool(Tool):
+    """A tool that works in a sandbox: one per trajectory, shared with the tools that are given the same.
+
+    sandbox: a template, as for `PythonTool`. Effects on the resource "workspace" keep writes and reads in
+    order.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    @asynccontextmanager
+    async def session(self, trajectory: str) -> AsyncGenerator[Self]:
+        """Open a sandbox for this trajectory, or join the tools that have."""
+        async with shared_sandbox(self.sandbox, trajectory) as sandbox:
+            live = copy.copy(self)
+            live.sandbox = sandbox
+            yield live
+
+    async def teardown(self) -> None:
+        """Close the sandbox that was used by hand, if it was."""
+        await self.sandbox.close()
