@@ -206,7 +206,8 @@ async def test_an_edit_that_is_not_clear_changes_nothing():
         await sandbox.write_file(path, data)
     for path, old, said in (
         ("f", "a", "2 times"), ("f", "c", "does not hold"), ("bytes", "a", "decode"),
-        ("big", "a", "more than"), ("missing", "a", "missing"), ("../f", "a", "work"), ("/etc/x", "x", "work"),
+        ("big", "a", "more than"), ("missing", "a", "missing"), ("../f", "a", "work"),
+        ("/etc/x", "x", "work"),
     ):  # fmt: skip
         with pytest.raises(ToolError, match=said):
             await edit.run({"path": path, "old": old, "new": "x"}, ctx)
