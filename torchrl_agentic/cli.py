@@ -131,7 +131,7 @@ def _check_parser(config: Path | None, name: str | None, model: str | None) -> N
         tokenizer = None if model is None else _tokenizer(model)
         parser = get_parser(name or settings.parser, tokenizer=tokenizer)
         tools = list(map(ensure_tool, make_tools(settings, Path() if config is None else config.parent)))
-        check_parser(parser, tools, tokenizer, parsers=PARSERS)
+        checked = check_parser(parser, tools, tokenizer, parsers=PARSERS)
     except (Mismatch, SandboxError) as error:
         Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
         raise typer.Exit(1) from None
@@ -139,8 +139,11 @@ def _check_parser(config: Path | None, name: str | None, model: str | None) -> N
         Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
         raise typer.Exit(2) from None
     written = "as the chat template writes them" if tokenizer is not None else "as the parser writes them"
-    names = ", ".join(tool.name for tool in tools)
-    console.print(Text(f"parser {parser.name}: calls of {names} read back {written}", style="green"))
+    console.print(
+        Text(f"parser {parser.name}: calls of {', '.join(checked)} read back {written}", style="green")
+    )
+    if unsaid := [tool.name for tool in tools if tool.name not in checked]:
+        console.print(Text(f"this format cannot call {', '.join(unsaid)}", style="red"))
 
 
 def _tokenizer(name: str) -> Any:

@@ -384,13 +384,19 @@ def clean_result(text: str, calls: tuple[ParsedCall, ...], raw: str, reasoning: 
     return result
 
 
-def claim_id(wanted: str, taken: set[str]) -> str:
-    """Give an id that is not taken yet, and take it; of equal ids the later ones get a suffix."""
-    call_id, copies = wanted, 1
-    while call_id in taken:
+def claim_id(wanted: str, taken: dict[str, int]) -> str:
+    """Give an id that is not taken yet, and take it; of equal ids the later ones get a suffix.
+
+    taken: each id and how many have wanted it, so that many equal ones cost no search each.
+    """
+    if wanted not in taken:
+        taken[wanted] = 1
+        return wanted
+    copies = taken[wanted] + 1
+    while (call_id := f"{wanted}_{copies}") in taken:
         copies += 1
-        call_id = f"{wanted}_{copies}"
-    taken.add(call_id)
+    taken[wanted] = copies
+    taken[call_id] = 1
     return call_id
 
 

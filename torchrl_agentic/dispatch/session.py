@@ -74,7 +74,7 @@ class Session:
         self.turn = 0
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self._owners: dict[str, _Owner] = {}
-        self._ids: set[str] = set()
+        self._ids: dict[str, int] = {}
 
     @property
     def is_busy(self) -> bool:

@@ -50,7 +50,7 @@ class Numbering:
 
     def __init__(self, turn: int) -> None:
         self._turn = turn
-        self._taken: set[str] = set()
+        self._taken: dict[str, int] = {}
 
     def call(self, attempt: Attempt, index: int) -> ParsedCall:
         """Give an attempt, the `index`th of its message, its id."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 from torchrl_agentic.messages import (
@@ -156,8 +157,13 @@ class ToolCallParser(ABC):
         return self._state()
 
     def _state(self) -> dict[str, JSON]:
-        """What makes this parser what it is; names with an underscore are made of it."""
-        return {key: value for key, value in vars(self).items() if not key.startswith("_")}
+        """What makes this parser what it is, without what is only remembered of it."""
+        kind = type(self)
+        return {
+            key: value
+            for key, value in vars(self).items()
+            if not isinstance(getattr(kind, key, None), cached_property)
+        }
 
     def __hash__(self) -> int:
         return hash(type(self))

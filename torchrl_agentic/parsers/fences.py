@@ -15,7 +15,7 @@ def closed_fence(
     reader: Reader, place: int, marker: str, closing: Callable[[Reader, str, int, int], Steps[int]]
 ) -> Steps[int]:
     """Step: give the end of the fence that opens at `place`; -1 if none does, or if it never closes."""
-    if not _is_at_line_start(reader.text, place):
+    if not _is_at_line_start(reader, place):
         return -1
     line_end = yield from closing(reader, "\n", place, place)
     match = _RUN.match(reader.text, place)
@@ -31,14 +31,15 @@ def closed_fence(
         match = _RUN.match(reader.text, at)
         end = at + len(marker) if match is None else match.end()
         rest = reader.text[end : len(reader.text) if line_end < 0 else line_end]
-        if end - at >= run and not rest.strip() and _is_at_line_start(reader.text, at):
+        if end - at >= run and not rest.strip() and _is_at_line_start(reader, at):
             return end
         at = end
     reader.unclosed_fences[marker] = run
     return -1
 
 
-def _is_at_line_start(text: str, place: int) -> bool:
-    """Whether only three spaces or fewer stand before a place on its line."""
-    begin = text.rfind("\n", max(0, place - 4), place) + 1
-    return (begin > 0 or place <= 3) and not text[begin:place].strip(" ")
+def _is_at_line_start(reader: Reader, place: int) -> bool:
+    """Whether at most three spaces stand before a place on its line, or behind the last thought or call."""
+    begin = reader.text.rfind("\n", max(0, place - 4), place) + 1
+    begin = max(begin, *(end for end in (reader.covered, reader.margin) if end <= place))
+    return place - begin <= 3 and not reader.text[begin:place].strip(" ")

@@ -19,7 +19,8 @@ _FUNCTIONS = "functions."
 _CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)")
 _RECIPIENT = re.compile(r"(?:\A|\s|\|>)to=([^\s<]++)")
 _ROLE = re.compile(r"<\|start\|>\s*+([^\s<]++)")
-_BARE_RECIPIENT = re.compile(r"\s{0,8}+(?:t|to|to=[^\s<]{0,200}+\s{0,8}+)?+\Z")
+_BARE = re.compile(r"\s?to=([^\s<]{1,200}+)\s{0,8}+(?=<)")
+_PART_OF_BARE = re.compile(r"\s?(?:to=[^\s<]{0,200}\s{0,8}(?:<[|\w]{0,12})?|to|t)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,13 @@ class HarmonyParser(TextParser):
                 if reader.is_whole:
                     reader.say(len(reader.text))
                     return
-                if not _BARE_RECIPIENT.match(reader.text, at):
+                if not _PART_OF_BARE.match(reader.text, at):
                     reader.say(max(at, len(reader.text) - len(CHANNEL) + 1))
                 yield
                 continue
             begin = place
-            before = _RECIPIENT.match(reader.text, at)
-            if before and before.end() <= place and not reader.text[before.end() : place].strip():
+            before = _BARE.match(reader.text, at)
+            if before and before.end() == place:
                 begin = at  # the prompt ends with the role, and the recipient comes next
             at = yield from self._message(reader, begin, place)
 
@@ -117,7 +118,7 @@ class HarmonyParser(TextParser):
             inside = yield from reader.balanced((yield from reader.skip(body)))
             end, closer = yield from self._body_end(reader, max(body, inside))
         else:
-            end, closer = yield from self._body_end(reader, body)
+            end, closer = yield from self._body_end(reader, body, is_text=True)
         if header.channel == "analysis":
             reader.reasoning.append(reader.text[body:end])
         if header.recipient == "assistant":
@@ -131,12 +132,16 @@ class HarmonyParser(TextParser):
             return (yield from self.end_of_text(reader))
         return end + len(closer)
 
-    def _body_end(self, reader: Reader, body: int) -> Steps[tuple[int, str]]:
-        """Step: give where the body of a message ends, and the marker that closes it."""
+    def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Steps[tuple[int, str]]:
+        """Step: give where the body of a message ends, and the marker that closes it.
+
+        is_text: whether it is known to be no call, and can be told while it comes.
+        """
         while (found := reader.first((END, CALL, RETURN, START, CHANNEL), body))[
             0
         ] < 0 and not reader.is_whole:
-            reader.say(max(body, len(reader.text) - len(CHANNEL) + 1))
+            if is_text:
+                reader.say(max(body, len(reader.text) - len(CHANNEL) + 1))
             yield
         place, marker = found
         if place < 0:

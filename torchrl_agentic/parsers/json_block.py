@@ -73,6 +73,9 @@ class JSONToolCallParser(ToolCallParser):
         tools = fields.get("tools")
         items = cast("list[JSON]", tools) if isinstance(tools, list) else [tools] if tools else []
         attempts = [self._attempt(item, index) for index, item in enumerate(items)]
+        if rest.startswith("{") and '"tools"' in rest:
+            error = Unreadable("extra_data", "behind the JSON stands another; all calls go into one")
+            attempts.append(Attempt(error=explain(len(attempts), error, "", self.shape)))
         return ParseResult(f"{text}\n{rest}" if rest else text, number(attempts, turn), raw)
 
     def _attempt(self, item: JSON, index: int) -> Attempt:

@@ -123,7 +123,7 @@ class JSONBlockParser(JSONTextParser):
             if text.startswith(think):
                 thought = text.find(think_end)
                 reasoning, said = text[len(think) : thought], thought + len(think_end)
-                if thought < 0:
+                if thought < 0 or any(end in reasoning for end in self.turn_end):
                     return None
             if self._has_markup(text[said:first]):
                 return None

@@ -18,6 +18,7 @@ from torchrl_agentic.parsers.literals import LiteralReader
 _FENCE = re.compile(r"\s*+```[a-z]*+\s*+(?P<body>.*)```\s*+\Z", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
+_STRING_OR_NOTHING = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{,]\s*+,', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
@@ -77,6 +78,8 @@ def _escape_control(body: str) -> str:
 
 
 def _drop_commas(body: str) -> str:
+    if any(match[0][0] != '"' for match in _STRING_OR_NOTHING.finditer(body)):
+        return body  # a comma behind nothing is a value that is missing
     return _STRING_OR_COMMA.sub(lambda match: match[1] or "", body)
 
 

@@ -25,7 +25,8 @@ _PART_OF_BUILTIN = re.compile(r"[A-Za-z_][\w.]{0,200}+ ?+\Z")
 class Llama3JSONParser(JSONBlockParser):
     """`{"name": …, "parameters": {…}}` on a line of its own, or behind `<|python_tag|>`; `; ` between calls.
 
-    There is no opener, so an object is an attempt if it has a name and parameters, or breaks after them.
+    There is no opener, so an object is an attempt if it begins with a key of a call and has a name and
+    parameters, or breaks after them.
     Behind `<|python_tag|>` a built-in call `f.call(query="x")` is read too.
     """
 

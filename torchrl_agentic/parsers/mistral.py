@@ -81,7 +81,9 @@ class MistralParser(JSONBlockParser):
             at = yield from reader.skip(at + len(self.openers[0]))
         if not reader.text.startswith(("[{", "{"), at):
             place, marker = yield from self._header_end(reader, at)
-            if place >= 0 and marker not in (_ARGS, "{"):
+            if place < 0:
+                return (yield from self.end_of_text(reader))
+            if marker not in (_ARGS, "{"):
                 return place
             at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
         end = yield from reader.balanced(at)

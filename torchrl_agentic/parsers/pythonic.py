@@ -129,7 +129,7 @@ class OLMo3Parser(CallListParser):
 class PythonicParser(CallListParser):
     """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
 
-    A bare list is an attempt if all of it can be read as calls, or if its first name is that of a tool.
+    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool.
     """
 
     name: ClassVar[str] = "pythonic"
@@ -161,12 +161,16 @@ class PythonicParser(CallListParser):
         first = _FIRST.match(reader.text, start)
         is_known = first is not None and reader.tools is not None and first[1] in reader.tools
         if end < 0:
-            if is_known or reader.tools is None:
-                raise Unreadable("unclosed", "the message ends inside the list of calls", start)
-            return len(reader.text)
+            reader.futile += 1
+            line_end = reader.text.find("\n", start)
+            line = reader.text[start : line_end if line_end >= 0 else len(reader.text)]
+            is_prose = not is_known and reader.tools is not None and "'" not in line and '"' not in line
+            if is_prose and reader.futile <= self.limits.calls:
+                return start + 1
+            raise Unreadable("unclosed", "the message ends inside the list of calls", start)
         inside = (start + 1, end - 1)
         found = [self._item(reader, *item).error for item in items(reader.text, *inside, self.separators)]
-        if not is_known and any(error and error.code not in ("too_large", "too_deep") for error in found):
+        if not is_known and all(error and error.code not in ("too_large", "too_deep") for error in found):
             return end
         self.add_items(reader, start, inside, end)
         return end

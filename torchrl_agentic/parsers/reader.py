@@ -46,12 +46,12 @@ class Reader:
     exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
     where the section was opened that the next attempt is the first of. drafts: what to do with calls while
     those of a closed thought are read. futile: how often something was looked for in vain, where that has to
-    end. unclosed_fences: see `fences`.
+    end. margin: where the last thought ended. unclosed_fences: see `fences`.
     """
 
     __slots__ = (
         "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "is_live",
-        "is_whole", "limits", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
+        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +77,7 @@ class Reader:
         self.opened_at: int | None = None
         self.drafts: str = ""
         self.futile = 0
+        self.margin = 0
         self.unclosed_fences: dict[str, int] = {}
         self._emitted = 0
         self._numbering = Numbering(turn)
@@ -205,8 +206,8 @@ class Reader:
         return places is None or self._find(marker, place) == place
 
     def is_line_start(self, place: int) -> bool:
-        """Whether nothing but blanks stands before a place on its line, or since the last attempt."""
-        covered = self.covered
+        """Whether only blanks stand before a place on its line, or behind the last attempt or thought."""
+        covered = max(self.covered, self.margin)
         while place > covered and self.text[place - 1] in " \t\r\ufeff":
             place -= 1
         return place == covered or self.text[place - 1] == "\n"

@@ -142,12 +142,12 @@ class _Adapted(ToolCallParser):
         self.render_result = target.render_result
         if hasattr(target, "render"):
             self.render = target.render
-        self._known = _keywords(target.parse)
+        self.known = _keywords(target.parse)
 
     def parse(self, response: Any, *, tools: Tools | None = None, turn: int = 0) -> Any:
         """Hand it on, with what the other knows of."""
         given = {"tools": tools, "turn": turn}
-        return self.target.parse(response, **{name: given[name] for name in self._known})
+        return self.target.parse(response, **{name: given[name] for name in self.known})
 
     def render_call(self, call: Any) -> str:  # pyright: ignore[reportRedeclaration]  replaced in __init__
         """Hand it on."""

@@ -129,7 +129,7 @@ class TextScanner(ToolCallParser):
         """Step: do what a marker asks for; give where to go on."""
         if marker in self.openers:
             if (yield from self.opens(reader, place)):
-                return (yield from self.attempt(reader, place))
+                return max(place + 1, (yield from self.attempt(reader, place)))
             return place + 1
         if marker == self.section[0]:
             return (yield from self._open_section(reader, place))
@@ -190,7 +190,11 @@ class TextScanner(ToolCallParser):
             if opener >= 0:
                 reader.note("unclosed_reasoning")
             return inside
+        forged = yield from self.invented_turn(reader, inside, closed)
+        if forged >= 0:
+            return (yield from self._forgery(reader, forged, reader.first(self.turn_end, forged)[1]))
         reader.reasoning.append(reader.text[inside:closed])
+        reader.margin = closed + len(self.think[1])
         at = closed + len(self.think[1])
         if 0 <= opener < closed:
             reader.note("call_in_reasoning")
@@ -208,6 +212,17 @@ class TextScanner(ToolCallParser):
             at = yield from self._at_marker(reader, place, marker)
         reader.drafts = ""
         return at
+
+    def invented_turn(self, reader: Reader, at: int, before: int) -> Steps[int]:
+        """Step: give where, before `before`, the turn ends and another one or nothing follows; or -1."""
+        while True:
+            place, marker = reader.first(self.turn_end, at)
+            if place < 0 or 0 <= before < place:
+                return -1
+            at = place + len(marker)
+            after = yield from reader.skip(at)
+            if after == len(reader.text) or reader.text[after] in "<[]":
+                return place
 
     def _fence(self, reader: Reader, place: int, marker: str) -> Steps[int]:
         """Step: read a Markdown fence; what it holds is text."""

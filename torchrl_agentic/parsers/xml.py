@@ -44,6 +44,8 @@ class XMLToolCallParser(TextParser):
         yield from reader.find(">", at)
         attributes: dict[str, str] = {}
         while match := _ATTRIBUTE.match(reader.text, at):
+            if match[1] in attributes:
+                raise Unreadable("missing_name", f"its tag has two attributes {match[1]}", at)
             attributes[match[1]] = html.unescape(match[2][1:-1])
             at = match.end()
         end_of_tag = _TAG_END.match(reader.text, at)

@@ -93,7 +93,7 @@ class XMLParamsParser(TextParser):
             if not is_closed:
                 notes = (*notes, "unclosed_parameter")
             args[parameter.name] = self._value(reader.text[parameter.value_at : stop], parameter, schema)
-        if at == len(reader.text):
+        if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
             raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
         if reader.at("{", at):
             return (yield from self.json_body(reader, at))
@@ -128,7 +128,7 @@ class XMLParamsParser(TextParser):
                 if (yield from reader.which((self.parameter, self.closer), after)):
                     return closer, after, True
             # What may end the value before that closer does: the end of the turn, the next call or argument.
-            before = yield from self._turn_end(reader, at, closer)
+            before = yield from self.invented_turn(reader, at, closer)
             cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
             cut_off = before if cut_off < 0 else cut_off
             end = yield from self._next_parameter(
@@ -171,17 +171,6 @@ class XMLParamsParser(TextParser):
                 return found
         return -1
 
-    def _turn_end(self, reader: Reader, at: int, before: int) -> Steps[int]:
-        """Step: give where, before `before`, the turn ends and another one or nothing follows; or -1."""
-        while True:
-            place, marker = reader.first(self.turn_end, at)
-            if place < 0 or 0 <= before < place:
-                return -1
-            at = place + len(marker)
-            after = yield from reader.skip(at)
-            if after == len(reader.text) or reader.text[after] in "<[]":
-                return place
-
     def _next_call(self, reader: Reader, at: int, before: int) -> Steps[int]:
         """Step: give where, before `before`, another call begins; or -1.
 
@@ -215,7 +204,7 @@ class XMLParamsParser(TextParser):
         """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
         end = yield from super().end_of_bad(reader, start, broke)
         at = max(start + 1, broke)
-        turn_end = yield from self._turn_end(reader, at, end)
+        turn_end = yield from self.invented_turn(reader, at, end)
         end = end if turn_end < 0 else turn_end
         following = yield from self._next_call(reader, at, end)
         return end if following < 0 else following

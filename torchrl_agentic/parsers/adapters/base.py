@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, Tools, message_text, specs_of
+from torchrl_agentic.parsers.defuse import defused
 from torchrl_agentic.parsers.jsontext import fits, read_arguments
 from torchrl_agentic.parsers.structured import structured_attempts
 from torchrl_agentic.parsers.text import TextParser
@@ -35,7 +36,7 @@ class EngineParser(ToolCallParser):
     """Another package's parser of one format.
 
     An attempt of which that parser says nothing becomes one error entry, and so does a crash in it; ids are
-    ours. Where a format of ours speaks the same language, it renders and streams; others cannot be rendered.
+    ours. Where a parser of ours has the same format, it writes calls and results. Streams are read whole.
 
     engine: the name of the package. format: the parser's name there. native: ours of the same format.
     """
@@ -148,6 +149,16 @@ class EngineParser(ToolCallParser):
         closers = [closer for closer in (self.native.closer, self.native.section[1]) if closer]
         ends = [at + len(closer) for closer in closers if (at := text.rfind(closer, begin)) >= 0]
         return max(ends, default=len(text))
+
+    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        """Write one result as our own parser of the format does, or plainly, without control tokens."""
+        if self.native is not None:
+            return self.native.render_result(call_id, result)
+        return {**super().render_result(call_id, result), "content": defused(result.text, ())}
+
+    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
+        """Write all results of a turn as our own parser of the format does."""
+        return super().render(calls, results) if self.native is None else self.native.render(calls, results)
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as our own parser of the format does.
