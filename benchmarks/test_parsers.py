@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -66,7 +67,7 @@ def run(benchmark: Callable[..., Any], which: str, text: str) -> None:
         parse = lambda text: [json.loads(body) for body in _REGEX.findall(text)]  # noqa: E731  a contender
     else:
         parser = get_parser(which, limits=MANY)
-        parse = lambda text: parser.parse(text, tools=TOOLS)  # noqa: E731
+        parse = functools.partial(parser.parse, tools=TOOLS)
     if len(text) > 50_000 and which.startswith("vllm:qwen3"):
         benchmark.pedantic(parse, args=(text,), rounds=1)
     else:
