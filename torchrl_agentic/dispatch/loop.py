@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+SIGNAL_CHECK_S = 0.25
+"""How long an interrupt may take to be noticed at worst."""
 GRACE_S = 5.0
 """How long an interrupted caller waits for what it started to end."""
 
@@ -96,7 +98,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
     try:  # an interrupt may come between any two of these
         host.loop.call_soon_threadsafe(begin)
-        finished.acquire()
+        # A signal that comes right before a thread blocks does not wake it: look again now and then.
+        while not finished.acquire(timeout=SIGNAL_CHECK_S):
+            pass
     except BaseException:
         host.loop.call_soon_threadsafe(stop)
         finished.acquire(timeout=GRACE_S)
