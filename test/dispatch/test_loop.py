@@ -85,6 +85,7 @@ def test_an_interrupt_cancels_the_coroutine_before_it_goes_on():
                 print("cancelled", flush=True)
 
         import os, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
         interrupt = lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT))
         threading.Thread(target=interrupt, daemon=True).start()
         try:
