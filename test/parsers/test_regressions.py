@@ -129,6 +129,12 @@ def test_an_empty_function_that_is_not_closed_is_unclosed():
     assert seen(get_parser("qwen3_coder").parse(text)) == ["unclosed"]
 
 
+def test_prose_about_calls_swallows_none():
+    call = get_parser("minimax_m2").render_call(ParsedCall("f", {}, "c"))
+    assert seen(get_parser("minimax_m2").parse(f'Use <invoke name="f"> to call. {call}')) == [F]
+    assert seen(get_parser("minimax_m2").parse(call.replace("\n", ""))) == [F]
+
+
 def test_an_object_with_the_methods_of_a_parser_is_told_what_it_knows():
     given = {}
     plain = Plain()

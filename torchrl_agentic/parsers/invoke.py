@@ -22,6 +22,11 @@ _TAG_END = re.compile(r"\s*+>")
 class InvokeParser(XMLParamsParser):
     """A format with `invoke` and `parameter` elements that have a `name`."""
 
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether it stands in a section or at the start of a line; elsewhere it is prose about calls."""
+        return reader.opened_at is not None or reader.is_line_start(start)
+        yield
+
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
         """Step: read the name of the tool."""
         attributes, end = yield from self._tag(reader, start, self.openers[0])
