@@ -23,7 +23,7 @@ class InvokeParser(XMLParamsParser):
     """A format with `invoke` and `parameter` elements that have a `name`."""
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether it stands in a section or at the start of a line; elsewhere it is prose about calls."""
+        """Step: whether it stands in a section or at a line start; elsewhere it is prose about calls."""
         return reader.opened_at is not None or reader.is_line_start(start)
         yield
 
