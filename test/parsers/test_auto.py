@@ -222,3 +222,15 @@ def test_white_space_at_the_start_of_a_template_stays(template):
     told = tokenizer.apply_chat_template(MESSAGES, tools=SPECS, chat_template=template, tokenize=False)
     shown = tokenizer.apply_chat_template(MESSAGES, chat_template=with_tools(template, SPECS), tokenize=False)
     assert shown == told
+
+
+def test_what_a_template_writes_behind_every_conversation_is_no_part_of_the_answer():
+    """Its user turn ends with what ends Phi's turns, and an end of text comes last: only the answer counts."""
+    tokenizer = byte_tokenizer()
+    written = '<|tool_call|>{"name": "' + NAME + '", "arguments": ' + ARGS + "}<|/tool_call|>"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls %}"
+        + written
+        + "{% endfor %}<|end|>{% endfor %}<|im_end|>"
+    )
+    assert get_parser("auto", tokenizer=tokenizer).name == "phi4_mini"

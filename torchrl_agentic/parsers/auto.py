@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -101,11 +102,16 @@ def rendered(
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             continue
-        shared = len(before) if after.startswith(before) else after.rfind(_USER["content"])
-        answer = after[shared:]
+        answer = after[len(_shared(before, after)) :]
         if call.tool in answer:
             return Rendered(answer, beginning[len(before) :] if beginning.startswith(before) else beginning)
     raise ValueError(f"the chat template writes no tool calls ({reason}); name the parser yourself")
+
+
+def _shared(before: str, after: str) -> str:
+    """What both texts begin with; no marker is cut in two."""
+    shared = os.path.commonprefix([before, after])
+    return shared[: shared.rfind("<")] if shared.rfind("<") > shared.rfind(">") else shared
 
 
 def detect(
