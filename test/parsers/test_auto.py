@@ -225,7 +225,7 @@ def test_white_space_at_the_start_of_a_template_stays(template):
 
 
 def test_what_a_template_writes_behind_every_conversation_is_no_part_of_the_answer():
-    """Its user turn ends with what ends Phi's turns, and an end of text comes last: only the answer counts."""
+    """The user's turn ends as Phi's turns do, and an end of text comes last: only the answer counts."""
     tokenizer = byte_tokenizer()
     written = '<|tool_call|>{"name": "' + NAME + '", "arguments": ' + ARGS + "}<|/tool_call|>"
     tokenizer.chat_template = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
@@ -110,7 +110,9 @@ def rendered(
 
 def _shared(before: str, after: str) -> str:
     """What both texts begin with; no marker is cut in two."""
-    shared = os.path.commonprefix([before, after])
+    shared = "".join(
+        a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    )
     return shared[: shared.rfind("<")] if shared.rfind("<") > shared.rfind(">") else shared
 
 
