@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.jsontext import fits
+from torchrl_agentic.parsers.jsontext import check_size
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.text import TextParser
 
@@ -48,8 +48,8 @@ class FenceParser(TextParser):
         """Step: whether a fence of one of our languages opens here."""
         if not reader.is_line_start(start):
             return False
-        line_end = yield from reader.find("\n", start)
-        info = reader.text[start + len(_FENCE) : len(reader.text) if line_end < 0 else line_end]
+        line_end = yield from reader.line_end(start)
+        info = reader.text[start + len(_FENCE) : line_end]
         return info.strip() in self.languages
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
@@ -63,9 +63,7 @@ class FenceParser(TextParser):
         code = reader.text[begin + 1 : stop]
         if not code.strip():
             raise Unreadable("empty", "there is no code in the fence", begin, tool=self.tool)
-        if not fits(reader.text, begin, stop, self.limits):
-            most = f"a call has at most {self.limits.argument_bytes} bytes"
-            raise Unreadable("too_large", most, begin, tool=self.tool)
+        check_size(reader.text, begin, stop, self.limits, tool=self.tool)
         reader.add(Attempt(self.tool, {self.argument: code}), start, end)
         return end
 
@@ -73,8 +71,8 @@ class FenceParser(TextParser):
         """Step: give where the code ends and where the fence does; -1 if it never closes."""
         while (found := (yield from reader.find(f"\n{_FENCE}", at))) >= 0:
             end = found + 1 + len(_FENCE)
-            line_end = yield from reader.find("\n", end)
-            if not reader.text[end : len(reader.text) if line_end < 0 else line_end].strip():
+            line_end = yield from reader.line_end(end)
+            if not reader.text[end:line_end].strip():
                 return found, end
             at = end
         return -1, -1

@@ -27,15 +27,11 @@ class GLM45Parser(XMLParamsParser):
 
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
         """Step: read the name of the tool, up to the first argument or the end."""
-        begin = start + len(self.openers[0])
-        while (yield from reader.which(self.openers, (after := (yield from reader.skip(begin))))):
-            reader.note("repeated_opener")
-            begin = after + len(self.openers[0])
+        begin = yield from reader.past_repeated(self.openers[0], start + len(self.openers[0]))
         markers = (self.parameter, self.closer, *self.openers, *self.turn_end)
-        while (end := reader.first(markers, begin))[0] < 0:
-            if reader.is_whole:
-                raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
-            yield
+        end = yield from reader.find_first(markers, begin)
+        if end[0] < 0:
+            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
         name = reader.text[begin : end[0]].strip()
         if "{" in name or name.startswith("<"):
             raise Unreadable(
@@ -66,8 +62,7 @@ class GLM45Parser(XMLParamsParser):
 
     def _within_call(self, reader: Reader, marker: str, at: int) -> Steps[int]:
         markers = (marker, self.closer, *self.openers, *self.turn_end)
-        while (found := reader.first(markers, at))[0] < 0 and not reader.is_whole:
-            yield
+        found = yield from reader.find_first(markers, at)
         if found[1] != marker or not reader.text[at : found[0]].strip():
             broke = len(reader.text) if found[0] < 0 else found[0]
             code = "missing_name" if found[1] == marker else "unclosed"

@@ -93,9 +93,7 @@ class HarmonyParser(TextParser):
 
     def _message(self, reader: Reader, begin: int, place: int) -> Steps[int]:
         """Step: read the message whose first marker stands at `place`; give where to go on."""
-        while (found := reader.first((MESSAGE, END, CALL, RETURN), place))[0] < 0 and not reader.is_whole:
-            yield
-        body, marker = found
+        body, marker = yield from reader.find_first((MESSAGE, END, CALL, RETURN), place)
         again = reader.seek(START, place + 1)
         if again >= 0 and (body < 0 or again < body):
             body, marker = again, START
@@ -163,14 +161,7 @@ class HarmonyParser(TextParser):
         name = header.recipient.removeprefix(_FUNCTIONS)
         if not name:
             raise Unreadable("missing_name", "the recipient names no function", body)
-        try:
-            attempt, end = yield from self._arguments(reader, body, name)
-        except Unreadable as error:
-            error.tool = name
-            raise
-        attempt.tool = name
-        reader.add(attempt, start, end)
-        return end
+        return (yield from self.named_call(reader, start, name, self._arguments(reader, body, name)))
 
     def _arguments(self, reader: Reader, body: int, name: str) -> Steps[tuple[Attempt, int]]:
         at = yield from reader.skip(body)

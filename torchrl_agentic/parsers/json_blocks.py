@@ -176,9 +176,8 @@ class JSONBlockParser(JSONTextParser):
         value, end, fixes = yield from self.json(reader, at)
         end, more = yield from self.tail(reader, end)
         try:
-            small = fits(
-                reader.text, at, end, self.limits
-            )  # else what each call of the list takes is the question
+            # A list may be larger than one call: then each of its calls is measured.
+            small = fits(reader.text, at, end, self.limits)
             found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls), is_checked=small)
         except Unreadable as error:
             error.end = end

@@ -95,8 +95,8 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
     # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
     if end - start > limits.depth and _is_too_deep(text, start, end, limits):
         raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
-    if not isinstance(value, list) and not fits(text, start, end, limits):
-        raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start)
+    if not isinstance(value, list):
+        check_size(text, start, end, limits)
     escape = text.find("\\u", start, end)
     if (
         escape >= 0
@@ -122,8 +122,21 @@ def check_data(value: JSON, limits: Limits) -> None:
         raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}")
     if not is_encodable(text):
         raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair")
-    if not fits(text, 0, len(text), limits):
-        raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes")
+    try:
+        check_size(text, 0, len(text), limits)
+    except Unreadable as error:
+        error.at = None  # a place in what was just written, not in the message
+        raise
+
+
+def check_size(text: str, start: int, end: int, limits: Limits, *, tool: str = "") -> None:
+    """See that the arguments of one call, from `start` to `end`, are within the limit.
+
+    Raises:
+        Unreadable: they are not.
+    """
+    if not fits(text, start, end, limits):
+        raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start, tool=tool)
 
 
 def fits(text: str, start: int, end: int, limits: Limits) -> bool:

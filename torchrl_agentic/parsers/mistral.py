@@ -70,9 +70,7 @@ class MistralParser(JSONBlockParser):
 
     def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
         markers = (_ARGS, "{", *self.openers, *self.turn_end)
-        while (found := reader.first(markers, at))[0] < 0 and not reader.is_whole:
-            yield
-        return found
+        return (yield from reader.find_first(markers, at))
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: that of its brackets."""

@@ -54,13 +54,8 @@ class NamedJSONParser(JSONTextParser):
     def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
         """Step: find what ends the header: the separator, or in its place another marker, or the end."""
         markers = (self.separator, self.closer, *self.openers, *filter(None, self.section), *self.turn_end)
-        while True:
-            place, marker = reader.first(markers, at)
-            if place >= 0:
-                return place, marker
-            if reader.is_whole:
-                return len(reader.text), ""
-            yield
+        place, marker = yield from reader.find_first(markers, at)
+        return (len(reader.text) if place < 0 else place), marker
 
     def _scalar(self, reader: Reader, at: int, closer: str) -> Steps[tuple[JSON, int]]:
         end = yield from reader.find(closer, at)

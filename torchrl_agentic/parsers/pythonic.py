@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain
-from torchrl_agentic.parsers.jsontext import fits
+from torchrl_agentic.parsers.jsontext import check_size
 from torchrl_agentic.parsers.literals import LiteralReader
 from torchrl_agentic.parsers.python_text import extent, items
 from torchrl_agentic.parsers.reader import Reader, Steps
@@ -31,10 +31,7 @@ class CallListParser(TextParser):
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one list."""
         opener = self.openers[0]
-        begin = start + len(opener)
-        while (yield from reader.which((opener,), (after := (yield from reader.skip(begin))))):
-            reader.note("repeated_opener")
-            begin = after + len(opener)
+        begin = yield from reader.past_repeated(opener, start + len(opener))
         stop = yield from extent(reader, begin, self.closer, opener)
         if stop < 0:
             raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
@@ -43,8 +40,8 @@ class CallListParser(TextParser):
             end += len(self.closer)
         else:
             reader.note("unclosed_tag")
-        begin, stop = self._trimmed(reader.text, begin, stop)
-        self.add_items(reader, start, (begin, stop), end)
+        inside = self._trimmed(reader.text, begin, stop)
+        self._add(reader, start, inside, self._attempts(reader, inside), end)
         return end
 
     def _trimmed(self, text: str, begin: int, stop: int) -> tuple[int, int]:
@@ -56,30 +53,34 @@ class CallListParser(TextParser):
             return begin + 1, stop - 1
         return begin, stop
 
-    def add_items(self, reader: Reader, start: int, inside: tuple[int, int], end: int) -> None:
+    def _attempts(self, reader: Reader, inside: tuple[int, int]) -> list[Attempt]:
+        """Read the calls of a list."""
+        places = items(reader.text, *inside, self.separators)
+        return [self._item(reader, index, *place) for index, place in enumerate(places, len(reader.calls))]
+
+    def _add(
+        self, reader: Reader, start: int, inside: tuple[int, int], attempts: list[Attempt], end: int
+    ) -> None:
         """Add the calls of a list; the first has the span of all of it.
 
         Raises:
             Unreadable: there is none.
         """
-        found = items(reader.text, *inside, self.separators)
-        if not found:
+        if not attempts:
             raise Unreadable("empty", "the list holds no call", inside[0])
-        for begin, stop in found:
-            reader.add(self._item(reader, begin, stop), start, end)
+        for attempt in attempts:
+            reader.add(attempt, start, end)
             start = end
 
-    def _item(self, reader: Reader, begin: int, stop: int) -> Attempt:
+    def _item(self, reader: Reader, index: int, begin: int, stop: int) -> Attempt:
         literal = LiteralReader(reader.text, self.limits)
         try:
-            if not fits(reader.text, begin, stop, self.limits):
-                raise Unreadable("too_large", f"a call has at most {self.limits.argument_bytes} bytes", begin)
+            check_size(reader.text, begin, stop, self.limits)
             name, args, end = literal.call(literal.skip(begin))
             if (after := literal.skip(end)) < stop:
                 raise Unreadable("extra_data", "behind the call stands something else", after, tool=name)
         except Unreadable as error:
-            why = explain(len(reader.calls), error, reader.text, self.shape, stop)
-            return Attempt(error.tool, error=why)
+            return Attempt(error.tool, error=explain(index, error, reader.text, self.shape, stop))
         return Attempt(name, args)
 
     def write(self, call: ParsedCall) -> str:
@@ -169,10 +170,11 @@ class PythonicParser(CallListParser):
                 return start + 1
             raise Unreadable("unclosed", "the message ends inside the list of calls", start)
         inside = (start + 1, end - 1)
-        found = [self._item(reader, *item).error for item in items(reader.text, *inside, self.separators)]
-        if not is_known and all(error and error.code not in ("too_large", "too_deep") for error in found):
+        attempts = self._attempts(reader, inside)
+        errors = [attempt.error for attempt in attempts]
+        if not is_known and all(error and error.code not in ("too_large", "too_deep") for error in errors):
             return end
-        self.add_items(reader, start, inside, end)
+        self._add(reader, start, inside, attempts, end)
         return end
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:

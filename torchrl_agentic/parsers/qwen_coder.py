@@ -48,8 +48,7 @@ class Qwen3CoderParser(XMLParamsParser):
         match = _NAME.match(reader.text, begin)
         if match is not None and (name := match[1].strip()):
             return name, match.end()
-        while (end := reader.first((">", "\n", "<"), begin))[0] < 0 and not reader.is_whole:
-            yield
+        end = yield from reader.find_first((">", "\n", "<"), begin)
         if end[1] != ">":
             raise Unreadable("unclosed", f"{tag} has no end", start)
         name = reader.text[begin : end[0]].strip()

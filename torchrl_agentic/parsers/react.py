@@ -50,15 +50,8 @@ class ReActParser(TextParser):
         if not (yield from reader.which((_INPUT,), at)):
             code = "unclosed" if at == len(reader.text) else "extra_data"
             raise Unreadable(code, f"expecting {_INPUT}", line_end, tool=name)
-        begin = at + len(_INPUT)
-        try:
-            attempt, end = yield from self._input(reader, begin, name)
-        except Unreadable as error:
-            error.tool = name
-            raise
-        attempt.tool = name
-        reader.add(attempt, start, end)
-        return end
+        read = self._input(reader, at + len(_INPUT), name)
+        return (yield from self.named_call(reader, start, name, read))
 
     def _input(self, reader: Reader, begin: int, name: str) -> Steps[tuple[Attempt, int]]:
         at = yield from reader.skip(begin)
@@ -71,13 +64,12 @@ class ReActParser(TextParser):
                 raise Unreadable("unclosed", f"plain input ends with {_OBSERVATION}", at)
             return Attempt(args={plain: reader.text[at:end].strip()}, notes=("plain_input",)), end
         if reader.text[at] in 'n"':  # no arguments at all, or an object as a string
-            line_end = yield from reader.find("\n", at)
-            end = len(reader.text) if line_end < 0 else line_end
+            end = yield from reader.line_end(at)
             value = decode_any(reader.text[at:end], self.limits)
         else:
             value, end = yield from self._json(reader, at)
-        line_end = yield from reader.find("\n", end)
-        if reader.text[end : len(reader.text) if line_end < 0 else line_end].strip():
+        line_end = yield from reader.line_end(end)
+        if reader.text[end:line_end].strip():
             raise Unreadable("extra_data", "behind the input stands something else on its line", end)
         args, notes = read_arguments(value, self.limits)
         return Attempt(args=args, notes=notes), end
@@ -92,9 +84,8 @@ class ReActParser(TextParser):
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable action at `start`: the line where something else begins."""
-        while (found := reader.first(_LINES, max(start + 1, broke - 1)))[0] < 0 and not reader.is_whole:
-            yield
-        return len(reader.text) if found[0] < 0 else found[0]
+        place, _ = yield from reader.find_first(_LINES, max(start + 1, broke - 1))
+        return len(reader.text) if place < 0 else place
 
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.

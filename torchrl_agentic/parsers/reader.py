@@ -231,6 +231,24 @@ class Reader:
             yield
         return found
 
+    def find_first(self, markers: Sequence[str], start: int) -> Steps[tuple[int, str]]:
+        """Step: give the place of the first of several markers, and which it is; (-1, "") if none comes."""
+        while (found := self.first(markers, start))[0] < 0 and not self.is_whole:
+            yield
+        return found
+
+    def line_end(self, start: int) -> Steps[int]:
+        """Step: give where the line ends that a place is on: at a newline, or with the text."""
+        end = yield from self.find("\n", start)
+        return len(self.text) if end < 0 else end
+
+    def past_repeated(self, marker: str, place: int) -> Steps[int]:
+        """Step: pass over a marker that is written again, and white space before each; note that it was."""
+        while (yield from self.which((marker,), (after := (yield from self.skip(place))))):
+            self.note("repeated_opener")
+            place = after + len(marker)
+        return place
+
     def which(self, markers: Sequence[str], place: int) -> Steps[str]:
         """Step: give the marker that stands at a place, or ""."""
         while True:
@@ -271,8 +289,7 @@ class Reader:
             and self.text[place : place + 1] in ("{", "[", "")
         ):
             if closers:
-                while (found := self.first(closers, error.at or place)[0]) < 0 and not self.is_whole:
-                    yield
+                found, _ = yield from self.find_first(closers, error.at or place)
             else:
                 found = yield from self.balanced(place)
             if found < 0:

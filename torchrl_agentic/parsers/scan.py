@@ -164,6 +164,23 @@ class TextScanner(ToolCallParser):
         reader.add(Attempt(error.tool, error=why, call_id=error.call_id), start, end)
         return end
 
+    def named_call(
+        self, reader: Reader, start: int, name: str, read: Steps[tuple[Attempt, int]]
+    ) -> Steps[int]:
+        """Step: add the call whose name is known and whose arguments `read` reads; give where it ends.
+
+        Raises:
+            Unreadable: the arguments cannot be read; it says whose they are.
+        """
+        try:
+            attempt, end = yield from read
+        except Unreadable as error:
+            error.tool = name
+            raise
+        attempt.tool = name
+        reader.add(attempt, start, end)
+        return end
+
     # What is no call
 
     def closing(self, reader: Reader, marker: str, start: int, since: int) -> Steps[int]:
@@ -252,10 +269,8 @@ class TextScanner(ToolCallParser):
 
     def _open_section(self, reader: Reader, place: int) -> Steps[int]:
         """Step: read what opens a section of calls, and the first call in it."""
-        after = yield from reader.skip(place + len(self.section[0]))
-        while (yield from reader.which(self.section[:1], after)):
-            reader.note("repeated_opener")
-            after = yield from reader.skip(after + len(self.section[0]))
+        inside = yield from reader.past_repeated(self.section[0], place + len(self.section[0]))
+        after = yield from reader.skip(inside)
         reader.opened_at = place
         opener = yield from reader.which(self.openers, after)
         if opener and (yield from self.opens(reader, after)):
@@ -263,10 +278,10 @@ class TextScanner(ToolCallParser):
         return (yield from self.attempt(reader, after, self.read_odd_section))
 
     def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
-        """Read a section in which at `start` something else than a call stands.
+        """Say what stands in a section at `start` in place of a call.
 
         Raises:
-            Unreadable: always, but for formats that can make sense of it.
+            Unreadable: always.
         """
         if start == len(reader.text):
             raise Unreadable("unclosed", "the message ends inside the call", start)
@@ -277,9 +292,7 @@ class TextScanner(ToolCallParser):
 
     def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of a section without calls: its closer, or the next section."""
-        while (found := reader.first(self.section, max(start, broke)))[0] < 0 and not reader.is_whole:
-            yield
-        place, marker = found
+        place, marker = yield from reader.find_first(self.section, max(start, broke))
         if place < 0:
             return len(reader.text)
         return place + len(marker) if marker == self.section[1] else place

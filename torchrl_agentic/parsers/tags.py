@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.defuse import defused
-from torchrl_agentic.parsers.jsontext import fits
+from torchrl_agentic.parsers.jsontext import check_size
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.text import TextParser
 
@@ -51,19 +51,14 @@ class TagsParser(TextParser):
         opener = yield from reader.which(self.openers, start)
         tool, argument = self.tags[opener[1:-1]]
         closer, begin = f"</{opener[1:]}", start + len(opener)
-        while (yield from reader.which((opener,), (after := (yield from reader.skip(begin))))):
-            reader.note("repeated_opener")
-            begin = after + len(opener)
+        begin = yield from reader.past_repeated(opener, begin)
         end = yield from reader.find(closer, begin)
         if end < 0:
             raise Unreadable("unclosed", f"the message ends before {closer}", begin, tool=tool)
         value = reader.text[begin:end].strip()
         if not value:
             raise Unreadable("empty", f"there is nothing in {opener}", begin, tool=tool)
-        if not fits(reader.text, begin, end, self.limits):
-            raise Unreadable(
-                "too_large", f"a call has at most {self.limits.argument_bytes} bytes", begin, tool=tool
-            )
+        check_size(reader.text, begin, end, self.limits, tool=tool)
         reader.add(Attempt(tool, {argument: value}), start, end + len(closer))
         return end + len(closer)
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable, shortened
-from torchrl_agentic.parsers.jsontext import dumps, fits
+from torchrl_agentic.parsers.jsontext import check_size, dumps
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.structural import Frame
 from torchrl_agentic.parsers.text import TextParser
@@ -61,18 +61,9 @@ class XMLParamsParser(TextParser):
         """Read one call."""
         name, at = yield from self.read_name(reader, start)
         schema = None if reader.tools is None else reader.tools.get(name)
-        try:
-            attempt, end = yield from self._read_arguments(reader, start, at, schema)
-        except Unreadable as error:
-            error.tool = name
-            raise
-        attempt.tool = name
-        reader.add(attempt, start, end)
-        return end
+        return (yield from self.named_call(reader, start, name, self._read_arguments(reader, at, schema)))
 
-    def _read_arguments(
-        self, reader: Reader, start: int, at: int, schema: Fields | None
-    ) -> Steps[tuple[Attempt, int]]:
+    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
         args: dict[str, JSON] = {}
         notes: tuple[str, ...] = ()
         body = at
@@ -83,10 +74,7 @@ class XMLParamsParser(TextParser):
                 break
             if marker == self.closer:
                 end = at + len(self.closer)
-                if not fits(reader.text, body, end, self.limits):
-                    raise Unreadable(
-                        "too_large", f"a call has at most {self.limits.argument_bytes} bytes", body
-                    )
+                check_size(reader.text, body, end, self.limits)
                 return Attempt(args=args, notes=notes), end
             parameter = yield from self.read_parameter(reader, at)
             stop, at, is_closed = yield from self._value_end(reader, parameter, schema, args)
