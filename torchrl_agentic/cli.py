@@ -13,12 +13,24 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from torchrl_agentic.messages import Message, Turn
     from torchrl_agentic.rollout import Conversation, Difference, ToolSummary
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+class _Words(TyperGroup):
+    """Commands, of which some have a name of two words: `check sandbox`, beside `check`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of click, which later typers bring along
+        """Find the command that the first one or two arguments name."""
+        if " ".join(args[:2]) in self.commands:
+            args = [" ".join(args[:2]), *args[2:]]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=_Words, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 _ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -102,20 +114,23 @@ def check(
     ] = None,
 ) -> None:
     """Say which sandbox works here, and whether a call of each tool reads back as the model writes it."""
-    from torchrl_agentic.errors import SandboxError
-    from torchrl_agentic.sandbox import default_sandbox
+    from torchrl_agentic.cli_sandbox import show_tiers
 
     if config is not None or parser is not None or tokenizer is not None:
         _check_parser(config, parser, tokenizer)
-    try:
-        sandbox = default_sandbox()
-    except SandboxError as error:
-        Console(stderr=True).print(Text(str(error), style="red"))
-        raise typer.Exit(1) from None
-    table = Table("limit", "enforced", title=f"sandbox: {sandbox.name}", title_justify="left")
-    for name, enforced in sandbox.limits_enforced.items():
-        table.add_row(name, "yes" if enforced else "no")
-    Console().print(table)
+    if not show_tiers(Console()):
+        raise typer.Exit(1)
+
+
+@app.command("check sandbox")
+def check_sandbox(
+    name: Annotated[str, typer.Argument(help="Its name, such as bubblewrap, or module:Class.")],
+    only: Annotated[str, typer.Option(help="Try only the cases in whose name, or group, this stands.")] = "",
+) -> None:
+    """Put a sandbox through all that sandboxes promise, attacks among it."""
+    from torchrl_agentic.cli_sandbox import try_cases
+
+    raise typer.Exit(try_cases(name, only, Console()))
 
 
 def _check_parser(config: Path | None, name: str | None, model: str | None) -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import Message
-from torchrl_agentic.repl import SubprocessRepl
+from torchrl_agentic.repl import repl_in
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
 from torchrl_agentic.tools import FileEditTool, FileReadTool, FileWriteTool, PythonTool, ShellTool, StopTool
@@ -25,7 +25,7 @@ from torchrl_agentic.tools import FileEditTool, FileReadTool, FileWriteTool, Pyt
 Options = dict[str, Any]
 _TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[str, ...]]] = {
     "python": (
-        lambda sandbox, options: PythonTool(SubprocessRepl(sandbox()), **options),
+        lambda sandbox, options: PythonTool(repl_in(sandbox()), **options),
         ("name", "description", "timeout", "output_max_chars"),
     ),
     "shell": (lambda sandbox, options: ShellTool(sandbox(), **options), ("output_max_chars",)),

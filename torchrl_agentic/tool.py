@@ -137,6 +137,20 @@ class Tool(ABC):
         del trajectory
         return _itself(self)
 
+    def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
+        """Open what a new trajectory talks to that goes on from where another one is.
+
+        live: what `session` or `branch` gave that one; it goes on too, and neither sees what the other does
+        from now on. To be defined beside `session`, as its counterpart.
+
+        Raises:
+            TypeError: the tool has state and does not say how to copy it.
+        """
+        if has_sessions(self):
+            raise TypeError(f"{self.name!r} cannot be branched: {type(self).__name__} defines no branch()")
+        del live, trajectory
+        return _itself(self)
+
     def spec(self) -> dict[str, JSON]:
         """Describe the tool in the shape that chat templates and API servers expect."""
         function = {"name": self.name, "description": self.description, "parameters": tidy(self.input_schema)}
@@ -311,6 +325,17 @@ class DuckSessionTool(DuckTool):
         """Open what the object opens; that need not be a `Tool` either."""
         async with self.target.session(trajectory) as live:
             yield ensure_tool(live)
+
+    def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
+        """Let the object open a branch, if it can."""
+        if not callable(getattr(self.target, "branch", None)):
+            return super().branch(live, trajectory)
+        return self._branch(live.target if isinstance(live, DuckTool) else live, trajectory)
+
+    @asynccontextmanager
+    async def _branch(self, live: Any, trajectory: str) -> AsyncGenerator[Tool]:
+        async with self.target.branch(live, trajectory) as copy:
+            yield ensure_tool(copy)
 
 
 def ensure_tool(item: Any) -> Tool:

@@ -1,12 +1,61 @@
-"""The local sandboxes keep the promises of `SandboxContract`."""
+"""The local sandboxes keep the promises of `SandboxContract`, whoever the trainer is."""
 
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
-from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox, UnsafeSubprocessSandbox
+from torchrl_agentic.sandbox import (
+    BubblewrapSandbox,
+    ForkServerSandbox,
+    LandlockSandbox,
+    ResourceLimits,
+    Sandbox,
+    UnsafeSubprocessSandbox,
+)
 from torchrl_agentic.sandbox.bubblewrap import why_not
+from torchrl_agentic.sandbox.conformance import CASES
+from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.landlock import why_not as no_landlock
+from torchrl_agentic.sandbox.python import find_python
 from torchrl_agentic.testing import SandboxContract
+
+NO_PROC = "it asks through /proc, which is not there"
+NO_NAMES = "it makes shared objects by name, which are denied"
+NO_PLACE = "it writes in /tmp or /dev/shm, or opens a terminal, of which there are none"
+SEEN = "that a path exists, and its times, are not hidden, as the module says"
+ELSEWHERE = {
+    "python inside does what programs need": NO_PLACE,
+    "files of the host cannot be read": SEEN,
+    "sockets of the hosts services are out of sight": NO_PROC,
+    "nothing of the hosts can be written": SEEN,
+    "paths through proc lead to no other root": NO_PROC,
+    "programs that run cannot be overwritten": NO_PROC,
+    "files that others have open are out of reach": NO_PROC,
+    "two sandboxes share no folder that can be written": SEEN,
+    "two sandboxes share no terminals": NO_PLACE,
+    "processes of the host are out of sight": NO_PROC,
+    "no process in sight has the environment of the trainer": NO_PROC,
+    "no files are inherited": NO_PROC,
+    "two sandboxes are out of each others sight": NO_PROC,
+    "two sandboxes share no system v objects": NO_NAMES,
+    "two sandboxes share no message queues": NO_NAMES,
+    "two sandboxes share no memory by name": NO_NAMES,
+    "a process has no privileges": NO_PROC,
+    "no other namespace can be entered": NO_PROC,
+    "no process that can be written into has more rights": NO_PROC,
+    "other numbers of system calls lead no further": NO_PROC,
+    "sockets of the host are out of reach by path": NO_PROC,
+    "abstract sockets of the host are out of reach": NO_PROC,
+    "shared memory is bounded": NO_PLACE,
+    "the size of a file is bounded": NO_PLACE,
+}
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
@@ -15,10 +64,22 @@ class TestBubblewrap(SandboxContract):
         return BubblewrapSandbox(limits)
 
 
+@pytest.mark.skipif(cannot_work() is not None, reason=f"the fork server does not work here: {cannot_work()}")
+class TestForkServer(SandboxContract):
+    def make(self, limits: ResourceLimits | None = None) -> Sandbox:
+        return ForkServerSandbox(limits)
+
+
+@pytest.mark.skipif(no_landlock() is not None, reason=f"Landlock does not work here: {no_landlock()}")
+class TestLandlock(SandboxContract):
+    inapplicable = ELSEWHERE  # see test_landlock.py
+
+    def make(self, limits: ResourceLimits | None = None) -> Sandbox:
+        return LandlockSandbox(limits)
+
+
 @pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 class TestUnsafe(SandboxContract):
-    cannot = SandboxContract.CLAIMS
-
     def make(self, limits: ResourceLimits | None = None) -> Sandbox:
         return UnsafeSubprocessSandbox(limits)
 
@@ -32,3 +93,44 @@ async def test_the_unsafe_one_warns_each_time_it_opens():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         UnsafeSubprocessSandbox()
+
+
+def _for_others(root: Path, copy: Path) -> Path:
+    """Give the folder of this package if others than root may read it, else a copy that they may."""
+    if all(path.stat().st_mode & stat.S_IXOTH for path in (root, *root.parents)):
+        return root
+    copy.mkdir(mode=0o755)
+    for name in ("torchrl_agentic", "test/sandbox"):
+        shutil.copytree(root / name, copy / name)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(root / name, copy)
+    subprocess.run(["chmod", "-R", "a+rX", str(copy)], check=True)
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs all of this as somebody else anyway")
+def test_all_of_it_holds_for_a_trainer_that_is_not_root():
+    folder = Path("/tmp") / f"torchrl_agentic-others-{os.getpid()}"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    try:
+        root = _for_others(Path(__file__).parents[2], folder / "copy")
+        python = find_python()
+        assert python is not None
+        env = {
+            **os.environ, "HOME": str(folder), "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]),
+        }  # fmt: skip
+        done = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python[0], "-m", "pytest",
+             "-p", "no:cacheprovider", "-rfs", "--tb=line", "test/sandbox/test_contract.py"],
+            cwd=root, env=env, capture_output=True, text=True, timeout=480, check=False,
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(folder)
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 2 * len(CASES), done.stdout[-2000:]

@@ -10,7 +10,7 @@ import pytest
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.messages import ParsedCall, Status, ToolResult
-from torchrl_agentic.repl import SubprocessRepl
+from torchrl_agentic.repl import SubprocessRepl, default_repl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.testing import ToolContract
@@ -78,11 +78,11 @@ async def test_state_lasts_as_long_as_its_trajectory(dispatcher: Dispatcher):
 
 
 async def test_a_template_is_used_itself_by_hand_only():
-    repl = SubprocessRepl()
+    repl = default_repl()
     tool = PythonTool(repl)
     dispatcher = Dispatcher([tool])
     await _ask(dispatcher, "python", code="x = 1")
-    assert repl._live is None
+    assert not repl.sandbox.is_open
     await tool.setup()
     await tool.run({"code": "x = 2"}, ToolContext(call_id="c1"))
     assert (await repl.execute("x")).value == "2"
@@ -225,7 +225,7 @@ async def test_an_edit_that_is_not_clear_changes_nothing():
 
 
 async def test_a_lost_sandbox_is_infra(dispatcher: Dispatcher):
-    """The outer bwrap is killed from outside while code runs."""
+    """The outer bwrap is killed from outside before code runs."""
     seen: list[int] = []
 
     class Killing(SubprocessRepl):
@@ -233,12 +233,11 @@ async def test_a_lost_sandbox_is_infra(dispatcher: Dispatcher):
             return Killing(sandbox)
 
         async def execute(self, code: str, *, timeout: float | None = None) -> Any:
-            await super().execute("1")  # bwrap is up, and its child dies with it
-            seen.append(self._live.process.process.pid)
+            seen.append(self._process.process.pid)
             os.kill(seen[-1], signal.SIGKILL)
             return await super().execute(code, timeout=timeout)
 
-    lost = Dispatcher([PythonTool(Killing())])
+    lost = Dispatcher([PythonTool(Killing(BubblewrapSandbox()))])
     result = await _ask(lost, "python", code="import time; time.sleep(5)")
     assert seen
     assert result.status is Status.INFRA

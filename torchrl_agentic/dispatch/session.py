@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,9 @@ CLOSE_GRACE_S = 10.0
 class _Owner:
     """The task that opens a tool's session and closes it; anyio lets no other task leave a cancel scope."""
 
-    def __init__(self, tool: Tool, session: Session) -> None:
+    def __init__(self, tool: Tool, session: Session, source: Tool | None = None) -> None:
         self.tool = tool
+        self.source = source  # another trajectory's, which this one goes on from
         self.session = session
         self.trajectory = session.trajectory
         self.ready: asyncio.Future[Tool] = asyncio.get_running_loop().create_future()
@@ -34,7 +36,7 @@ class _Owner:
     async def _own(self) -> None:
         current_session.set(self.session)
         try:
-            async with self.tool.session(self.trajectory) as live:
+            async with self._opening() as live:
                 self.ready.set_result(live)
                 await self.closing.wait()
         except BaseException as error:
@@ -45,6 +47,11 @@ class _Owner:
                 self.ready.exception()  # looked at, so that asyncio does not complain if nobody else does
             if isinstance(error, asyncio.CancelledError):
                 raise
+
+    def _opening(self) -> AbstractAsyncContextManager[Tool]:
+        if self.source is None:
+            return self.tool.session(self.trajectory)
+        return self.tool.branch(self.source, self.trajectory)
 
     async def close(self) -> None:
         self.closing.set()
@@ -94,6 +101,24 @@ class Session:
         if owner is None or (owner.task.done() and owner.ready.exception() is not None):
             owner = self._owners[tool.name] = _Owner(tool, self)
         return await asyncio.shield(owner.ready)
+
+    async def branch(self, into: Sequence[Session]) -> None:
+        """Let other trajectories, in which nothing was called yet, go on from where this one is.
+
+        Raises:
+            TypeError: a tool that is open here cannot be branched.
+            InfrastructureError: what a tool holds cannot be copied.
+        """
+        try:
+            for session in into:
+                session.turn, session._ids = self.turn, dict(self._ids)
+                for name, owner in self._owners.items():
+                    live = await asyncio.shield(owner.ready)
+                    copy = session._owners[name] = _Owner(owner.tool, session, live)
+                    await asyncio.shield(copy.ready)
+        except BaseException:
+            await asyncio.gather(*(session.close() for session in into))
+            raise
 
     def unique(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:
         """Give the calls ids that are unique in this trajectory; of equal ids the later ones get a suffix."""

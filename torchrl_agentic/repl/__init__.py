@@ -1,6 +1,22 @@
-"""Interpreters that keep their state from one call to the next, inside a sandbox."""
+"""Interpreters that keep their state from one call to the next, inside a sandbox.
+
+To add one: subclass `Repl` in a file of its own, and let a test inherit `testing.ReplContract`.
+"""
 
 from torchrl_agentic.repl.base import Repl, ReplDisplay, ReplError, ReplResult
+from torchrl_agentic.repl.default import default_repl, repl_in
+from torchrl_agentic.repl.forkserver import ForkServerRepl
+from torchrl_agentic.repl.jupyter import JupyterRepl
 from torchrl_agentic.repl.subprocess import SubprocessRepl
 
-__all__ = ["Repl", "ReplDisplay", "ReplError", "ReplResult", "SubprocessRepl"]
+__all__ = [
+    "ForkServerRepl",
+    "JupyterRepl",
+    "Repl",
+    "ReplDisplay",
+    "ReplError",
+    "ReplResult",
+    "SubprocessRepl",
+    "default_repl",
+    "repl_in",
+]

@@ -9,7 +9,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from torchrl_agentic.sandbox import Sandbox
 
-ReplStatus = Literal["ok", "error", "timeout", "died"]
+ReplStatus = Literal["ok", "error", "timeout", "died", "limit"]
+KEPT = "interpreter state is kept"
+LOST = "interpreter state was lost (files in /work are kept)"
+REPLAY_S = 60.0
+"""How long each cell may take when cells are run again for a clone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class ReplResult:
     value: the repr of its last line, if that is an expression that is not None. message: what the interpreter
     itself has to say: that the code was stopped, or that state was lost. execution_count: numbers the cells
     from 1; -1 if the code did not run. state_lost: whether what earlier cells defined is gone. omitted_bytes:
-    output that was cut.
+    output that was cut. background: what earlier cells left running has printed since the last call. status:
+    "died" if the interpreter ended, "limit" if it was stopped for what it used.
     """
 
     stdout: str = ""
@@ -50,6 +55,7 @@ class ReplResult:
     message: str = ""
     state_lost: bool = False
     omitted_bytes: int = 0
+    background: str = ""
 
     @property
     def text(self) -> str:
@@ -57,7 +63,8 @@ class ReplResult:
         trace = (
             "" if self.error is None else self.error.traceback or f"{self.error.ename}: {self.error.evalue}"
         )
-        parts = (self.stdout, self.stderr, self.value or "", trace, self.message)
+        label = "[background output since the last call]\n" if self.background.strip() else ""
+        parts = (label + self.background, self.stdout, self.stderr, self.value or "", trace, self.message)
         return "\n".join(part.rstrip("\n") for part in parts if part.rstrip("\n"))
 
 
@@ -69,6 +76,10 @@ class Repl(ABC):
 
     name: ClassVar[str] = ""
     sandbox: Sandbox
+    cells: list[str]
+    """What was executed since the beginning or the last restart, to be run again in a clone."""
+    owns_sandbox: bool = False
+    """Whether closing it closes its sandbox: if it has opened that, or was made with it."""
 
     @abstractmethod
     def fresh(self, sandbox: Sandbox | None = None) -> Repl:
@@ -104,6 +115,42 @@ class Repl(ABC):
     @abstractmethod
     async def restart(self) -> None:
         """Forget all that was defined. Files stay."""
+
+    async def fork(self, n: int = 1) -> list[Repl]:
+        """Make open copies that go on from here, each in a sandbox of its own.
+
+        Where the sandbox cannot be cloned with what lives in it, all cells are run again in fresh ones, which
+        then get the files from /work. No cell may run meanwhile.
+
+        Raises:
+            InfrastructureError: a copy cannot be made.
+        """
+        sandboxes = await self.sandbox.clones(n)
+        clones: list[Repl] = []
+        try:
+            for sandbox in sandboxes:
+                clones.append(await self.continue_in(sandbox, owns=True))
+        except BaseException:
+            for clone in clones:
+                await clone.close()
+            for sandbox in sandboxes:
+                await sandbox.close()
+            raise
+        return clones
+
+    async def continue_in(self, sandbox: Sandbox, *, owns: bool = False) -> Repl:
+        """Make an open copy of this interpreter in a sandbox that is a clone of ours.
+
+        owns: whether closing the copy closes the sandbox.
+        """
+        clone = self.fresh(sandbox)
+        await clone.open()
+        clone.owns_sandbox = owns
+        for code in self.cells:
+            await clone.execute(code, timeout=REPLAY_S)
+        if self.cells:
+            await self.sandbox.copy_files(sandbox)
+        return clone
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -8,10 +8,29 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox.inside.files import WORK
+from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 
-WORK = "/work"
-"""Where code in a sandbox starts, and what relative paths are relative to."""
+__all__ = ["CLAIMS", "WORK", "Process", "Sandbox", "SandboxResult", "checked"]
+
+_ARCHIVE = ".torchrl_agentic.tar"
+_PACK = 'cd "$1" && find . -mindepth 1 ! -path "./$2" -print0 | tar --null --no-recursion -T - -cf "$2"'
+CLAIMS: Mapping[str, str] = {
+    "host_files": "read or write files of the host, or of another sandbox, that were not granted",
+    "host_metadata": "learn which files the host has, or change their rights and times",
+    "host_processes": "see, signal or share memory with processes of the host or of another sandbox",
+    "network": "reach a network that was not granted",
+    "privileges": "gain rights, change the machine, or use parts of the kernel that only attacks need",
+    "terminal": "use terminals of the trainer or of another sandbox",
+    "memory": "take more memory than its limits",
+    "cpu": "take more processor time than its limits",
+    "processes": "run more processes than its limits",
+    "file_size": "take more space in files than its limits",
+    "daemons": "let processes outlive the command that started them by leaving its session",
+    "killed_trainer": "run on after the trainer has ended without closing the sandbox",
+}
+"""What code that means harm would do, by name. A sandbox stops all of it but what its `cannot` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +53,19 @@ class SandboxResult:
 
 
 class Process(Protocol):
-    """A long-lived process in a sandbox, with pipes on its stdout and stderr."""
+    """A long-lived process in a sandbox; we write its stdin and read its stdout."""
 
-    stdout_fd: int
-    stderr_fd: int
+    async def send(self, data: bytes) -> None:
+        """Write to its stdin; returns when there is room for more.
+
+        Raises:
+            EOFError: it reads no more.
+        """
+        ...
+
+    async def receive(self) -> bytes:
+        """Read what it wrote to stdout, as soon as there is anything; empty at the end."""
+        ...
 
     async def kill(self) -> None:
         """End it and everything it started; returns when they are gone. May be called again."""
@@ -45,6 +73,10 @@ class Process(Protocol):
 
     async def wait(self) -> str:
         """Wait until it has ended, and say how, in words for an error message."""
+        ...
+
+    def errors(self) -> str:
+        """Head and tail of what it wrote to stderr so far."""
         ...
 
 
@@ -57,9 +89,20 @@ class Sandbox(ABC):
     name: ClassVar[str] = ""
     isolated: ClassVar[bool] = True
     """Whether code that means harm is kept from the host."""
+    network: ClassVar[frozenset[Network]] = frozenset({"none"})
+    """The kinds of network that `limits.network` may ask for; others are a ValueError at construction."""
+    fork: ClassVar[bool] = False
+    """Whether it can be cloned with the memory of what runs in it; where not, cells are run again."""
+    files: ClassVar[bool] = True
+    """Whether what one command writes into /work is there for the next one."""
+    cannot: ClassVar[frozenset[str]] = frozenset()
+    """What it does not stop, of `CLAIMS`. The conformance cases hold it to all the rest."""
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         self.limits = limits or ResourceLimits()
+        if self.limits.network not in self.network:
+            kinds = " or ".join(repr(kind) for kind in sorted(self.network))
+            raise ValueError(f"{type(self).__name__} offers the network {kinds}, not {self.limits.network!r}")
 
     @property
     @abstractmethod
@@ -104,8 +147,8 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    async def spawn(self, argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> Process:
-        """Start a long-lived process. It keeps the numbers of `pass_fds`.
+    async def spawn(self, argv: Sequence[str]) -> Process:
+        """Start a long-lived process; it ends with the sandbox at the latest.
 
         Raises:
             SandboxError: the sandbox failed.
@@ -127,6 +170,44 @@ class Sandbox(ABC):
             FileNotFoundError, IsADirectoryError: as for any file.
             PermissionError: the path leaves the workspace, goes through a link, or is no regular file.
         """
+
+    async def clones(self, n: int) -> Sequence[Sandbox]:
+        """Make open sandboxes of the same kind that hold the same files below /work.
+
+        With `fork`, they hold the live interpreter too.
+
+        Raises:
+            SandboxError: they cannot be made.
+        """
+        clones: list[Sandbox] = []
+        try:
+            for _ in range(n):
+                clone = self.fresh()
+                clones.append(clone)
+                await clone.open()
+                await self.copy_files(clone)
+        except BaseException:
+            for clone in clones:
+                await clone.close()
+            raise
+        return clones
+
+    async def copy_files(self, other: Sandbox) -> None:
+        """Let the /work of another open sandbox hold what ours holds, besides what it has.
+
+        Raises:
+            SandboxError: it holds more than the other one takes.
+        """
+        await self._pack_up("sh", "-c", _PACK, "sh", WORK, _ARCHIVE)
+        await other.write_file(_ARCHIVE, await self.read_file(_ARCHIVE))
+        await self._pack_up("rm", "-f", f"{WORK}/{_ARCHIVE}")
+        await other._pack_up("tar", "-C", WORK, "--overwrite", "-xf", f"{WORK}/{_ARCHIVE}")
+        await other._pack_up("rm", "-f", f"{WORK}/{_ARCHIVE}")
+
+    async def _pack_up(self, *argv: str) -> None:
+        result = await self.run(argv)
+        if result.exit_code:
+            raise SandboxError(f"files cannot be copied: {result.stderr.strip() or result.exit_code}")
 
     @property
     def python_argv(self) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ Stops:
 - one process using more memory, processor time or file size than its limits; more processes than its limit
 - output without end costing the trainer memory
 Does not stop:
-- many processes together using max_processes × memory_bytes, or many files together filling the host's disk
+- many processes together using max_processes × memory_bytes where no control group can be made
+- many files together filling the host's disk
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
 """
@@ -30,22 +31,16 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox import seccomp
+from torchrl_agentic.sandbox import cgroups, seccomp
 from torchrl_agentic.sandbox.base import WORK, SandboxResult, checked
+from torchrl_agentic.sandbox.cgroups import MemoryGroup
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
-from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
-from torchrl_agentic.sandbox.process import Child, as_nobody, exit_or_signal, run_to_end, start
-from torchrl_agentic.sandbox.python import find_python
+from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, run_to_end, serve, start
+from torchrl_agentic.sandbox.python import clean_env, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
-CLEAN_ENV = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": WORK,
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    "OPENBLAS_NUM_THREADS": "1",
-}
 TMPFS_BYTES = 64 << 20
 INSTALL = (
     "bubblewrap is the program 'bwrap': apt install bubblewrap (Debian, Ubuntu), dnf install bubblewrap "
@@ -53,16 +48,16 @@ INSTALL = (
     "--security-opt apparmor=unconfined"
 )
 
-_NAMESPACES = (
+NAMESPACES = (
     "--die-with-parent", "--new-session", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
-    "--unshare-cgroup-try", "--disable-userns", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000",
-    "--hostname", "sandbox",
+    "--unshare-cgroup-try", "--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox",
 )  # fmt: skip
-_ROOT = (
+ROOT = (
     "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib",
     "--symlink", "usr/lib64", "/lib64", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
     "--ro-bind-try", "/etc/alternatives", "/etc/alternatives", "--proc", "/proc", "--dev", "/dev",
     "--size", str(TMPFS_BYTES), "--tmpfs", "/tmp", "--size", str(TMPFS_BYTES // 4), "--tmpfs", "/dev/shm",
+    "--remount-ro", "/dev",
 )  # fmt: skip
 _SH = "/bin/sh"
 
@@ -75,13 +70,7 @@ class BubblewrapSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "bubblewrap"
-
-    def __init__(self, limits: ResourceLimits | None = None) -> None:
-        super().__init__(limits)
-        if self.limits.network == "allowlist":
-            raise ValueError(
-                "bubblewrap cannot allow single hosts; network is 'none', 'loopback' or 'full' here"
-            )
+    network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -89,13 +78,15 @@ class BubblewrapSandbox(FolderSandbox):
         return {
             "cpu_seconds": True,
             "memory_bytes": True,
-            "memory_total": False,
+            "memory_total": cgroups.why_not() is None,
             "max_processes": True,
             "disk_bytes": True,
             "disk_total": False,
             "network": True,
             "seccomp": seccomp.program() is not None,
         }
+
+    _group: MemoryGroup | None = None
 
     def fresh(self) -> BubblewrapSandbox:
         """Make another one with the same settings, not open yet."""
@@ -108,7 +99,17 @@ class BubblewrapSandbox(FolderSandbox):
         reason = await off_loop(why_not)
         if reason:
             raise SandboxError(reason)
+        total = self.limits.memory_total_bytes
+        if total is not None and cgroups.why_not() is None:
+            self._group = MemoryGroup(total)
         self._workspace = Workspace()
+
+    async def close(self) -> None:
+        """End all processes and remove all files."""
+        await super().close()
+        group, self._group = self._group, None
+        if group is not None:
+            await off_loop(group.remove)
 
     async def run(
         self,
@@ -122,7 +123,17 @@ class BubblewrapSandbox(FolderSandbox):
         effective = self.limits.narrow(limits)
         status_fd, status_end = os.pipe()
         try:
-            child = await self._start(checked(argv), effective, cwd=cwd, stdin=stdin, status_fd=status_end)
+            options = ["--json-status-fd", str(status_end)]
+            with self._command(checked(argv), effective, options=options, cwd=cwd) as (command, fds):
+                child = await start(
+                    command,
+                    env=_env(effective),
+                    stdin=stdin,
+                    pass_fds=(*fds, status_end),
+                    drop_root=True,
+                    group=self._group,
+                )
+            self._keep(child)
         except BaseException:
             os.close(status_fd)
             raise
@@ -141,10 +152,15 @@ class BubblewrapSandbox(FolderSandbox):
             raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
         return result_of(ended, None if code is None else exit_or_signal(code))
 
-    async def spawn(self, argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> Child:
-        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+    async def spawn(self, argv: Sequence[str]) -> Served:
+        """Start a long-lived process; its processor time has no limit, since it serves many calls.
+
+        It is process 1 of its namespace: what it starts cannot signal it, and ends with it.
+        """
         limits = replace(self.limits, cpu_seconds=None)
-        return await self._start(checked(argv), limits, pass_fds=pass_fds)
+        with self._command(checked(argv), limits, options=["--as-pid-1"]) as (command, fds):
+            served = await serve(command, env=_env(limits), pass_fds=fds, drop_root=True, group=self._group)
+        return self._keep(served)
 
     @property
     def python_argv(self) -> tuple[str, ...]:
@@ -153,75 +169,73 @@ class BubblewrapSandbox(FolderSandbox):
         Raises:
             SandboxError: there is none that whoever runs inside may read.
         """
-        found = find_python()
-        if found is None:
-            raise SandboxError(
-                f"no Python that can be shown inside a sandbox: {sys.base_prefix} is for root alone"
-            )
-        return (found[0],)
+        return (python_inside(),)
 
     def _options(self, limits: ResourceLimits) -> list[str]:
-        options = [*_NAMESPACES, *_ROOT, "--bind", self._opened().path, WORK]
-        options += ["--chdir", "/"]
-        for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
-            for root in roots:
-                options += [option, os.path.abspath(root), os.path.abspath(root)]
-        found = find_python()
-        if found is not None and found[1] is not None:
-            options += ["--ro-bind", found[1], found[1]]
-        if limits.network != "full":
-            options.append("--unshare-net")
-        return options
+        work = ("--bind", self._opened().path, WORK, "--chdir", "/")
+        return [*NAMESPACES, "--disable-userns", *ROOT, *work, *granted(limits)]
 
-    async def _start(
-        self,
-        argv: Sequence[str],
-        limits: ResourceLimits,
-        *,
-        cwd: str | None = None,
-        stdin: bytes | None = None,
-        pass_fds: Sequence[int] = (),
-        status_fd: int | None = None,
-    ) -> Child:
-        options = self._options(limits)
-        if status_fd is not None:
-            options += ["--json-status-fd", str(status_fd)]
-        with _filter_fd(limits) as filter_fd:
-            fds = [fd for fd in (*pass_fds, status_fd, filter_fd) if fd is not None]
-            if filter_fd is not None:
-                options += ["--seccomp", str(filter_fd)]
+    @contextmanager
+    def _command(
+        self, argv: Sequence[str], limits: ResourceLimits, *, options: Sequence[str], cwd: str | None = None
+    ) -> Generator[tuple[list[str], list[int]]]:
+        """Make the command that runs another one inside, and the files that it needs open."""
+        start_in = "/".join((WORK, *inside(cwd or WORK)))
+        first = (_SH, "-c", shim(limits), "sh", start_in)
+        with _filter_fd(limits) as fds:
+            confined = [word for fd in fds for word in ("--seccomp", str(fd))]
             # Everything from the model stands behind "--": nothing in it can be taken for an option of
             # bwrap's.
-            start_in = "/".join((WORK, *inside(cwd or WORK)))
-            shim = (_SH, "-c", _shim(limits), "sh", start_in)
-            command = [_bwrap(), *options, "--remount-ro", "/", "--", *shim, *argv]
-            env = CLEAN_ENV if limits.env is None else limits.env
+            command = [bwrap(), *self._options(limits), *options, *confined, "--remount-ro", "/", "--"]
             try:
-                child = await start(command, env=env, stdin=stdin, pass_fds=fds, drop_root=True)
+                yield [*command, *first, *argv], fds
             except OSError as error:
                 if error.errno == errno.E2BIG:
                     raise ValueError("the command is too long; put what is long into a file") from None
                 raise SandboxError(f"bubblewrap cannot be started: {error}") from error
-        return self._keep(child)
+
+
+def granted(limits: ResourceLimits) -> list[str]:
+    """Give the options that show what the limits grant: folders, Python with its packages, the network."""
+    options: list[str] = []
+    for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
+        for root in roots:
+            options += [option, os.path.abspath(root), os.path.abspath(root)]
+    found = find_python()
+    if found is not None and found[1] is not None:
+        options += ["--ro-bind", found[1], found[1]]
+    for folder, shown in find_packages().items():
+        options += ["--ro-bind", folder, shown]
+    if limits.network != "full":
+        options.append("--unshare-net")
+    return options
+
+
+def _env(limits: ResourceLimits) -> Mapping[str, str]:
+    return clean_env() if limits.env is None else limits.env
+
+
+def families(limits: ResourceLimits) -> tuple[int, ...]:
+    """Say what kinds of sockets the network that is granted needs."""
+    return () if limits.network == "none" else (seccomp.AF_UNIX, seccomp.AF_INET, seccomp.AF_INET6)
 
 
 @contextmanager
-def _filter_fd(limits: ResourceLimits) -> Generator[int | None]:
-    families = () if limits.network == "none" else (seccomp.AF_UNIX, seccomp.AF_INET, seccomp.AF_INET6)
-    program = seccomp.program(families=families)
+def _filter_fd(limits: ResourceLimits) -> Generator[list[int]]:
+    program = seccomp.program(families=families(limits))
     if program is None:
-        yield None
+        yield []
         return
     fd = os.memfd_create("seccomp")
     try:
         os.write(fd, program)
         os.lseek(fd, 0, os.SEEK_SET)
-        yield fd
+        yield [fd]
     finally:
         os.close(fd)
 
 
-def _shim(limits: ResourceLimits) -> str:
+def shim(limits: ResourceLimits) -> str:
     """The shell script that sets the limits inside and then becomes the command; 127 if there is none.
 
     It goes to the folder in its first argument; that there is none is the model's mistake, hence 126, and
@@ -242,14 +256,22 @@ def _shim(limits: ResourceLimits) -> str:
 
 def _exit_code(status: bytes) -> int | None:
     for line in status.splitlines():
-        report: dict[str, Any] = json.loads(line)
+        try:
+            report: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue  # bwrap was killed while it wrote
         if "exit-code" in report:
             return int(report["exit-code"])
     return None
 
 
 @functools.cache
-def _bwrap() -> str:
+def bwrap() -> str:
+    """Give the path of bubblewrap.
+
+    Raises:
+        SandboxError: it is not installed.
+    """
     found = shutil.which("bwrap")
     if found is None:
         raise SandboxError(INSTALL)
@@ -266,10 +288,10 @@ def why_not() -> str | None:
         return "bubblewrap works on Linux only"
     prefix, identity = as_nobody()
     try:
-        options = (*_NAMESPACES, *_ROOT, "--unshare-net", "--remount-ro", "/", "--", "/bin/true")
+        options = (*NAMESPACES, "--disable-userns", *ROOT, "--unshare-net", "--remount-ro", "/")
         done = _run(
-            [*prefix, _bwrap(), *options], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=30,
-            check=False,
+            [*prefix, bwrap(), *options, "--", "/bin/true"], env={}, stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=30, check=False,
             **identity,
         )  # fmt: skip
     except (SandboxError, OSError, subprocess.TimeoutExpired) as error:

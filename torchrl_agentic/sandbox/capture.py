@@ -1,57 +1,13 @@
-"""Keeping the head and the tail of an output of any length, in bounded memory."""
+"""Reading a pipe on the event loop, in bounded memory."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 
-CHUNK = 1 << 16
+from torchrl_agentic.sandbox.inside.capture import CHUNK, Capture
 
-
-class Capture:
-    """Takes bytes and keeps at most `limit` of them, half from the head, half from the tail.
-
-    Counts the rest.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._head_limit = limit - limit // 2
-        self._tail_limit = limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.total = 0
-
-    @property
-    def omitted(self) -> int:
-        """How many bytes were left out."""
-        return self.total - len(self._head) - min(len(self._tail), self._tail_limit)
-
-    def add(self, data: bytes) -> None:
-        """Take some bytes."""
-        self.total += len(data)
-        room = self._head_limit - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        self._tail += data
-        if len(self._tail) > 2 * self._tail_limit + CHUNK:
-            del self._tail[: len(self._tail) - self._tail_limit]
-
-    def text(self) -> str:
-        """What was kept, as text, with a line that counts what was not; bad UTF-8 is replaced."""
-        tail = self._tail[len(self._tail) - min(len(self._tail), self._tail_limit) :]
-        if not self.omitted:
-            return (self._head + tail).decode("utf-8", "replace")
-        middle = f"\n… [{self.omitted} bytes omitted] …\n"
-        return self._head.decode("utf-8", "replace") + middle + tail.decode("utf-8", "replace")
-
-    def take(self) -> tuple[str, int]:
-        """Give the text and how much was omitted, and begin anew."""
-        text, omitted = self.text(), self.omitted
-        self._head.clear()
-        self._tail.clear()
-        self.total = 0
-        return text, omitted
+__all__ = ["Capture", "Drain"]
 
 
 class Drain:

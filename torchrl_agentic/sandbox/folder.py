@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import Child, Ended
 from torchrl_agentic.sandbox.workspace import Workspace
+
+C = TypeVar("C", bound=Child)
 
 
 class FolderSandbox(Sandbox):
@@ -43,12 +47,19 @@ class FolderSandbox(Sandbox):
         """Read a file inside."""
         return await off_loop(self._opened().read, path, max_bytes)
 
+    async def copy_files(self, other: Sandbox) -> None:
+        """Let the /work of another open sandbox hold what ours holds, besides what it has."""
+        if isinstance(other, FolderSandbox):
+            await off_loop(self._opened().copy_to, other._opened())
+        else:
+            await super().copy_files(other)
+
     def _opened(self) -> Workspace:
         if self._workspace is None:
             raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
         return self._workspace
 
-    def _keep(self, child: Child) -> Child:
+    def _keep(self, child: C) -> C:
         """Take note of a child, to end it at `close`; those that have ended are forgotten."""
         self._children = {other for other in self._children if other.process.returncode is None} | {child}
         return child

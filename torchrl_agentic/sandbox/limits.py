@@ -10,7 +10,10 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T", int, float)
 Network = Literal["none", "loopback", "allowlist", "full"]
-_NUMBERS = ("cpu_seconds", "wall_seconds", "memory_bytes", "max_processes", "disk_bytes", "output_bytes")
+_NUMBERS = (
+    "cpu_seconds", "wall_seconds", "memory_bytes", "memory_total_bytes", "max_processes", "disk_bytes",
+    "disk_total_bytes", "output_bytes",
+)  # fmt: skip
 _NETWORK_ORDER: tuple[Network, ...] = ("none", "loopback", "allowlist", "full")
 
 
@@ -18,8 +21,8 @@ _NETWORK_ORDER: tuple[Network, ...] = ("none", "loopback", "allowlist", "full")
 class ResourceLimits:
     """The limits of a sandbox, or of one call in it; None means no limit.
 
-    cpu_seconds, memory_bytes: of each process. wall_seconds: of a command, from its start. disk_bytes: of
-    each file.
+    cpu_seconds, memory_bytes: of each process. memory_total_bytes: of all processes together. wall_seconds:
+    of a command, from its start. disk_bytes: of each file. disk_total_bytes: of all files together.
     network: "none", or as much as the backend offers. network_allowlist: "host:port", for "allowlist".
     fs_read_roots: host folders that can be read, besides the system's own. fs_write_roots: host folders that
     can be written. max_processes: at the same time. env: the environment of the code; nothing of ours is
@@ -38,6 +41,8 @@ class ResourceLimits:
     env: Mapping[str, str] | None = None
     disk_bytes: int | None = 64 << 20
     output_bytes: int = 1 << 20
+    memory_total_bytes: int | None = 1 << 30
+    disk_total_bytes: int | None = 64 << 20
 
     def __post_init__(self) -> None:
         """Refuse what no sandbox could keep.
@@ -75,6 +80,8 @@ class ResourceLimits:
             memory_bytes=_tighter(self.memory_bytes, other.memory_bytes),
             max_processes=_tighter(self.max_processes, other.max_processes),
             disk_bytes=_tighter(self.disk_bytes, other.disk_bytes),
+            memory_total_bytes=_tighter(self.memory_total_bytes, other.memory_total_bytes),
+            disk_total_bytes=_tighter(self.disk_total_bytes, other.disk_total_bytes),
             output_bytes=min(self.output_bytes, other.output_bytes),
             network=min(self.network, other.network, key=_NETWORK_ORDER.index),
             network_allowlist=tuple(

@@ -1,4 +1,4 @@
-"""Which Python a sandbox can offer."""
+"""Which Python a sandbox can offer, with which packages, and in what environment."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import functools
 import os
 import stat
 import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox.inside.files import WORK
+
 _SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
+_PACKAGES = "/opt/packages"
+BASE_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": WORK,
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MPLBACKEND": "agg",
+    "MPLCONFIGDIR": "/tmp/matplotlib",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
 
 
 @functools.cache
@@ -25,6 +42,54 @@ def find_python() -> tuple[str, str | None] | None:
         if os.path.isfile(path):
             return path, None
     return None
+
+
+def python_inside() -> str:
+    """Give the path of the interpreter to use inside.
+
+    Raises:
+        SandboxError: there is none that whoever runs inside may read.
+    """
+    found = find_python()
+    if found is None:
+        raise SandboxError(
+            f"no Python that can be shown inside a sandbox: {sys.base_prefix} is for root alone"
+        )
+    return found[0]
+
+
+@functools.cache
+def find_packages() -> Mapping[str, str]:
+    """Give the folders of packages that are installed for the running Python, and where to show them inside.
+
+    Only if the interpreter inside is of the same version, and those that whoever runs inside may read.
+    """
+    found = find_python()
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if found is None or Path(found[0]).resolve().name != version:
+        return {}
+    folders = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    shown = [
+        folder
+        for folder in folders
+        if os.path.isdir(folder) and not Path(folder).is_relative_to("/usr") and _readable(Path(folder))
+    ]
+    return {folder: f"{_PACKAGES}/{number}" for number, folder in enumerate(shown)}
+
+
+def clean_env() -> Mapping[str, str]:
+    """Give the environment of code inside: nothing of ours but where the packages are shown."""
+    return _with_packages(find_packages().values())
+
+
+def env_on_host(folder: str) -> Mapping[str, str]:
+    """Give the environment of code that sees the host's paths, and has this folder."""
+    return {**_with_packages(find_packages()), "HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
+
+
+def _with_packages(folders: Iterable[str]) -> Mapping[str, str]:
+    path = os.pathsep.join(folders)
+    return BASE_ENV | ({"PYTHONPATH": path} if path else {})
 
 
 def _readable(folder: Path) -> bool:

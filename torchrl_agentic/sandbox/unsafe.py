@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import SandboxResult, checked
-from torchrl_agentic.sandbox.bubblewrap import CLEAN_ENV
+from torchrl_agentic.sandbox.base import CLAIMS, SandboxResult, checked
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
-from torchrl_agentic.sandbox.limits import ResourceLimits
-from torchrl_agentic.sandbox.process import Child, run_to_end, start
-from torchrl_agentic.sandbox.python import find_python
+from torchrl_agentic.sandbox.limits import Network, ResourceLimits
+from torchrl_agentic.sandbox.process import Served, run_to_end, serve, start
+from torchrl_agentic.sandbox.python import env_on_host, find_python
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 
@@ -31,6 +30,8 @@ class UnsafeSubprocessSandbox(FolderSandbox):
 
     name: ClassVar[str] = "unsafe"
     isolated: ClassVar[bool] = False
+    network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "allowlist", "full"})
+    cannot: ClassVar[frozenset[str]] = frozenset(CLAIMS)
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -62,23 +63,29 @@ class UnsafeSubprocessSandbox(FolderSandbox):
         """Run one command to its end."""
         effective = self.limits.narrow(limits)
         folder = os.path.join(self._opened().path, *inside(cwd or "."))
-        env = CLEAN_ENV | {"HOME": self._opened().path} if effective.env is None else effective.env
+        env = env_on_host(self._opened().path) if effective.env is None else effective.env
         try:
-            child = await start(checked(argv), env=env, cwd=folder, stdin=stdin)
+            command = await start(checked(argv), env=env, cwd=folder, stdin=stdin)
         except OSError as error:
             return SandboxResult("", str(error), 127, 0.0)
-        ended = await run_to_end(child, timeout=effective.wall_seconds, output_bytes=effective.output_bytes)
+        self._keep(command)
+        try:
+            ended = await run_to_end(
+                command, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
+            )
+        finally:
+            self._children.discard(command)
         return result_of(ended, ended.code)
 
-    async def spawn(self, argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> Child:
+    async def spawn(self, argv: Sequence[str]) -> Served:
         """Start a long-lived process."""
         folder = self._opened().path
-        env = CLEAN_ENV | {"HOME": folder} if self.limits.env is None else self.limits.env
+        env = env_on_host(folder) if self.limits.env is None else self.limits.env
         try:
-            child = await start(checked(argv), env=env, cwd=folder, pass_fds=pass_fds)
+            served = await serve(checked(argv), env=env, cwd=folder)
         except OSError as error:
             raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
-        return self._keep(child)
+        return self._keep(served)
 
     @property
     def python_argv(self) -> tuple[str, ...]:

@@ -6,16 +6,18 @@ The names are loaded when they are first used: contracts need pytest, policies n
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchrl_agentic.rollout.policies import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
-    from torchrl_agentic.testing.contracts import ParserContract, SandboxContract, ToolContract
+    from torchrl_agentic.testing.contracts import ParserContract, ReplContract, SandboxContract, ToolContract
     from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
 _WHERE = {
     "ParserContract": "testing.contracts",
+    "ReplContract": "testing.contracts",
     "SandboxContract": "testing.contracts",
     "ToolContract": "testing.contracts",
     "ScriptedPolicy": "rollout.policies",
@@ -24,6 +26,7 @@ _WHERE = {
 }
 __all__ = [
     "ParserContract",
+    "ReplContract",
     "SandboxContract",
     "ScriptedPolicy",
     "ToolContract",
@@ -38,5 +41,6 @@ def __getattr__(name: str) -> Any:
     if _WHERE[name] == "testing.contracts":
         import pytest  # so that a failed promise shows both sides
 
-        pytest.register_assert_rewrite("torchrl_agentic.testing.contracts")
+        promises = ("torchrl_agentic.testing.contracts", "torchrl_agentic.sandbox.conformance")
+        pytest.register_assert_rewrite(*(module for module in promises if module not in sys.modules))
     return getattr(importlib.import_module(f"torchrl_agentic.{_WHERE[name]}"), name)

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
-from torchrl_agentic.messages import JSON, Status, ToolResult
-from torchrl_agentic.repl import Repl, ReplResult, SubprocessRepl
+from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
+from torchrl_agentic.repl import Repl, ReplResult, default_repl
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
+from torchrl_agentic.tools.exchange import FileExchange
 from torchrl_agentic.tools.text import middle_out
 from torchrl_agentic.tools.workspace import shared_sandbox
 
@@ -21,12 +22,13 @@ class PythonTool(Tool):
     """Runs code in a stateful interpreter, one per trajectory.
 
     Args:
-        repl: a template: each trajectory gets a fresh interpreter of its kind. None: `SubprocessRepl()`, in
+        repl: a template: each trajectory gets a fresh interpreter of its kind. None: `default_repl()`, in
             the strongest sandbox there is. Used by hand, outside of any trajectory, the tool uses this one
             itself.
         timeout: seconds that one call may take; None: as long as the dispatcher allows.
         output_max_chars: longer output loses its middle.
         name, description: what the model knows it by.
+        uploads, outputs: files that go in with the dataset row, and those that come back; see `FileExchange`.
 
     Raises:
         SandboxError: no repl is given, and no sandbox works here.
@@ -48,14 +50,18 @@ class PythonTool(Tool):
         output_max_chars: int = 8192,
         name: str = "python",
         description: str | None = None,
+        uploads: str | None = None,
+        outputs: str | None = None,
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, or None; got {timeout}")
-        self.repl = SubprocessRepl() if repl is None else repl
+        self.repl = default_repl() if repl is None else repl
         self.timeout = timeout
         self.output_max_chars = output_max_chars
         self.name = name
         self.description = self.description if description is None else description
+        self.files = FileExchange(uploads, outputs)
+        self.wants_state = uploads is not None
         self.effects = Effects(writes=["python", "workspace"])
 
     @asynccontextmanager
@@ -65,13 +71,28 @@ class PythonTool(Tool):
             shared_sandbox(self.repl.sandbox, trajectory) as sandbox,
             self.repl.fresh(sandbox) as repl,
         ):
-            yield PythonTool(
-                repl,
-                timeout=self.timeout,
-                output_max_chars=self.output_max_chars,
-                name=self.name,
-                description=self.description,
-            )
+            yield self._with(repl)
+
+    @asynccontextmanager
+    async def branch(self, live: Tool, trajectory: str) -> AsyncGenerator[Tool]:
+        """Open a copy of another trajectory's interpreter, with all that its cells have defined."""
+        assert isinstance(live, PythonTool)
+        async with (
+            shared_sandbox(self.repl.sandbox, trajectory, like=live.repl.sandbox) as sandbox,
+            await live.repl.continue_in(sandbox) as repl,
+        ):
+            yield self._with(repl)
+
+    def _with(self, repl: Repl) -> PythonTool:
+        return PythonTool(
+            repl,
+            timeout=self.timeout,
+            output_max_chars=self.output_max_chars,
+            name=self.name,
+            description=self.description,
+            uploads=self.files.uploads,
+            outputs=self.files.outputs,
+        )
 
     async def teardown(self) -> None:
         """Close the interpreter that was used by hand, if it was."""
@@ -80,15 +101,18 @@ class PythonTool(Tool):
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run the code, and show what it printed, its last value, and what it raised."""
         await self.repl.open()
+        await self.files.before(self.repl.sandbox, ctx)
         result = await self.repl.execute(str(args["code"]), timeout=self._time(ctx))
-        text = middle_out(result.text or "[no output]", self.output_max_chars)
+        text = middle_out(result.text or ("" if result.display else "[no output]"), self.output_max_chars)
         meta = {
             "execution_count": result.execution_count,
             "timed_out": result.timed_out,
             "truncated": len(result.text) > self.output_max_chars or result.omitted_bytes > 0,
             "state_lost": result.state_lost,
         }
-        return ToolResult.from_text(text, meta=meta, status=_status(result))
+        images = tuple(ImagePart(shown.data, shown.media_type) for shown in result.display)
+        refs = await self.files.after(self.repl.sandbox)
+        return ToolResult((TextPart(text), *images, *refs), meta=meta, status=_status(result))
 
     def _time(self, ctx: ToolContext) -> float | None:
         if ctx.deadline is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.messages import JSON, Status, ToolResult
+from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, ToolContext
+from torchrl_agentic.tools.exchange import FileExchange
 from torchrl_agentic.tools.text import middle_out
 from torchrl_agentic.tools.workspace import WorkspaceTool
 
@@ -22,7 +23,7 @@ class ShellTool(WorkspaceTool):
 
     A command is split into words; there is no shell, unless the model asks for one: `argv: ["sh", "-c", "a |
     b"]`.
-    sandbox: a template, as for `PythonTool`.
+    sandbox: a template, as for `PythonTool`. uploads, outputs: see `FileExchange`.
     """
 
     name: str = "shell"
@@ -36,14 +37,24 @@ class ShellTool(WorkspaceTool):
         },
     }
 
-    def __init__(self, sandbox: Sandbox, *, output_max_chars: int = 8192) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        output_max_chars: int = 8192,
+        uploads: str | None = None,
+        outputs: str | None = None,
+    ) -> None:
         super().__init__(sandbox)
+        self.files = FileExchange(uploads, outputs)
+        self.wants_state = uploads is not None
         self.output_max_chars = output_max_chars
         self.effects = Effects(writes=["workspace"])
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run the command, and show what it printed and how it ended."""
         await self.sandbox.open()
+        await self.files.before(self.sandbox, ctx)
         try:
             result = await self.sandbox.run(_words(args), cwd=args.get("cwd"))
         except (ValueError, PermissionError) as error:
@@ -63,7 +74,13 @@ class ShellTool(WorkspaceTool):
             "wall_seconds": result.wall_seconds,
             "truncated": result.truncated or shown != text,
         }
-        return ToolResult.from_text(shown, meta=meta, status=failed)
+        refs = await self.files.after(self.sandbox)
+        return ToolResult((TextPart(shown), *refs), meta=meta, status=failed)
+
+    def _in(self, sandbox: Sandbox) -> Self:
+        live = super()._in(sandbox)
+        live.files = self.files.fresh()
+        return live
 
 
 def _words(args: Mapping[str, JSON]) -> list[str]:

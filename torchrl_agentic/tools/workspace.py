@@ -21,15 +21,25 @@ class _Shared:
         self.users = 0
         self.opening = asyncio.Lock()
 
+    async def open(self, like: Sandbox | None) -> Sandbox:
+        """Open the sandbox, as a clone of another one if that is given, unless it is open."""
+        async with self.opening:
+            if like is not None and not self.sandbox.is_open:
+                (self.sandbox,) = await like.clones(1)
+            await self.sandbox.open()
+        return self.sandbox
+
 
 _open: dict[tuple[int, object], _Shared] = {}
 
 
 @asynccontextmanager
-async def shared_sandbox(template: Sandbox, trajectory: str) -> AsyncGenerator[Sandbox]:
+async def shared_sandbox(
+    template: Sandbox, trajectory: str, *, like: Sandbox | None = None
+) -> AsyncGenerator[Sandbox]:
     """Open a fresh sandbox of a template's kind, or the one that another tool of this trajectory has open.
 
-    The last tool to leave closes it.
+    The last tool to leave closes it. like: an open sandbox of another trajectory, to be cloned rather.
     """
     key = (id(template), current_session.get() or trajectory)
     shared = _open.get(key)
@@ -37,9 +47,7 @@ async def shared_sandbox(template: Sandbox, trajectory: str) -> AsyncGenerator[S
         shared = _open[key] = _Shared(template)
     shared.users += 1
     try:
-        async with shared.opening:
-            await shared.sandbox.open()
-        yield shared.sandbox
+        yield await shared.open(like)
     finally:
         shared.users -= 1
         if shared.users == 0:
@@ -61,9 +69,19 @@ class WorkspaceTool(Tool):
     async def session(self, trajectory: str) -> AsyncGenerator[Self]:
         """Open a sandbox for this trajectory, or join the tools that have."""
         async with shared_sandbox(self.sandbox, trajectory) as sandbox:
-            live = copy.copy(self)
-            live.sandbox = sandbox
-            yield live
+            yield self._in(sandbox)
+
+    @asynccontextmanager
+    async def branch(self, live: Tool, trajectory: str) -> AsyncGenerator[Self]:
+        """Open a clone of another trajectory's sandbox, or join the tools that have."""
+        assert isinstance(live, WorkspaceTool)
+        async with shared_sandbox(self.sandbox, trajectory, like=live.sandbox) as sandbox:
+            yield self._in(sandbox)
+
+    def _in(self, sandbox: Sandbox) -> Self:
+        live = copy.copy(self)
+        live.sandbox = sandbox
+        return live
 
     async def teardown(self) -> None:
         """Close the sandbox that was used by hand, if it was."""

@@ -339,6 +339,21 @@ class ToolCompose(Compose):
             session.dispatcher.forget(session)
         self._close(ended.values())
 
+    def branch(self, row: int, into: Sequence[int]) -> None:
+        """Let trajectories in other rows go on from where one is: interpreters, files, and all that is open.
+
+        What they held themselves is closed. Copy the row of the TensorDict too, with its history; rows count
+        through the flattened batch. Branches share nothing: each sees its own calls only.
+
+        Raises:
+            TypeError: a tool with state, which was called in this row, defines no `branch`.
+            InfrastructureError: what a tool holds cannot be copied.
+        """
+        targets = [target for target in dict.fromkeys(into) if target != row]
+        self._end(targets)
+        source = self._session(row)
+        run(source.branch([self._session(target) for target in targets]))
+
     def end(self, rows: Sequence[bool]) -> None:
         """Close what the trajectories of these rows hold open: they are done, whoever has ended them."""
         self._close([session for row, session in self._sessions.items() if row < len(rows) and rows[row]])

@@ -4,7 +4,8 @@ They need pytest, pytest-asyncio and hypothesis: pip install 'torchrl-agentic[te
 """
 
 from torchrl_agentic.testing.contracts.parser import ParserContract
+from torchrl_agentic.testing.contracts.repl import ReplContract
 from torchrl_agentic.testing.contracts.sandbox import SandboxContract
 from torchrl_agentic.testing.contracts.tool import ToolContract
 
-__all__ = ["ParserContract", "SandboxContract", "ToolContract"]
+__all__ = ["ParserContract", "ReplContract", "SandboxContract", "ToolContract"]

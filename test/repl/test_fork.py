@@ -1,0 +1,181 @@
+"""Clones of an interpreter go on from where it is, and share nothing with it and each other."""
+
+import asyncio
+import os
+import warnings
+
+import pytest
+
+from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
+from torchrl_agentic.sandbox import BubblewrapSandbox
+from torchrl_agentic.sandbox.bubblewrap import why_not
+from torchrl_agentic.sandbox.forkserver import cannot_work
+
+KINDS = [
+    pytest.param(
+        lambda: ForkServerRepl(),
+        marks=pytest.mark.skipif(cannot_work() is not None, reason=str(cannot_work())),
+        id="forkserver",
+    ),
+    pytest.param(
+        lambda: SubprocessRepl(BubblewrapSandbox()),
+        marks=pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+        id="replayed",
+    ),
+]
+native = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
+
+
+async def _all_close(repls: list[Repl]) -> None:
+    await asyncio.gather(*(repl.close() for repl in repls))
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_clones_have_state_and_files_and_go_their_own_ways(make):
+    async with make() as repl:
+        await repl.execute("import os\nx = [0]\nos.makedirs('d/e')\nopen('d/e/f', 'w').write('a')")
+        clones = await repl.fork(3)
+        for number, one in enumerate([repl, *clones]):
+            result = await one.execute(
+                f"x.append({number}); open('d/e/f', 'a').write('{number}'); x, open('d/e/f').read()"
+            )
+            assert result.value == f"([0, {number}], 'a{number}')"
+        for number, one in enumerate([repl, *clones]):
+            assert (await one.execute("x, open('d/e/f').read()")).value == f"([0, {number}], 'a{number}')"
+        await _all_close(clones)
+        assert (await repl.execute("x")).value == "[0, 0]"
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_clones_outlive_the_original_and_can_be_cloned(make):
+    repl = make()
+    await repl.open()
+    await repl.execute("x = 1")
+    (clone,) = await repl.fork()
+    await repl.close()
+    await clone.execute("x += 1")
+    (grandchild,) = await clone.fork()
+    await clone.close()
+    assert (await grandchild.execute("x")).value == "2"
+    await grandchild.close()
+    assert not grandchild.sandbox.is_open
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_random_numbers_go_on_alike(make):
+    async with make() as repl:
+        await repl.execute("import random; random.random()")
+        clones = await repl.fork(2)
+        numbers = {(await one.execute("random.random()")).value for one in [repl, *clones]}
+        assert len(numbers) == 1
+        await _all_close(clones)
+
+
+@native
+async def test_what_cannot_be_run_again_is_cloned():
+    """A clock, and a counter in a closure: cells that are run again would give another value."""
+    async with ForkServerRepl() as repl:
+        seen = (await repl.execute("import time; t = time.time_ns(); t")).value
+        (clone,) = await repl.fork()
+        assert clone.sandbox.has_live_clone
+        assert (await clone.execute("t")).value == seen
+        await clone.close()
+
+
+@native
+async def test_an_open_file_goes_on_in_the_clones_own_copy():
+    async with ForkServerRepl() as repl:
+        await repl.execute("f = open('log', 'w+'); f.write('one '); f.flush()")
+        (clone,) = await repl.fork()
+        await clone.execute("f.write('clone'); f.flush()")
+        await repl.execute("f.write('original'); f.flush()")
+        assert (await clone.execute("open('log').read()")).value == "'one clone'"
+        assert (await repl.execute("open('log').read()")).value == "'one original'"
+        await clone.close()
+
+
+@native
+async def test_neither_sees_a_process_of_the_other():
+    async with ForkServerRepl() as repl:
+        await repl.execute("import os, subprocess")
+        clones = await repl.fork(2)
+        for one in [repl, *clones]:
+            code = "p = subprocess.Popen(['sleep', '100']); [n for n in os.listdir('/proc') if n.isdigit()]"
+            assert (await one.execute(code)).value == "['1', '2', '3']"
+        await _all_close(clones)
+
+
+@native
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import mmap; m = mmap.mmap(-1, 4096)",
+        "import os; fd = os.memfd_create('m'); import mmap; m = mmap.mmap(os.dup(fd), 0) if 0 else None",
+        "open('f', 'wb').write(bytes(4096)); import mmap; f = open('f', 'r+b'); m = mmap.mmap(f.fileno(), 0)",
+    ],
+    ids=["anonymous", "none", "file"],
+)
+async def test_shared_memory_is_never_shared_by_clones(code: str):
+    """It cannot be cloned, so the cells are run again."""
+    async with ForkServerRepl() as repl:
+        await repl.execute(code)
+        (clone,) = await repl.fork()
+        assert clone.sandbox.has_live_clone is ("memfd" in code)
+        if "memfd" not in code:
+            await repl.execute("m[0:1] = b'x'")
+            assert (await clone.execute("m[0:1]")).value == "b'\\x00'"
+        await clone.close()
+        assert (await repl.execute("1 + 1")).value == "2"
+
+
+@native
+async def test_pipes_and_sockets_are_closed_in_clones():
+    async with ForkServerRepl() as repl:
+        await repl.execute("import os, socket; r, w = os.pipe(); a, b = socket.socketpair()")
+        (clone,) = await repl.fork()
+        await clone.execute("os.write(w, b'secret'); a.send(b'secret') if 0 else None")
+        result = await repl.execute("os.set_blocking(r, False); os.read(r, 10)", timeout=2)
+        assert "secret" not in result.text
+        await clone.close()
+
+
+@native
+async def test_a_clone_is_interrupted_killed_and_started_anew_like_any_other():
+    async with ForkServerRepl() as repl:
+        await repl.execute("x = 1")
+        (clone,) = await repl.fork()
+        assert (await clone.execute("while True: pass", timeout=0.2)).message.endswith("state is kept")
+        assert (await clone.execute("x")).value == "1"
+        hard = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+        assert (await clone.execute(hard, timeout=0.2)).state_lost
+        assert (await clone.execute("'x' in globals()")).value == "False"
+        died = await clone.execute("import os; os._exit(3)")
+        assert (died.status, died.state_lost) == ("died", True)
+        await clone.close()
+
+
+@native
+async def test_cloning_goes_on_when_clones_of_clones_are_nested_too_deeply():
+    async with ForkServerRepl() as repl:
+        await repl.execute("x = 0")
+        for _ in range(22):
+            (clone,) = await repl.fork()
+            await repl.execute("x += 1")
+            await clone.close()
+        assert (await repl.execute("x")).value == "22"
+
+
+def test_the_file_descriptors_of_clones_come_back():
+    async def many() -> None:
+        async with ForkServerRepl() as repl:
+            await repl.execute("x = 1")
+            for _ in range(5):
+                await _all_close(await repl.fork(4))
+
+    if cannot_work() is not None:
+        pytest.skip(f"no fork server here: {cannot_work()}")
+    asyncio.run(many())
+    before = len(os.listdir("/proc/self/fd"))
+    with warnings.catch_warnings():
+        asyncio.run(many())
+    assert len(os.listdir("/proc/self/fd")) <= before

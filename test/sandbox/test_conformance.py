@@ -1,0 +1,128 @@
+"""The cases themselves: each can fail, says what failed, and is left out only where the sandbox says why."""
+
+import asyncio
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from torchrl_agentic.sandbox import ResourceLimits, UnsafeSubprocessSandbox
+from torchrl_agentic.sandbox.base import CLAIMS
+from torchrl_agentic.sandbox.conformance import CASES, Case, check
+from torchrl_agentic.sandbox.conformance.cases import Group
+
+pytestmark = pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
+HARMLESS = """
+protocol: a folder that is a link leads to nothing of the hosts
+filesystem: files of the host cannot be read
+filesystem: files and services of the host are out of sight
+filesystem: the hosts temporary files are others than those inside
+filesystem: paths through proc lead to no other root
+filesystem: files that others have open are out of reach
+filesystem: two sandboxes share no terminals
+leftovers: daemons end with their command
+leftovers: nothing is left of a trainer that was killed
+process: processes of the host are out of sight
+process: no process in sight has the environment of the trainer
+process: two sandboxes are out of each others sight
+process: two sandboxes share no system v objects
+process: two sandboxes share no message queues
+process: two sandboxes share no memory by name
+rights: no namespace can be made
+rights: keyrings cannot be used
+rights: parts of the kernel that only attacks need are shut
+rights: other numbers of system calls lead no further
+network: tcp services of the host are out of reach
+network: datagrams do not arrive at the host
+network: sockets of the host are out of reach by path
+network: abstract sockets of the host are out of reach
+network: interfaces and connections of the host are out of sight
+network: a call cannot widen the network
+limits: memory of a process is bounded
+limits: processes are bounded
+limits: threads are bounded
+limits: the size of a file is bounded
+""".strip().splitlines()
+"""Cases whose attacks do nothing to a machine that nothing protects from them."""
+
+
+def named(name: str) -> Case:
+    return next(case for case in CASES if str(case) == name)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+async def test_a_case_fails_where_nothing_stops_its_attack(name: str):
+    """Else it would say nothing about sandboxes that pass."""
+    case = named(name)
+    if reason := case.excuse(Undeclared()):
+        pytest.skip(reason)
+    with pytest.raises(AssertionError):
+        await case.hold(Undeclared)
+
+
+class Undeclared(UnsafeSubprocessSandbox):
+    """The unsafe one, as if there were nothing that it cannot stop, and as if it enforced its limits."""
+
+    cannot: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def limits_enforced(self) -> dict[str, bool]:
+        return dict.fromkeys(super().limits_enforced, True)
+
+
+def test_the_sentences_are_many_and_no_two_are_alike():
+    assert len(CASES) >= 80
+    assert len({str(case) for case in CASES}) == len(CASES)
+    assert {case.claim for case in CASES} == {None, *CLAIMS}
+
+
+def test_a_case_is_left_out_only_for_a_reason():
+    assert "host_files" in (named(HARMLESS[0]).excuse(UnsafeSubprocessSandbox()) or "")
+    assert named(HARMLESS[0]).excuse(Undeclared()) is None
+    assert named(HARMLESS[0]).excuse(Undeclared(), {"host_files"}) == "cannot be shown here: host_files"
+    total = named("limits: all files together are bounded")
+    declared_total = type("Small", (Undeclared,), {"limits_enforced": {"disk_total": False}})
+    assert "does not enforce disk_total" in (total.excuse(declared_total()) or "")
+
+
+async def test_outcomes_say_what_failed_and_how():
+    group = Group("here")
+
+    @group.case()
+    async def it_has_a_message(sandbox: UnsafeSubprocessSandbox) -> None:
+        raise AssertionError("first line\nsecond line")
+
+    @group.case("network")
+    async def it_is_declared(sandbox: UnsafeSubprocessSandbox) -> None:
+        raise AssertionError
+
+    @group.factory_case()
+    async def it_is_broken(make: object) -> None:
+        raise ZeroDivisionError("by 0")
+
+    @group.case(limits=ResourceLimits(wall_seconds=5))
+    async def it_holds(sandbox: UnsafeSubprocessSandbox) -> None:
+        assert sandbox.limits.wall_seconds == 5
+
+    seen: list[object] = []
+    outcomes = await check(UnsafeSubprocessSandbox, group.cases, on_outcome=seen.append)
+    assert seen == outcomes
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
+        ("failed", "first line"),
+        ("excused", "unsafe says that it does not stop this: network"),
+        ("failed", "ZeroDivisionError: by 0 (await self.body(make))"),
+        ("passed", ""),
+    ]
+    assert str(outcomes[0].case) == "here: it has a message"
+
+
+async def test_a_case_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchrl_agentic.sandbox.conformance.cases.CASE_S", 0.05)
+    case = replace(CASES[0], body=lambda make: asyncio.Event().wait())
+    with pytest.raises(AssertionError, match="longer than"):
+        await case.hold(UnsafeSubprocessSandbox)
+
+
+def test_a_claim_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="no claim 'magic'; there are host_files"):
+        Group("here").case("magic")(lambda sandbox: asyncio.sleep(0))

@@ -1,0 +1,302 @@
+"""An IPython kernel as interpreter: magics, top-level `await`, figures.
+
+The kernel and its client both run inside the sandbox and talk over ZeroMQ's unix sockets there, see
+`kernel_client.py`; what reaches us are frames on the client's stdout. A client on our side could be fed one
+message without end, which no high-water mark holds back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+from importlib.resources import files
+from typing import Any, ClassVar
+
+from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
+from torchrl_agentic.repl.base import KEPT, LOST, Repl, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
+from torchrl_agentic.repl.supervised import MAX_CODE
+from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
+from torchrl_agentic.sandbox.inside.wire import BadMessage
+from torchrl_agentic.sandbox.python import clean_env, find_packages
+from torchrl_agentic.sandbox.supervision import GRACE_S
+
+START_S = 60.0
+"""How long a kernel may take to start."""
+NETWORK = (
+    "a Jupyter kernel talks over unix sockets, which this sandbox refuses. Pass one with a network of its "
+    "own, which is not the host's: JupyterRepl(BubblewrapSandbox(ResourceLimits(network='loopback', ...))), "
+    "or none at all: JupyterRepl()"
+)
+_OPTIONS = (
+    "--ipython-dir",
+    "{folder}",
+    "--HistoryManager.enabled=False",
+    "--IPKernelApp.capture_fd_output=False",
+    "--log-level=50",
+)
+_FONTS = "/etc/fonts"
+
+
+class JupyterRepl(Repl):
+    """An IPython kernel in a sandbox; variables, imports and functions stay from call to call.
+
+    What code shows other than by printing is in `display`: at most 5 PNG or JPEG images of at most 1 MiB per
+    cell, all else as text; HTML and JavaScript are left out.
+
+    Args:
+        sandbox: where it runs; its Python needs `ipykernel`, and a `BubblewrapSandbox` the network
+            "loopback". None: such a one that shows the packages installed here.
+        kernel_argv: the command that starts the kernel inside, with the word {connection_file} in the place
+            of that file; values, tracebacks and displays are then as that kernel gives them, and with plain
+            ipykernel it needs a sandbox that lets it use TCP and netlink, too. None: ipykernel without those.
+
+    Raises:
+        MissingExtra: no sandbox is given, and ipykernel is not installed here.
+        SandboxError: no sandbox is given, and the packages installed here cannot be used inside one.
+        ValueError: the sandbox refuses unix sockets.
+    """
+
+    name: ClassVar[str] = "jupyter"
+
+    def __init__(self, sandbox: Sandbox | None = None, *, kernel_argv: tuple[str, ...] | None = None) -> None:
+        if isinstance(sandbox, BubblewrapSandbox) and sandbox.limits.network == "none":
+            raise ValueError(NETWORK)
+        self.sandbox = sandbox_for_kernels() if sandbox is None else sandbox
+        self._kernel_argv = kernel_argv
+        self._live: KernelLink | None = None
+        self.cells = []
+        self._opened = False
+        self._lock = asyncio.Lock()
+        self._seq = 0
+        self._running = 0
+        self._untold = False  # state was lost, and no result has said so
+
+    def fresh(self, sandbox: Sandbox | None = None) -> JupyterRepl:
+        """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
+        return JupyterRepl(sandbox or self.sandbox.fresh(), kernel_argv=self._kernel_argv)
+
+    async def open(self) -> None:
+        """Start it."""
+        async with self._lock:
+            if self._opened:
+                return
+            if not self.sandbox.is_open:
+                await self.sandbox.open()
+                self.owns_sandbox = True
+            try:
+                self._live = await self._start()
+            except BaseException:
+                await self.close()
+                raise
+            self._opened = True
+
+    async def close(self) -> None:
+        """End it."""
+        self._opened = False
+        await self._end()
+        if self.owns_sandbox:
+            self.owns_sandbox = False
+            await self.sandbox.close()
+
+    async def restart(self) -> None:
+        """Forget all that was defined."""
+        async with self._lock:
+            self._check_open()
+            await self._end()
+            self._live = await self._start()
+            self.cells.clear()
+            self._untold = False
+
+    async def interrupt(self) -> None:
+        """Stop the code that runs now."""
+        if self._live is not None and self._running:
+            with contextlib.suppress(EOFError):
+                await self._live.ask({"op": "interrupt", "seq": self._running})
+
+    async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
+        """Run code. Where the kernel was lost, starting a new one does not count."""
+        self._check_open()
+        if len(code) > MAX_CODE:
+            error = ReplError("ValueError", f"code of {len(code)} characters; at most {MAX_CODE} can be run")
+            return ReplResult(error=error, status="error")
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._lock.acquire()
+        except TimeoutError:
+            message = f"Not run: earlier code kept the interpreter busy for {timeout:g} s"
+            return ReplResult(timed_out=True, status="timeout", message=message)
+        try:
+            self._check_open()
+            self.cells.append(code)
+            left = None if timeout is None else timeout - (loop.time() - asked)
+            return await self._execute(await self._ready(), code, timeout, left)
+        finally:
+            self._running = 0
+            self._lock.release()
+
+    def _check_open(self) -> None:
+        if not self._opened:
+            raise InfrastructureError("the interpreter is not open: use 'async with', or call open() first")
+
+    async def _ready(self) -> KernelLink:
+        """Give the kernel; a new one if there is none or it has ended since the last call."""
+        if self._live is not None and self._live.ended.done():
+            self._untold = True
+            await self._end()
+        if self._live is None:
+            self._live = await self._start()
+        return self._live
+
+    async def _execute(
+        self, live: KernelLink, code: str, timeout: float | None, left: float | None
+    ) -> ReplResult:
+        self._seq += 1
+        self._running = self._seq
+        answer = Answer(self._seq, self.sandbox.limits.output_bytes)
+        try:
+            return await self._answered(live, answer, code, timeout, left)
+        except asyncio.CancelledError:
+            stopping = asyncio.ensure_future(self._cancel(live, answer))
+            while not stopping.done():  # nobody else may read this answer, however often we are cancelled
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(stopping)
+            raise
+
+    async def _answered(
+        self, live: KernelLink, answer: Answer, code: str, timeout: float | None, left: float | None
+    ) -> ReplResult:
+        try:
+            async with asyncio.timeout(left):
+                await live.ask({"op": "exec", "seq": answer.seq, "code": code})
+                await answer.read(live)
+        except TimeoutError:
+            stopped = f"Execution exceeded {timeout:g} s and was stopped"
+            if not await self._stop(live, answer, GRACE_S):
+                return await self._lost(answer, "timeout", f"{stopped}; {LOST}")
+            return self._told(answer, "timeout", f"{stopped}; {KEPT}")
+        except EOFError:
+            ended = await live.how_it_ended(GRACE_S)
+            if "sandbox" in ended:
+                self._untold = True
+                await self._end()
+                raise InfrastructureError(f"the interpreter ended: {ended}") from None
+            return await self._lost(answer, "died", f"The interpreter ended ({ended}); {LOST}")
+        except BadMessage as error:
+            return await self._lost(answer, "died", f"The interpreter broke off ({error}); {LOST}")
+        match answer.status:
+            case "ok":
+                return self._told(answer, "ok", "")
+            case "died":
+                return await self._lost(answer, "died", f"The interpreter ended ({answer.how}); {LOST}")
+            case _:
+                message = f"The interpreter broke off (its messages do not come through); {LOST}"
+                return await self._lost(answer, "died", message)
+
+    async def _stop(self, live: KernelLink, answer: Answer, grace_s: float) -> bool:
+        """Interrupt a cell and wait a moment for its answer; whether it came, and the kernel lives on."""
+        try:
+            # A little longer than the client waits for the kernel: what was printed comes in any case.
+            async with asyncio.timeout(grace_s + GRACE_S / 4):
+                await live.ask({"op": "stop", "seq": answer.seq, "grace_s": grace_s})
+                await answer.read(live)
+        except (TimeoutError, EOFError, BadMessage):
+            return False
+        return answer.status == "ok"
+
+    async def _cancel(self, live: KernelLink, answer: Answer) -> None:
+        if self._live is live and not await self._stop(live, answer, GRACE_S / 2):
+            self._untold = True
+            await self._end()
+
+    async def _lost(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
+        self._untold = True  # unless this gets through
+        await self._end()
+        self._untold = False
+        return answer.result(status, message, lost=True)
+
+    def _told(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
+        lost, self._untold = self._untold, False
+        if lost:
+            message = f"{message}\n" * bool(message) + f"Before this call, {LOST}"
+        return answer.result(status, message, lost=lost)
+
+    async def _start(self) -> KernelLink:
+        sources = files("torchrl_agentic.repl")
+        client, kernel = (
+            sources.joinpath(name).read_text("utf-8") for name in ("kernel_client.py", "kernel.py")
+        )
+        python = (*self.sandbox.python_argv, "-s", "-B", "-c")
+        argv = self._kernel_argv or (*python, kernel, "-f", "{connection_file}", *_OPTIONS)
+        live = KernelLink(await self.sandbox.spawn((*python, client)))
+        try:
+            async with asyncio.timeout(START_S):
+                await live.ask({"argv": argv, "output_bytes": self.sandbox.limits.output_bytes})
+                reason = _refusal(await live.frame())
+        except (TimeoutError, EOFError, BadMessage):
+            reason = f"the kernel did not start: {live.process.errors().strip() or 'it said nothing'}"
+        except BaseException:
+            await live.end()
+            raise
+        if reason:
+            await live.end()
+            raise SandboxError(reason)
+        return live
+
+    async def _end(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            await live.end()
+
+    def __repr__(self) -> str:
+        return f"JupyterRepl({self.sandbox!r})"
+
+
+def sandbox_for_kernels() -> Sandbox:
+    """Make the sandbox that is used when none is given, with the packages that are installed here.
+
+    Raises:
+        MissingExtra: there is no ipykernel among them.
+        SandboxError: whoever runs inside may not read them, or its Python is of another version.
+    """
+    for name in ("ipykernel", "jupyter_client"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise MissingExtra("JupyterRepl", name, "jupyter")
+        if not spec.origin.startswith(("/usr/", *find_packages())):
+            raise SandboxError(
+                f"{name} in {os.path.dirname(spec.origin)} cannot be shown inside: it is for root alone, or "
+                "for another version of Python; install it elsewhere, and pass a sandbox that shows it"
+            )
+    # A thread counts as a process, and claims address space for a heap of its own.
+    env = {**clean_env(), "MALLOC_ARENA_MAX": "2"}
+    del env["MPLBACKEND"]  # the kernel has its own, which shows figures
+    # Where the program fc-list is, Matplotlib calls it, and that complains if its settings are not there.
+    roots = tuple(folder for folder in (_FONTS,) if os.path.isdir(folder))
+    limits = ResourceLimits(
+        memory_bytes=1 << 30, max_processes=64, network="loopback", fs_read_roots=roots, env=env
+    )
+    return BubblewrapSandbox(limits)
+
+
+def _refusal(frame: dict[str, Any]) -> str:
+    """Say why there is no kernel, from the first frame; empty if there is one."""
+    text = text_of(frame.get("text", "no reason given")).strip()
+    match frame.get("failed"):
+        case None:
+            return ""
+        case "sockets":
+            return f"{NETWORK} ({text})"
+        case "import":
+            return (
+                f"the Python {text_of(frame.get('python'))} inside the sandbox has no Jupyter: {text}. "
+                "Install ipykernel there, or show a folder that has it for this version: "
+                "fs_read_roots=(folder,) and env={'PYTHONPATH': folder, ...} in the limits; JupyterRepl() "
+                "does that with the packages here"
+            )
+        case _:
+            return f"the kernel did not start: {text}"

@@ -1,0 +1,266 @@
+"""An IPython kernel whose cells behave as in the other interpreters, run as `python -c <this file> -f FILE`.
+
+FILE is the connection file. The number of a cell comes with it, as its "cellId".
+"""
+
+# ruff: noqa: E402  sys.path comes first
+from __future__ import annotations
+
+import sys
+
+# What the model wrote into its folder must not take the place of the modules that are imported here.
+sys.path[:] = [path for path in sys.path if path]
+# The debugger would listen on a port, and takes a tenth of a second to import.
+sys.modules["debugpy"] = None  # pyright: ignore[reportArgumentType]  this is how an import is refused
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, TextIO
+
+from ipykernel import iostream, kernelapp
+
+MAX_VALUE = 8192
+MAX_TRACE = 16384
+MAX_IMAGE = 1 << 20
+IMAGES = ("image/png", "image/jpeg")
+FOLDER = os.path.join(os.getcwd(), "")
+COLOURS = ("TERM", "CLICOLOR", "FORCE_COLOR", "CLICOLOR_FORCE")
+
+
+def main(argv: list[str]) -> None:
+    """Start a kernel, change its shell, and run what it is asked to."""
+    # With its pipe for forked processes it listens on a TCP port; where netlink is refused, libzmq aborts.
+    threads: Any = iostream.IOPubThread
+    threads._setup_pipe_in = no_pipe
+    app: Any = kernelapp.IPKernelApp.instance()
+    app.initialize(argv)
+    for name in COLOURS:  # the kernel has set them, for terminals
+        os.environ.pop(name, None)
+    warnings.filterwarnings("ignore", message="To exit: use")
+    shell = app.shell
+    shell.user_ns["exit"] = shell.user_ns["quit"] = leave
+    shell.system = shell.system_raw  # the other one makes a terminal, which turns \n into \r\n
+    change_displays(shell.display_formatter)
+    change_cells(shell, Interrupts(app.kernel))
+    app.start()
+
+
+class Interrupts:
+    """What SIGINT does: it ends the code of a cell, however early it comes, and nothing else.
+
+    Left to itself the kernel may get it in the middle of its own work, and then swallow it, end, or never
+    answer; and that of an `await` is scheduled without waking the loop.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.early = False
+        self.task: asyncio.Task[Any] | None = None
+        kernel.pre_handler_hook = self.hold
+        kernel.post_handler_hook = self.ignore
+        kernel._cancel_on_sigint = contextlib.nullcontext
+
+    def hold(self) -> None:
+        """Keep what comes now for the code that is about to run."""
+        self.early = False
+        signal.signal(signal.SIGINT, self.note)
+
+    def ignore(self) -> None:
+        """Take none between two cells."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    @contextlib.contextmanager
+    def armed(self, task: asyncio.Task[Any] | None = None) -> Generator[None]:
+        """Let what comes now end what is done here: by an exception, or by cancelling a task."""
+        self.task = task
+        try:
+            self._replace(self.cancel if task else signal.default_int_handler)
+            if self.early:
+                self.early = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._replace(self.note)
+
+    def _replace(self, handler: Any) -> None:
+        """Set a handler, unless the code has one of its own."""
+        if signal.getsignal(signal.SIGINT) in (self.note, self.cancel, signal.default_int_handler):
+            signal.signal(signal.SIGINT, handler)
+
+    def note(self, *args: object) -> None:
+        """Remember an interrupt."""
+        del args
+        self.early = True
+
+    def cancel(self, *args: object) -> None:
+        """Cancel the task."""
+        del args
+        if self.task is not None:
+            self.task.get_loop().call_soon_threadsafe(self.task.cancel)
+
+
+def no_pipe(thread: Any) -> None:
+    """Stand for the method that sets that pipe up."""
+    thread._pipe_flag = False
+
+
+def change_cells(shell: Any, interrupts: Interrupts) -> None:
+    """Let each cell begin with sound streams, and end with an answer that can be sent."""
+    plain_run, plain_code = shell.run_cell_async, shell.run_code
+    plain_trigger = shell.events.trigger
+    pid = os.getpid()
+    streams = [os.dup(number) for number in (1, 2)]
+    raised: list[BaseException] = []
+    names: list[str] = []  # of the cell that runs, and of those that magics in it run
+    plain_write = shell.displayhook.write_format_data
+
+    def show(exc_tuple: Any = None, *args: object, **kwargs: object) -> None:
+        """Keep what was raised for the answer."""
+        del args, kwargs
+        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        if error is not None:
+            raised.append(error)
+            shell._last_traceback = [trace(error)]
+
+    def write(data: Any, *args: object, **kwargs: object) -> None:
+        """Put the value into the answer, too, since other messages may be dropped."""
+        shell.payload_manager.write_payload({"source": "value", "text": data.get("text/plain", "")})
+        plain_write(data, *args, **kwargs)
+
+    @functools.wraps(plain_run)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        if names:
+            names.append(f"{names[-1]} within")
+            try:
+                return await plain_run(*args, **kwargs)
+            finally:
+                names.pop()
+        raised.clear()
+        restore(streams)
+        names.append(f"cell {kwargs.get('cell_id')}")
+        try:
+            result = await plain_run(*args, **kwargs)
+        finally:
+            interrupts.hold()
+            names.clear()
+            if os.getpid() != pid:  # the code forked, and this is its child coming back into our loop
+                os._exit(0)
+            restore(streams)
+        for name in ("error_before_exec", "error_in_exec"):
+            error = getattr(result, name)
+            if error is not None:
+                setattr(result, name, told(error))
+        if result.success and raised:  # while a value was shown, or in a magic
+            result.error_in_exec = told(raised[-1])
+        return result
+
+    async def run_code(*args: Any, async_: bool = False, **kwargs: Any) -> Any:
+        with interrupts.armed(asyncio.current_task() if async_ else None):
+            return await plain_code(*args, async_=async_, **kwargs)
+
+    def trigger(event: str, *args: Any, **kwargs: Any) -> None:
+        if event != "post_execute":
+            plain_trigger(event, *args, **kwargs)
+            return
+        try:
+            with interrupts.armed():  # this draws the figures, which may take long
+                plain_trigger(event, *args, **kwargs)
+        except KeyboardInterrupt as error:
+            raised.append(error)
+
+    def name(*args: object) -> str:
+        del args
+        return f"<{names[-1] if names else 'setup'}>"
+
+    shell.run_cell_async, shell.run_code = run, run_code
+    shell.events.trigger = trigger
+    shell.displayhook.write_format_data = write
+    shell.compile.get_code_name = name
+    shell.showtraceback = shell.showsyntaxerror = show
+
+
+def change_displays(formatter: Any) -> None:
+    """Let values be shown as text and small images only, and let long texts lose their middle."""
+    plain_format = formatter.format
+
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        data, about = plain_format(*args, **kwargs)
+        if "text/plain" in data:
+            data["text/plain"] = sendable(clip(data["text/plain"], MAX_VALUE))
+        for kind in IMAGES:
+            if len(data.get(kind, b"")) > MAX_IMAGE:
+                del data[kind]
+        return data, about
+
+    formatter.active_types = ["text/plain", *IMAGES]
+    formatter.formatters["text/plain"].pprint = False
+    formatter.format = shown
+
+
+def restore(saved: list[int]) -> None:
+    """Make the streams what they were; what a cell did to them is its own affair."""
+    for file in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            file.flush()
+    for number, original in zip((1, 2), saved, strict=True):
+        os.dup2(original, number)
+    sys.stdout, sys.stderr = stream(1), stream(2)
+
+
+def stream(number: int) -> TextIO:
+    """Make a text stream on a file descriptor, for the code to print to."""
+    return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+
+
+def leave(code: object = None) -> None:
+    """End the cell; the kernel stays."""
+    raise SystemExit(code)
+
+
+def told(error: BaseException) -> Exception:
+    """Make an exception of the same name whose text can be had, is not long, and can be sent."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = ""
+    return type(type(error).__name__, (Exception,), {})(sendable(clip(text, MAX_VALUE)))
+
+
+def since(frames: TracebackType | None, prefix: str) -> TracebackType | None:
+    """Leave out the frames before the first whose file's name begins in a certain way."""
+    while frames is not None and not frames.tb_frame.f_code.co_filename.startswith(prefix):
+        frames = frames.tb_next
+    return frames
+
+
+def trace(error: BaseException) -> str:
+    """Write a traceback that begins in the code's own cells, or in its files where a magic ran one."""
+    frames = since(error.__traceback__, "<cell ") or since(error.__traceback__, FOLDER)
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames)).rstrip("\n")
+    except BaseException:
+        text = ""
+    return sendable(clip(text, MAX_TRACE))
+
+
+def sendable(text: str) -> str:
+    """Escape halves of surrogate pairs, which JSON in UTF-8 cannot hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def clip(text: str, limit: int) -> str:
+    """Keep head and tail of a long text."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}… [{len(text) - 2 * half} characters omitted] …{text[-half:]}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

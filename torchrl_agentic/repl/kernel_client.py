@@ -1,0 +1,419 @@
+"""The client of a Jupyter kernel, run inside the sandbox as `python -c <this file>`, beside its kernel.
+
+It talks ZeroMQ to the kernel and, on stdin and stdout, frames as in `wire.py` to us. So nothing that the
+kernel sends, forged or without end, is ever held or parsed outside the sandbox.
+"""
+
+# ruff: noqa: E402  sys.path comes first
+from __future__ import annotations
+
+import sys
+
+# What the model wrote into its folder must not take the place of the modules that are imported here.
+sys.path[:] = [path for path in sys.path if path]
+
+import asyncio
+import base64
+import importlib.util
+import json
+import os
+import platform
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from jupyter_client.asynchronous.client import AsyncKernelClient
+    from jupyter_client.connect import KernelConnectionInfo
+
+Fields = dict[str, Any]
+CHUNK = 1 << 16
+PIECE = 1 << 20
+"""How many bytes of output go into one frame."""
+MAX_MESSAGE = 16 << 20
+"""The kernel's connection is cut, and made again, when a message is longer, in bytes."""
+HIGH_WATER = 16
+"""How many messages ZeroMQ keeps for us before the kernel drops them."""
+RETRY_MS = 20
+"""How often ZeroMQ tries to reach a kernel that is not up yet."""
+MAX_SHOWN = 25
+"""How many displays of a cell are passed on."""
+MAX_TEXT = 16384
+MAX_IMAGE = 3 << 19  # in base64: more than 1 MiB
+IDLE_S = 1.0
+"""How long after its answer the kernel may take to say that it is idle."""
+ANSWER_S = 5.0
+"""How long after it became idle the kernel's answer may take."""
+
+
+class Output:
+    """Head and tail of what comes out of a pipe; pulled whenever there is something."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.fd, self.half = fd, max(1, limit // 2)
+        self.head, self.tail, self.total = bytearray(), bytearray(), 0
+        os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self.pull)
+
+    def pull(self, rounds: int = 16) -> None:
+        """Read what is there now, but no more than some rounds of it."""
+        for _ in range(rounds):
+            try:
+                data = os.read(self.fd, CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                asyncio.get_running_loop().remove_reader(self.fd)
+                return
+            self.add(data)
+
+    def add(self, data: bytes) -> None:
+        """Keep some bytes, or those of them that there is room for."""
+        self.total += len(data)
+        room = self.half - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        self.tail += data
+        if len(self.tail) > 2 * self.half + CHUNK:
+            del self.tail[: -self.half]
+
+    def take(self) -> tuple[bytes, int]:
+        """Give what was kept and how many bytes were not, and begin anew."""
+        self.pull(rounds=64)
+        kept = bytes(self.head + self.tail[-self.half :])
+        omitted = self.total - len(kept)
+        self.head, self.tail, self.total = bytearray(), bytearray(), 0
+        return kept, omitted
+
+
+class Cell:
+    """What is known of the cell that runs."""
+
+    def __init__(self, seq: int, message_id: str) -> None:
+        self.seq = seq
+        self.message_ids = {message_id}
+        self.begun = self.interrupted = self.idle = False
+        self.reply: Fields | None = None
+        self.value: str | None = None
+        self.shown = 0
+
+
+class Courier:
+    """Carries cells to the kernel, and what comes of them back."""
+
+    def __init__(self, order: Fields) -> None:
+        self.order = order
+        self.loop = asyncio.get_running_loop()
+        self.cell: Cell | None = None
+        self.ready = False
+        self.tasks: list[asyncio.Task[None]] = []
+        self.heard: set[str] = set()
+        self.client: AsyncKernelClient
+        self.kernel: subprocess.Popen[bytes]
+        self.out: dict[str, Output] = {}
+
+    async def start(self) -> None:
+        """Start the kernel, and wait until it can run cells."""
+        folder = tempfile.mkdtemp(prefix="kernel-")
+        info = connection(folder)
+        self.launch(folder, info)
+        # While the kernel does the same.
+        import zmq.asyncio
+        from jupyter_client.asynchronous.client import AsyncKernelClient
+
+        context = zmq.asyncio.Context()
+        context.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        context.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        context.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        context.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
+        self.client = AsyncKernelClient(context=context)
+        self.client.load_connection_info(info)
+        self.client.start_channels(stdin=False, hb=False, control=False)
+        self.listen(self.client.get_iopub_msg, self.on_iopub)
+        self.listen(self.client.get_shell_msg, self.on_shell)
+        while len(self.heard) < 2:  # what the kernel publishes before we are subscribed is lost
+            self.ask("kernel_info_request", {})
+            await asyncio.sleep(0.05)
+        self.ready = True
+        # Both sides have their sockets open: nobody needs their names any more.
+        shutil.rmtree(folder, ignore_errors=True)
+        for output in self.out.values():
+            output.take()
+        send({"seq": 0, "ready": True})
+
+    def launch(self, folder: str, info: KernelConnectionInfo) -> None:
+        """Start the kernel's process."""
+        path = os.path.join(folder, "kernel.json")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            json.dump(info, file)
+        pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+        places = {"{connection_file}": path, "{folder}": folder}
+        command = [places.get(word, word) for word in cast("list[str]", self.order["argv"])]
+        try:
+            self.kernel = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1]
+            )
+        except OSError as error:
+            fail("kernel", f"{command[0]}: {error.strerror}")
+            raise
+        for name, (reading, writing) in pipes.items():
+            os.close(writing)
+            self.out[name] = Output(reading, self.order["output_bytes"])
+        threading.Thread(target=self.reap, daemon=True).start()
+
+    def reap(self) -> None:
+        """Wait for the kernel's end, and for that of all who have lost their parents to us."""
+        while True:
+            pid, status = os.wait()
+            if pid == self.kernel.pid:
+                self.loop.call_soon_threadsafe(self.on_end, os.waitstatus_to_exitcode(status))
+                return
+
+    def on_end(self, code: int) -> None:
+        """Tell of the kernel's end, and end with it."""
+        if not self.ready:
+            printed = b"\n".join(output.take()[0] for output in self.out.values())
+            fail("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
+        elif self.cell is not None:
+            self.finish(self.cell, status="died", code=code)
+        os._exit(0)
+
+    def listen(
+        self, receive: Callable[[], Coroutine[Any, Any, Fields]], take: Callable[[str, Fields, Cell], None]
+    ) -> None:
+        """Hand what comes on a channel, as far as it is about the cell that runs, to a method."""
+
+        async def loop() -> None:
+            while True:
+                # The code has the key: anything may come, of any shape.
+                try:
+                    message = await receive()
+                    self.heard.add(take.__name__)
+                    cell, content = self.cell, message["content"]
+                    if cell is not None and message["parent_header"]["msg_id"] in cell.message_ids:
+                        take(message["header"]["msg_type"], {**content}, cell)
+                except Exception:
+                    continue
+
+        self.tasks.append(asyncio.ensure_future(loop()))
+
+    def on_shell(self, kind: str, content: Fields, cell: Cell) -> None:
+        """Take the answer to a cell."""
+        if kind != "execute_reply":
+            return
+        cell.reply = content
+        for item in content.get("payload", ()):
+            if item["source"] == "value":
+                cell.value = str(item["text"])[:MAX_TEXT]
+        if cell.idle:
+            self.finish(cell)
+        else:
+            self.loop.call_later(IDLE_S, self.probe, cell)
+
+    def probe(self, cell: Cell) -> None:
+        """See whether word that the kernel is idle was dropped in a flood, or nothing comes through."""
+        if self.cell is cell:
+            cell.message_ids.add(self.ask("kernel_info_request", {}))
+            self.loop.call_later(IDLE_S, lambda: self.finish(cell, status="cut"))
+
+    def on_iopub(self, kind: str, content: Fields, cell: Cell) -> None:
+        """Take what a cell shows."""
+        if kind == "status" and content.get("execution_state") == "idle":
+            cell.idle = True
+            if cell.reply is not None:
+                self.finish(cell)
+            else:
+                self.loop.call_later(ANSWER_S, self.finish, cell)
+        elif kind == "execute_input":
+            cell.begun = True
+            if cell.interrupted:  # too early: the kernel ignores it between cells
+                self.interrupt()
+        elif kind == "stream" and content.get("name") in self.out:  # of kernels that print this way
+            self.out[content["name"]].add(str(content.get("text", "")).encode("utf-8", "replace"))
+        elif kind in ("execute_result", "display_data"):
+            data = content["data"]
+            text = str(data.get("text/plain", ""))[:MAX_TEXT]
+            if kind == "execute_result":
+                cell.value = text
+            images = {
+                name: str(data[name])
+                for name in ("image/png", "image/jpeg")
+                if name in data and len(str(data[name])) < MAX_IMAGE
+            }
+            if cell.shown < MAX_SHOWN and (images or kind == "display_data"):
+                cell.shown += 1
+                send({"seq": cell.seq, "display": {"text/plain": text, **images}})
+
+    def execute(self, seq: int, code: str) -> None:
+        """Begin a cell."""
+        try:
+            content = {"code": code, "silent": False, "allow_stdin": False, "stop_on_error": False}
+            message_id = self.ask("execute_request", content, {"cellId": str(seq)})
+        except ValueError as error:  # halves of surrogate pairs cannot be sent
+            refusal = {"ename": type(error).__name__, "evalue": str(error)}
+            send({"seq": seq, "status": "ok", "value": None, "error": refusal})
+            return
+        self.cell = Cell(seq, message_id)
+
+    def ask(self, kind: str, content: Fields, about: Fields | None = None) -> str:
+        """Send the kernel a request, and give its id.
+
+        The client's own methods send past zmq.asyncio, which then may not notice the answer.
+        """
+        session, socket = self.client.session, self.client.shell_channel.socket
+        message = session.msg(kind, content, metadata=about)
+        self.sent = socket.send_multipart(session.serialize(message))
+        return message["header"]["msg_id"]
+
+    def interrupt(self) -> None:
+        """Do to the kernel and what it started as Ctrl-C would do; we are of their group, and ignore it."""
+        if self.cell is not None:
+            self.cell.interrupted = not self.cell.begun
+        os.killpg(os.getpgrp(), signal.SIGINT)
+
+    def stop(self, seq: int, grace_s: float) -> None:
+        """Interrupt a cell, and give it up if it does not react."""
+        cell = self.cell
+        if cell is not None and cell.seq == seq:
+            self.interrupt()
+            self.loop.call_later(grace_s, self.give_up, cell)
+
+    def give_up(self, cell: Cell) -> None:
+        """Tell of a cell whose time is over; one that has its answer may have too much to show."""
+        self.finish(cell, status="ok" if cell.reply is not None else "stuck")
+
+    def finish(self, cell: Cell, *, status: str = "ok", code: int = 0) -> None:
+        """Tell what came of a cell, unless that is told already."""
+        if self.cell is not cell:
+            return
+        self.cell = None
+        for name, output in self.out.items():
+            data, omitted = output.take()
+            for start in range(0, len(data), PIECE):
+                piece = base64.b64encode(data[start : start + PIECE]).decode()
+                send({"seq": cell.seq, "stream": name, "data": piece, "omitted": 0})
+            if omitted:
+                send({"seq": cell.seq, "stream": name, "data": "", "omitted": omitted})
+        error = None
+        if status == "ok":
+            error = raised(cell.reply or {"ename": "KernelError", "evalue": "the kernel gave no answer"})
+        send({"seq": cell.seq, "status": status, "code": code, "value": cell.value, "error": error})
+
+
+def connection(folder: str) -> KernelConnectionInfo:
+    """Make up where a kernel listens, and the key that signs its messages."""
+    return {
+        "shell_port": 1,
+        "iopub_port": 2,
+        "stdin_port": 3,
+        "control_port": 4,
+        "hb_port": 5,
+        "transport": "ipc",
+        "ip": os.path.join(folder, "k"),
+        "key": secrets.token_hex(32),
+        "signature_scheme": "hmac-sha256",
+    }
+
+
+def raised(reply: Fields) -> Fields | None:
+    """Say what a cell raised; None if nothing."""
+    if reply.get("status") == "ok":
+        return None
+    lines: Any = reply.get("traceback")
+    texts = map(str, cast("list[object]", lines) if isinstance(lines, list) else [])
+    return {
+        "ename": str(reply.get("ename", reply.get("status")))[:MAX_TEXT],
+        "evalue": str(reply.get("evalue", ""))[:MAX_TEXT],
+        "traceback": "\n".join(texts)[: 2 * MAX_TEXT],
+    }
+
+
+def can_start() -> bool:
+    """Say, to us too, whether a kernel can be talked to here."""
+    try:
+        socket.socket(socket.AF_UNIX).close()
+    except OSError as error:
+        fail("sockets", str(error))
+        return False
+    missing = [name for name in ("jupyter_client", "zmq") if importlib.util.find_spec(name) is None]
+    if missing:
+        fail("import", f"no module named {missing[0]!r}")
+    return not missing
+
+
+def fail(what: str, text: str) -> None:
+    """Say that there will be no kernel."""
+    send({"seq": 0, "failed": what, "python": platform.python_version(), "text": text[-MAX_TEXT:]})
+
+
+def send(message: Fields) -> None:
+    """Write a frame."""
+    body = json.dumps(message).encode("ascii")
+    view = memoryview(struct.pack(">I", len(body)) + body)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def receive() -> Fields | None:
+    """Read a frame; None when there are no more."""
+    head = exactly(4)
+    body = head and exactly(struct.unpack(">I", head)[0])
+    return json.loads(body.decode("ascii")) if body else None
+
+
+def exactly(size: int) -> bytes | None:
+    """Read so many bytes; None when stdin has ended."""
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(0, min(size - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+async def main() -> None:
+    """Do what the frames on stdin say, until there are no more."""
+    order = receive()
+    if order is None:
+        return
+    courier = Courier(order)
+    frames: asyncio.Queue[Fields] = asyncio.Queue()
+
+    def read() -> None:
+        frame = receive()
+        while frame is not None:
+            courier.loop.call_soon_threadsafe(frames.put_nowait, frame)
+            frame = receive()
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    if can_start():
+        await courier.start()
+    while True:
+        frame = await frames.get()
+        if frame["op"] == "exec":
+            courier.execute(frame["seq"], frame["code"])
+        elif frame["op"] == "stop":
+            courier.stop(frame["seq"], frame["grace_s"])
+        elif courier.cell is not None and courier.cell.seq == frame["seq"]:
+            courier.interrupt()
+
+
+def ignore(number: int, frame: object) -> None:
+    """Stand for SIG_IGN, which the kernel would inherit."""
+
+
+if __name__ == "__main__":
+    if os.getpgrp() != os.getpid():
+        os.setpgrp()
+    signal.signal(signal.SIGINT, ignore)
+    asyncio.run(main())

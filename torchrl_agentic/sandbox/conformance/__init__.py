@@ -1,0 +1,10 @@
+"""What every sandbox promises, as cases that any sandbox can be put through, attacks among them.
+
+`torchrl-agentic check sandbox NAME` does that on a machine, `testing.SandboxContract` in a test, and
+`await check(make)` anywhere.
+"""
+
+from torchrl_agentic.sandbox.conformance.cases import Case, Make
+from torchrl_agentic.sandbox.conformance.checking import CASES, Outcome, check
+
+__all__ = ["CASES", "Case", "Make", "Outcome", "check"]

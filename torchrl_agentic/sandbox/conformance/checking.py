@@ -1,0 +1,97 @@
+"""All cases, and putting a sandbox through them."""
+
+from __future__ import annotations
+
+import linecache
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from torchrl_agentic.sandbox.conformance import (
+    files,
+    filesystem,
+    leftovers,
+    lifecycle,
+    limits,
+    network,
+    process,
+    protocol,
+    races,
+    rights,
+)
+from torchrl_agentic.sandbox.conformance.cases import Case, Make
+
+_GROUPS = (protocol, files, races, lifecycle, leftovers, filesystem, process, rights, network, limits)
+CASES: tuple[Case, ...] = tuple(case for module in _GROUPS for case in module.group.cases)
+_FOLDER = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a case. reason: why it was not tried, or how it failed, in one line."""
+
+    case: Case
+    status: Literal["passed", "excused", "failed"]
+    reason: str
+    seconds: float
+
+
+async def check(
+    make: Make,
+    cases: Iterable[Case] = CASES,
+    *,
+    cannot: Collection[str] = (),
+    on_outcome: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Try cases over the sandboxes that are made, one after the other.
+
+    cannot: claims that cannot be shown here, besides what the sandbox itself says it cannot stop. on_outcome:
+    called with each outcome as it is known.
+    """
+    if not __debug__:
+        raise RuntimeError("under 'python -O' nothing can fail: run the cases without it")
+    outcomes: list[Outcome] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for case in cases:
+            outcomes.append(await _outcome(case, make, cannot))
+            if on_outcome is not None:
+                on_outcome(outcomes[-1])
+    return outcomes
+
+
+async def _outcome(case: Case, make: Make, cannot: Collection[str]) -> Outcome:
+    began = time.monotonic()
+    excuse = case.excuse(make(), cannot)
+    if excuse is not None:
+        return Outcome(case, "excused", excuse, 0.0)
+    try:
+        await case.hold(make)
+    except Exception as error:
+        return Outcome(case, "failed", _first_line(error), time.monotonic() - began)
+    return Outcome(case, "passed", "", time.monotonic() - began)
+
+
+def _first_line(error: Exception) -> str:
+    """Say in a line what went wrong: the message, or that which was asserted."""
+    message = str(error).strip().partition("\n")[0]
+    place = _place(error.__traceback__)
+    if isinstance(error, AssertionError):
+        return message or place
+    return f"{type(error).__name__}: {message} ({place})"
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Give the statement in a case that an exception came from, in one line."""
+    frames = [frame for frame in traceback.extract_tb(trace) if frame.filename.startswith(_FOLDER)]
+    if not frames:
+        return "no reason given"
+    first, last = frames[-1].lineno or 1, frames[-1].end_lineno or 1
+    return " ".join(
+        linecache.getline(frames[-1].filename, number).strip() for number in range(first, last + 1)
+    )

@@ -1,0 +1,397 @@
+"""Namespaces of their own for each trajectory, forked in milliseconds from a process with everything loaded.
+
+All of a trajectory's cells, commands and files live in them; an outer bubblewrap holds 128 such sets.
+
+Stops:
+- reading or writing host files, other than /usr, the packages of the running Python, and granted roots
+- seeing or signalling processes of the host or of another trajectory; reading their files or memory
+- keeping processes alive after the command or the sandbox has ended
+- the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
+- gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
+- typing into the trainer's terminal; reading the trainer's environment, arguments or open files
+- one process using more memory or file size than its limits; a command more processor time
+- all processes of a trajectory together using more memory than their limit, looked at five times a second
+- more processes, or more bytes and files in /work, /tmp and /dev/shm, than the limits
+- output without end costing the trainer memory or time
+- forged or broken messages doing more than spoiling the answer to the cell that sent them
+Does not stop:
+- a cell or its background threads using the processor up to its deadline
+- trajectories noticing each other by the load they cause; all of a zygote ending with it
+- bugs in the kernel: for code of strangers, put a virtual machine around it
+- code learning about the machine: processor, kernel version, load
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import os
+import platform
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox import bubblewrap, seccomp
+from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, checked
+from torchrl_agentic.sandbox.inside import namespaces, rights
+from torchrl_agentic.sandbox.inside.files import WORK, inside
+from torchrl_agentic.sandbox.limits import Network, ResourceLimits
+from torchrl_agentic.sandbox.link import Link, SocketStream
+from torchrl_agentic.sandbox.process import Streams, connected, how
+from torchrl_agentic.sandbox.python import clean_env, python_inside
+from torchrl_agentic.sandbox.supervision import supervisor_settings
+from torchrl_agentic.sandbox.workspace import MAX_READ
+from torchrl_agentic.sandbox.zygotes import START_S, Kind, Pool, Zygote, pool_of
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 1.0
+CLONES_AT_ONCE = 8
+"""More are made in several goes: all of them count against the limit of processes meanwhile."""
+PRELOADED = ("numpy",)
+"""What is loaded before trajectories are forked, where it is installed, unless something else is named."""
+OPEN_FILES = 256
+"""How many files a process may have open; with those that it may have sent, less than its user may have."""
+OURS = 1
+"""How many processes are not the code's: the supervisor, or that which starts a command."""
+_ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, IsADirectoryError, PermissionError)}
+_NESTED = ("--dir", WORK, "--chdir", "/", "--remount-ro", "/", "--")
+
+
+class ForkServerSandbox(Sandbox):
+    """A trajectory's namespaces, with an interpreter that is live at once, commands, and files in memory.
+
+    Args:
+        limits: network is "none", "loopback" (an interface of its own), or "full" (the host's, its loopback
+            too).
+        preload: modules that are imported once for all; the model's imports of them cost nothing. None:
+            numpy, where it is installed.
+        seed: of `random` and of numpy's global generator; the same code then gives the same output. Who asks
+            the kernel for randomness gets it: `secrets`, `numpy.random.default_rng()`.
+    """
+
+    name: ClassVar[str] = "forkserver"
+    network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
+    fork: ClassVar[bool] = True
+
+    def __init__(
+        self, limits: ResourceLimits | None = None, *, preload: Sequence[str] | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(limits)
+        self.preload = None if preload is None else tuple(preload)
+        self.seed = seed
+        self._pool: Pool | None = None
+        self._zygote: Zygote | None = None
+        self._stream: SocketStream | None = None
+        self._link: Link | None = None
+        self.interpreter_taken = False
+        self.has_live_clone = False
+        """Whether the interpreter here is the copy of another sandbox's."""
+
+    @property
+    def limits_enforced(self) -> dict[str, bool]:
+        """Say of each limit, by name, whether it holds here; that of processor time for commands only."""
+        names = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
+        return dict.fromkeys((*names, "network", "seccomp"), True)
+
+    def fresh(self) -> ForkServerSandbox:
+        """Make another one with the same settings, not open yet."""
+        return ForkServerSandbox(self.limits, preload=self.preload, seed=self.seed)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._link is not None
+
+    @property
+    def link(self) -> Link:
+        """The connection with the supervisor inside.
+
+        Raises:
+            SandboxError: the sandbox is not open.
+        """
+        if self._link is None:
+            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
+        return self._link
+
+    async def open(self) -> None:
+        """Fork a trajectory, or take one that stands ready."""
+        if self._link is not None:
+            return
+        reason = cannot_work()
+        if reason is not None:
+            raise SandboxError(reason)
+        self._pool = pool_of(_kind(self.limits, self.preload))
+        self._zygote, connection = await self._pool.acquire()
+        self._connect(connection)
+        try:
+            async with asyncio.timeout(START_S):
+                await self.link.ask("start", seed=self.seed)
+        except TimeoutError:
+            await self.close()
+            raise SandboxError("an interpreter does not start") from None
+        except BaseException:
+            await self.close()
+            raise
+        self._pool.refill()
+
+    async def close(self) -> None:
+        """End all processes; with them go all files."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        assert self._stream is not None
+        assert self._pool is not None
+        assert self._zygote is not None
+        try:
+            self._stream.finish()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await link.ended()
+        finally:
+            await link.close()
+            self._stream.close()
+            self._pool.release(self._zygote)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        limits: ResourceLimits | None = None,
+    ) -> SandboxResult:
+        """Run one command to its end, as process 1's child in a PID namespace of its own."""
+        effective = self.limits.narrow(limits)
+        with _memory_file(stdin) as fds:
+            header = self._command(argv, effective, cwd)
+            number, answer = await self.link.begin("command", fds=fds, **header)
+        try:
+            found, fields = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._stop(number, answer))
+            raise
+        stdout, stderr = (field.decode("utf-8", "replace") for field in fields)
+        code, stopped = found["code"], found["stopped"]
+        if not found["started"] and not stopped:
+            raise SandboxError(f"a command could not be started: {stderr.strip() or 'no reason given'}")
+        if stopped == "memory":
+            total = self.limits.memory_total_bytes or 0
+            stderr += f"\n[stopped: all processes together used more than {total >> 20} MiB]"
+        return SandboxResult(
+            stdout,
+            stderr,
+            exit_code=-9 if code is None else code,
+            wall_seconds=found["seconds"],
+            timed_out=stopped == "timeout",
+            truncated=found["omitted"] > 0,
+        )
+
+    async def spawn(self, argv: Sequence[str]) -> Process:
+        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+        limits = replace(self.limits, cpu_seconds=None, wall_seconds=None)
+        async with connected() as (standard, connection):
+            header = self._command(argv, limits, None)
+            number, answer = await self.link.begin("command", fds=standard, **header)
+        return _Spawned(self.link, number, answer, connection)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file inside."""
+        inside(path)
+        with _memory_file(data) as fds:
+            _raise(await self.link.ask("write", fds=fds, path=path))
+
+    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
+        """Read a file inside, 64 MiB at most."""
+        inside(path)
+        wanted = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ)
+        with _memory_file(b"") as (fd,):
+            _raise(await self.link.ask("read", fds=[fd], path=path, max_bytes=wanted))
+            return os.pread(fd, wanted, 0)
+
+    def take_interpreter(self) -> None:
+        """Take the interpreter for oneself.
+
+        Raises:
+            SandboxError: somebody else has it.
+        """
+        if self.interpreter_taken:
+            raise SandboxError(
+                "the interpreter of this sandbox is in use; for a second one take SubprocessRepl(sandbox)"
+            )
+        self.interpreter_taken = True
+
+    async def clones(self, n: int) -> Sequence[Sandbox]:
+        """Make open copies, with the memory of the interpreter and all files below /work and /tmp.
+
+        Commands and background processes end, here too. Where the interpreter has something that would be
+        shared, or runs a cell, the copies have the files alone: see `has_live_clone`.
+        """
+        clones: list[Sandbox] = []
+        while len(clones) < n:
+            clones += await self._some_clones(min(n - len(clones), CLONES_AT_ONCE))
+        return clones
+
+    async def _some_clones(self, n: int) -> Sequence[Sandbox]:
+        pairs = [socket.socketpair() for _ in range(n + 1)]
+        try:
+            found, _ = await self.link.ask("clone", fds=[theirs.fileno() for _, theirs in pairs])
+        except BaseException:
+            _close(ours for ours, _ in pairs)
+            raise
+        finally:
+            _close(theirs for _, theirs in pairs)
+        if "error" in found:
+            _close(ours for ours, _ in pairs)
+            logger.info("a sandbox is cloned without its interpreter: %s", found["error"])
+            return await super().clones(n)
+        await self._move(pairs[0][0])
+        return [self._around(ours) for ours, _ in pairs[1:]]
+
+    async def _move(self, connection: socket.socket) -> None:
+        """Go on with another connection: we are a clone ourselves by now."""
+        link, stream = self.link, self._stream
+        assert stream is not None
+        self._connect(connection)
+        await link.close()
+        stream.close()
+
+    def _around(self, connection: socket.socket) -> ForkServerSandbox:
+        clone = self.fresh()
+        assert self._pool is not None
+        assert self._zygote is not None
+        clone._pool, clone._zygote = self._pool, self._zygote
+        self._pool.adopt(self._zygote)
+        clone._connect(connection)
+        clone.has_live_clone = True
+        return clone
+
+    @property
+    def python_argv(self) -> tuple[str, ...]:
+        """The command that starts Python inside."""
+        return (python_inside(),)
+
+    def _connect(self, connection: socket.socket) -> None:
+        self._stream = SocketStream(connection)
+        self._link = Link(self._stream, output_bytes=self.limits.output_bytes)
+
+    def _command(self, argv: Sequence[str], limits: ResourceLimits, cwd: str | None) -> dict[str, Any]:
+        return {
+            "argv": checked(argv),
+            "folder": "/".join((WORK, *inside(cwd or WORK))),
+            "env": dict(clean_env() if limits.env is None else limits.env),
+            "limits": _limits(limits),
+            "wall_s": limits.wall_seconds,
+            "output_bytes": limits.output_bytes,
+        }
+
+    async def _stop(self, number: int, answer: asyncio.Future[Any]) -> None:
+        with contextlib.suppress(SandboxError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.link.begin("stop_command", which=number)
+                await asyncio.wait((answer,))
+
+
+class _Spawned(Streams):
+    """A long-lived process of a trajectory's."""
+
+    def __init__(self, link: Link, number: int, answer: asyncio.Future[Any], connection: Any) -> None:
+        super().__init__(*connection)
+        self._link, self._number, self._answer = link, number, answer
+
+    async def kill(self) -> None:
+        """End it and everything it started."""
+        with contextlib.suppress(SandboxError):
+            if not self._answer.done():
+                await self._link.begin("stop_command", which=self._number)
+            await asyncio.shield(asyncio.wait((self._answer,)))
+        self.hang_up()
+
+    async def wait(self) -> str:
+        """Wait until it has ended, and say how."""
+        found, _ = await asyncio.shield(self._answer)
+        return how(-9 if found["code"] is None else found["code"])
+
+
+def _close(sockets: Iterable[socket.socket]) -> None:
+    for connection in sockets:
+        connection.close()
+
+
+def _raise(answer: tuple[dict[str, Any], list[bytes]]) -> None:
+    found, _ = answer
+    if "error" in found:
+        raise _ERRORS.get(found["error"], OSError)(found["text"])
+
+
+@contextlib.contextmanager
+def _memory_file(data: bytes | None) -> Any:
+    """Put data into a file without a name, at its start; give its descriptor, or none for no data."""
+    if data is None:
+        yield ()
+        return
+    fd = os.memfd_create("data")
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield (fd,)
+    finally:
+        os.close(fd)
+
+
+def _limits(limits: ResourceLimits) -> dict[str, int | None]:
+    return {
+        "cpu_seconds": None if limits.cpu_seconds is None else math.ceil(limits.cpu_seconds),
+        "memory_bytes": limits.memory_bytes,
+        "max_processes": None if limits.max_processes is None else limits.max_processes + OURS,
+        "file_bytes": limits.disk_bytes,
+        "open_files": OPEN_FILES,
+    }
+
+
+def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
+    program = seccomp.program(families=bubblewrap.families(limits), clones=True)
+    assert program is not None  # without a filter for this processor, the canary fails
+    return Kind(
+        command=(
+            bubblewrap.bwrap(),
+            *bubblewrap.NAMESPACES,
+            *bubblewrap.ROOT,
+            *bubblewrap.granted(limits),
+            *_NESTED,
+        ),
+        python=python_inside(),
+        env=clean_env() if limits.env is None else limits.env,
+        settings={
+            **supervisor_settings(limits),
+            "limits": {**_limits(limits), "cpu_seconds": None},
+            "scoped": True,
+            "namespaces": namespaces.NESTED | (namespaces.NEW_NET if limits.network == "loopback" else 0),
+            "quota": limits.disk_total_bytes or 0,
+            "preload": list(PRELOADED if preload is None else preload),
+            "strict": preload is not None,
+        },
+        program=program,
+    )
+
+
+@functools.cache
+def cannot_work() -> str | None:
+    """Say why no trajectory can be forked here; None if one can. Tries it, once per process."""
+    reason = bubblewrap.why_not()
+    if reason is not None:
+        return reason
+    if platform.machine() != "x86_64":
+        return f"the fork server knows no system call filter for {platform.machine()}"
+    if rights.landlock_version() < 2:
+        return "the fork server needs a kernel with Landlock, version 2 or later (Linux 5.19)"
+    try:
+        return pool_of(_kind(ResourceLimits(), None)).try_out()
+    except SandboxError as error:
+        return str(error)

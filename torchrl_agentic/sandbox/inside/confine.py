@@ -1,0 +1,172 @@
+"""Runs one command that can do little, and ends everything it started when it ends.
+
+Run as `python -c <program> FD`; the descriptor holds an `Order`. This process is trusted and stays outside of
+the confinement. It takes in every orphan, and ends as the command did, after all of them. To its status
+descriptor it writes one byte if the command ran to its end; else its own failure stands on stderr.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+
+from torchrl_agentic.sandbox.inside import orphans, rights
+from torchrl_agentic.sandbox.inside.gate import Gate
+
+TYPE_CHECKING = False  # the typing module takes longer to import than all else together
+if TYPE_CHECKING:
+    from typing import NoReturn, TypedDict
+
+    class Order(TypedDict):
+        """What to run, and what is left to it; `limits` are the arguments of `set_limits`."""
+
+        argv: list[bytes]
+        env: dict[bytes, bytes]
+        cwd: bytes
+        read: list[str]
+        write: list[str]
+        devices: list[str]
+        tcp: bool
+        version: int
+        filters: list[bytes]
+        gate: bytes
+        max_processes: int | None
+        limits: dict[str, int | None]
+        parent: int
+        status_fd: int | None
+
+
+_NO_START, _NO_COMMAND = 126, 127
+
+
+def main() -> NoReturn:
+    """Do what the order says."""
+    with open(int(sys.argv[1]), "rb") as file:
+        order: Order = marshal.load(file)
+    if order["status_fd"] is not None:
+        os.set_inheritable(order["status_fd"], False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    told_to_end, awake = _wake_ups()
+    rights.subreaper()
+    rights.die_with_parent(signal.SIGTERM)
+    if os.getppid() != order["parent"]:
+        os._exit(1)
+    ours, theirs = socket.socketpair()
+    trusted, pid = os.getpid(), os.fork()
+    if pid == 0:
+        _become(order, trusted, theirs)
+    rights.dumpable(False)
+    theirs.close()
+    gate = Gate(_received_fd(ours), order["max_processes"])
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    try:
+        code = _supervise(pid, gate, awake, told_to_end)
+    finally:
+        # In this order: as long as they could start others, some might be faster than we kill.
+        gate.close()
+        orphans.kill_all()
+    if code is not None and order["status_fd"] is not None:
+        os.write(order["status_fd"], b".")
+    _end_as(code or 0)
+
+
+def _supervise(pid: int, gate: Gate, awake: int, told_to_end: list[int]) -> int | None:
+    """Answer what is asked until the command has ended; gives its exit code, None if we are to end it."""
+    poll = select.poll()
+    poll.register(awake, select.POLLIN)
+    poll.register(gate.fd, select.POLLIN)
+    code = None
+    while code is None and not told_to_end:
+        for fd, events in poll.poll():
+            if fd == awake:
+                os.read(awake, 512)
+            elif events & select.POLLIN:
+                gate.answer()
+            else:
+                poll.unregister(fd)  # nobody is left who could ask
+        code = orphans.reap().get(pid)
+    return code
+
+
+def _wake_ups() -> tuple[list[int], int]:
+    """Give a list that fills when we are told to end, and a descriptor to wait on for that or for a child."""
+    told: list[int] = []
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signal.signal(signal.SIGCHLD, lambda number, _: None)
+    return told, awake
+
+
+def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
+    """Confine this process and make it the command. Up to the report failures are ours, then the model's."""
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        rights.die_with_parent(signal.SIGKILL)
+        if os.getppid() != trusted:
+            os._exit(1)
+        rights.die_first()
+        rights.drop_capabilities()
+        rights.landlock(
+            order["read"],
+            order["write"],
+            devices=order["devices"],
+            tcp=order["tcp"],
+            version=order["version"],
+        )
+        # First, since the others keep the command from listening in its place.
+        listener = rights.install_seccomp(order["gate"], listen=True)
+        for program in order["filters"]:
+            rights.install_seccomp(program)
+        report.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
+        os.close(listener)
+    except BaseException as error:
+        report.send(str(error).encode("utf-8", "replace"))
+        os._exit(1)
+    try:
+        os.chdir(order["cwd"])
+        rights.set_limits(**order["limits"])
+    except BaseException as error:
+        _give_up(_NO_START, order["cwd"], error)
+    try:
+        os.execvpe(order["argv"][0], order["argv"], order["env"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        _give_up(_NO_COMMAND, order["argv"][0], error)
+    except BaseException as error:
+        _give_up(_NO_START, order["argv"][0], error)
+
+
+def _give_up(code: int, what: bytes, error: BaseException) -> NoReturn:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    os.write(2, what + b": " + (reason or "cannot be used").encode("utf-8", "replace") + b"\n")
+    os._exit(code)
+
+
+def _received_fd(ours: socket.socket) -> int:
+    """Take the descriptor to answer on from what becomes the command, or end with what it says instead."""
+    message, extras, _, _ = ours.recvmsg(1 << 12, socket.CMSG_SPACE(4))
+    ours.close()
+    if not extras:
+        os.write(2, message or b"it was killed while it was set up")
+        os._exit(1)
+    return struct.unpack("i", extras[0][2])[0]
+
+
+def _end_as(code: int) -> NoReturn:
+    """End as the command did: with its exit code, or by the same signal."""
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

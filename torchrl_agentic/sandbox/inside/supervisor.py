@@ -1,0 +1,238 @@
+"""Looks after one trajectory inside: its interpreter, commands and files. It never runs code of the model.
+
+Below a zygote it is process 1 of namespaces of its own. Alone, in a sandbox that was made around it, it has
+an interpreter only, and talks over stdin and stdout.
+
+A request from the host is a header in JSON, whose "op" says what is wanted, and perhaps more fields and open
+files; so is the answer, whose "id" is the request's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+
+from torchrl_agentic.sandbox.inside import files, mounts, processes, rights
+from torchrl_agentic.sandbox.inside.cloning import Cloning
+from torchrl_agentic.sandbox.inside.commands import Commands
+from torchrl_agentic.sandbox.inside.interpreter import Answer, Header, Interpreter
+from torchrl_agentic.sandbox.inside.reactor import Reactor
+from torchrl_agentic.sandbox.inside.wire import Splitter, pack
+from torchrl_agentic.sandbox.inside.worker import descriptors
+
+MAX_REQUEST = 80 << 20
+"""The longest request, in bytes."""
+MAX_HANDED = 64
+"""How many open files come with one request at most."""
+LEAVE_S = 0.05
+"""How often a supervisor that is to end looks whether the last clone has."""
+
+
+class Host:
+    """The connection to the host. serve: called with each request's header, fields and open files.
+
+    leave: called when the host has hung up.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        reading: int,
+        writing: int,
+        serve: Callable[[Header, list[bytes], list[int]], None],
+        leave: Callable[[], None],
+    ) -> None:
+        self._reactor, self._reading, self._writing = reactor, reading, writing
+        self._serve, self._leave = serve, leave
+        self._socket: socket.socket | None = None
+        with contextlib.suppress(OSError):  # a pipe: no open files can come along
+            self._socket = socket.socket(fileno=reading)
+        self._requests = Splitter(MAX_REQUEST)
+        self._handed: list[int] = []
+        reactor.watch(reading, self._receive)
+
+    def answer(self, request: int, header: Header, *fields: bytes) -> None:
+        """Answer a request."""
+        body = json.dumps({**header, "id": request}).encode("ascii")
+        view = memoryview(pack(body, *fields))
+        try:
+            while view:
+                view = view[os.write(self._writing, view) :]
+        except OSError:
+            self._hang_up()
+
+    def _receive(self) -> None:
+        try:
+            if self._socket is None:
+                data = os.read(self._reading, 1 << 16)
+            else:
+                data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(4 * MAX_HANDED))
+                self._handed += descriptors(ancillary)
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up()
+            return
+        for body, *fields in self._requests.feed(data):
+            header = json.loads(body)
+            count = header.get("files", 0)
+            handed, self._handed = self._handed[:count], self._handed[count:]
+            self._serve(header, fields, handed)
+
+    def _hang_up(self) -> None:
+        self._reactor.forget(self._reading)
+        self._leave()
+
+
+class Supervisor:
+    """One trajectory's side inside.
+
+    settings: those of `Interpreter`; below a zygote also namespaces and quota. interpreter: given for a
+    clone.
+    """
+
+    def __init__(
+        self,
+        settings: Header,
+        program: bytes,
+        reactor: Reactor,
+        connection: tuple[int, int],
+        interpreter: Interpreter | None = None,
+    ) -> None:
+        self._settings, self._program, self._reactor = settings, program, reactor
+        self._commands = Commands(reactor, settings, program)
+        self._interpreter = interpreter or Interpreter(reactor, settings, program)
+        self._interpreter.has_neighbours = self._has_neighbours
+        self._cloning = Cloning(reactor, settings, self._interpreter, self._serve_clone)
+        self._requests: dict[str, Callable[[Header, list[bytes], list[int], Answer], None]] = {
+            "start": self._start,
+            "cell": self._run_cell,
+            "stop_cell": self._stop_cell,
+            "restart": self._restart,
+            "command": self._run_command,
+            "stop_command": self._stop_command,
+            "write": self._write,
+            "read": self._read,
+            "clone": self._clone,
+        }
+        self._host = Host(reactor, *connection, self._serve, self._leave)
+
+    def _has_neighbours(self) -> bool:
+        return bool(self._commands.running or self._cloning.supervisors)
+
+    def _serve(self, header: Header, fields: list[bytes], handed: list[int]) -> None:
+        def answer(found: Header, *parts: bytes) -> None:
+            self._host.answer(header["id"], found, *parts)
+
+        try:
+            self._requests[header["op"]](header, fields, handed, answer)
+        except (OSError, ValueError) as error:  # no process or file could be had
+            answer({"failed": "{}: {}".format(header["op"], error)})
+
+    def _start(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Start the worker. seed: for random numbers."""
+        if header.get("seed") is not None:
+            self._interpreter.seed(header["seed"])
+        self._interpreter.start()
+        answer({"pid": os.getpid()})
+
+    def _run_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Run a cell. timeout_s: from now."""
+        if self._interpreter.cell is not None:
+            raise ValueError("another cell runs")
+        self._interpreter.run(fields[0], header["timeout_s"], answer)
+
+    def _stop_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Stop the cell that runs. why: "" if the caller only wants to interrupt it, however it reacts."""
+        if header["why"]:
+            self._interpreter.stop(header["why"])
+        else:
+            self._interpreter.interrupt()
+        answer({})
+
+    def _restart(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Forget what cells have defined."""
+        self._interpreter.restart()
+        answer({})
+
+    def _run_command(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Run a command; see `Commands.run`."""
+        self._commands.run(header, handed, answer)
+
+    def _stop_command(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """End a command. which: the id of the request that asked for it."""
+        self._commands.stop(header["which"])
+        answer({})
+
+    def _write(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Write a file of the host's to a path below /work."""
+        with _answering(answer, handed), files.open_to_write(files.WORK, header["path"]) as target:
+            answer({"bytes": files.pour(handed[0], target)})
+
+    def _read(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Read a file below /work, or its first max_bytes, into one of the host's."""
+        with _answering(answer, handed), files.open_to_read(files.WORK, header["path"]) as source:
+            answer({"bytes": files.pour(source, handed[0], header["max_bytes"])})
+
+    def _clone(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+        """Make clones; see `Cloning.run`. Commands that still run are ended."""
+        self._commands.end()
+        self._cloning.run(handed, answer)
+
+    def _serve_clone(self, connection: socket.socket, reactor: Reactor, interpreter: Interpreter) -> None:
+        fd = connection.fileno()
+        Supervisor(self._settings, self._program, reactor, (fd, fd), interpreter)
+        reactor.run()
+
+    def _leave(self) -> None:
+        """End, unless clones live inside our namespaces: then with the last of them."""
+        self._commands.end()
+        self._interpreter.discard()
+        self._leave_if_alone()
+
+    def _leave_if_alone(self) -> None:
+        if not self._cloning.supervisors:
+            os._exit(0)
+        self._reactor.after(LEAVE_S, self._leave_if_alone)
+
+
+@contextlib.contextmanager
+def _answering(answer: Answer, handed: list[int]) -> Generator[None]:
+    """Answer with the error that is raised, if one is; close what was handed."""
+    try:
+        yield
+    except OSError as error:
+        answer({"error": type(error).__name__, "text": str(error)})
+    finally:
+        for fd in handed:
+            os.close(fd)
+
+
+def below_zygote(settings: Header, program: bytes, fd: int) -> None:
+    """Be process 1 of namespaces that have just been made, for a host at the other end of this socket."""
+    mounts.set_up(settings)
+    rights.drop_capabilities()
+    null = os.open("/dev/null", os.O_RDWR)
+    processes.only_files(null, null, 2, fd)
+    _run(settings, program, (3, 3))
+
+
+def alone(settings: Header, program: bytes) -> None:
+    """Look after an interpreter, for a host that talks to our stdin and stdout."""
+    rights.dumpable(False)
+    rights.subreaper()
+    null = os.open("/dev/null", os.O_RDWR)
+    processes.only_files(null, null, 2, 0, 1)
+    _run(settings, program, (3, 4))
+
+
+def _run(settings: Header, program: bytes, connection: tuple[int, int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    reactor = Reactor()
+    Supervisor(settings, program, reactor, connection)
+    reactor.run()

@@ -1,0 +1,291 @@
+"""A sandbox for where no namespaces can be made: Landlock, seccomp, limits, and a process that cleans up.
+
+Stops:
+- reading or writing host files, other than /usr and the roots that were granted, as root too
+- moving, linking or mounting its way out of its folder
+- signalling, tracing or reading any process but its own; changing their limits or priorities
+- keeping processes alive after the command or the sandbox has ended
+- the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
+- shared memory, semaphores and message queues that outlive it or that others use; watching folders
+- gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
+- typing into the trainer's terminal; reading the trainer's environment, arguments or open files
+- one process using more memory, processor time or file size than its limits; more processes than its limit
+- output without end costing the trainer memory
+Does not stop:
+- learning of any path whether it exists, its size and its owner; of any process, that it exists
+- changing rights, times and attributes of files by their path, where the user is the trainer's: not as root
+- with the network "full": the host's loopback, its abstract sockets with Landlock before version 6, its
+  sockets by path
+- many processes together using max_processes × memory_bytes, or many files together filling the host's disk
+- bugs in the kernel: for code of strangers, put a virtual machine around it
+- code learning about the machine: processor, kernel version, load
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox import seccomp, unshared
+from torchrl_agentic.sandbox.asked import AskedCommand, AskedServed
+from torchrl_agentic.sandbox.base import SandboxResult, checked
+from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
+from torchrl_agentic.sandbox.limits import Network, ResourceLimits
+from torchrl_agentic.sandbox.offloop import off_loop
+from torchrl_agentic.sandbox.process import as_nobody, run_to_end, serve, start
+from torchrl_agentic.sandbox.program import program
+from torchrl_agentic.sandbox.python import env_on_host, find_packages, find_python
+from torchrl_agentic.sandbox.workspace import Workspace, inside
+
+if TYPE_CHECKING:
+    from torchrl_agentic.sandbox.inside.confine import Order
+
+OPEN_FILES = 1024
+INSTALL = (
+    "Landlock needs Linux 5.13 or later on x86-64, with 'landlock' in /sys/kernel/security/lsm; in a "
+    "container its system calls and seccomp(2) must be allowed, as Docker 23 and later do"
+)
+
+_READ = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/dev/zero",
+    "/dev/random", "/dev/urandom",
+)  # fmt: skip
+_READ_FOR_NAMES = (
+    "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf",
+    "/etc/services", "/etc/ssl", "/etc/pki", "/etc/ca-certificates",
+)  # fmt: skip
+
+
+class LandlockSandbox(FolderSandbox):
+    """Commands that reach nothing but a private folder, which they see under its path on the host.
+
+    Where we are root they run as nobody. They have no /tmp, no /dev/shm and no /proc; HOME and TMPDIR are the
+    folder. network in the limits: "none", or "full" (the host's, its loopback too).
+    """
+
+    name: ClassVar[str] = "landlock"
+    cannot: ClassVar[frozenset[str]] = frozenset({"host_metadata"})
+    network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
+    _version = 0
+
+    @property
+    def limits_enforced(self) -> Mapping[str, bool]:
+        """Which limits hold here."""
+        return {
+            "cpu_seconds": True,
+            "memory_bytes": True,
+            "memory_total": False,
+            "max_processes": True,
+            "disk_bytes": True,
+            "disk_total": False,
+            "network": True,
+            "seccomp": True,
+        }
+
+    def fresh(self) -> LandlockSandbox:
+        """Make another one with the same settings, not open yet."""
+        return LandlockSandbox(self.limits)
+
+    async def open(self) -> None:
+        """Make ready."""
+        if self._workspace is not None:
+            return
+        reason = await off_loop(why_not)
+        if reason:
+            raise SandboxError(reason)
+        self._version = _landlock_version()
+        self._workspace = Workspace()
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        limits: ResourceLimits | None = None,
+    ) -> SandboxResult:
+        """Run one command to its end."""
+        effective = self.limits.narrow(limits)
+        status_fd, status_end = os.pipe()
+        try:
+            os.set_blocking(status_fd, False)
+            order = self._order(checked(argv), effective, cwd=cwd, status_fd=status_end)
+            with _starting(order) as (command, fds):
+                child = await start(
+                    command, env={}, cwd="/", stdin=stdin, pass_fds=(*fds, status_end), drop_root=True
+                )
+            asked = self._keep(AskedCommand(child))
+        except BaseException:
+            os.close(status_fd)
+            raise
+        finally:
+            os.close(status_end)
+        try:
+            ended = await run_to_end(
+                asked, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
+            )
+        finally:
+            self._children.discard(asked)
+            with os.fdopen(status_fd, "rb") as status:
+                completed = bool(status.read(1))
+        if ended.code is not None and not completed:
+            raise SandboxError(f"the sandbox failed: {ended.stderr.text().strip() or 'no reason given'}")
+        return result_of(ended, ended.code)
+
+    async def spawn(self, argv: Sequence[str]) -> AskedServed:
+        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+        limits = replace(self.limits, cpu_seconds=None)
+        with _starting(self._order(checked(argv), limits)) as (command, fds):
+            served = await serve(command, env={}, cwd="/", pass_fds=fds, drop_root=True)
+        return self._keep(AskedServed(served))
+
+    @property
+    def python_argv(self) -> tuple[str, ...]:
+        """The command that starts Python inside."""
+        return (_python(),)
+
+    def _order(
+        self,
+        argv: Sequence[str],
+        limits: ResourceLimits,
+        *,
+        cwd: str | None = None,
+        status_fd: int | None = None,
+    ) -> Order:
+        folder = self._opened().path
+        env = env_on_host(folder) if limits.env is None else limits.env
+        return _order(
+            argv,
+            limits,
+            env=env,
+            cwd=os.path.join(folder, *inside(cwd or ".")),
+            write=(folder, *limits.fs_write_roots),
+            version=self._version,
+            status_fd=status_fd,
+        )
+
+
+def _order(
+    argv: Sequence[str],
+    limits: ResourceLimits,
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    write: Sequence[str],
+    version: int,
+    status_fd: int | None,
+) -> Order:
+    found = find_python()
+    read = [*filter(os.path.exists, _READ), *map(os.path.abspath, limits.fs_read_roots)]
+    if found is not None and found[1] is not None:
+        read.append(found[1])
+    read += find_packages()
+    families: tuple[int, ...] = ()
+    if limits.network == "full":
+        read += filter(os.path.exists, _READ_FOR_NAMES)
+        families = (seccomp.AF_UNIX, seccomp.AF_INET, seccomp.AF_INET6)
+    denied = seccomp.program(families=families)
+    assert denied is not None, "why_not() has looked at the processor"
+    return {
+        "argv": [word.encode() for word in argv],
+        "env": {name.encode(): value.encode() for name, value in env.items()},
+        "cwd": os.fsencode(cwd),
+        "read": read,
+        "write": [os.path.abspath(path) for path in write],
+        "devices": [os.devnull],
+        "tcp": limits.network == "full",
+        "version": version,
+        "filters": [denied, unshared.program(landlock=version)],
+        "gate": unshared.gate(landlock=version),
+        "max_processes": limits.max_processes,
+        "limits": {
+            "cpu_seconds": None if limits.cpu_seconds is None else math.ceil(limits.cpu_seconds),
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": limits.disk_bytes,
+            "open_files": OPEN_FILES,
+        },
+        "parent": os.getpid(),
+        "status_fd": status_fd,
+    }
+
+
+@contextmanager
+def _starting(order: Order) -> Generator[tuple[list[str], list[int]]]:
+    """Make the command that carries an order out, and the descriptors that it needs.
+
+    Nothing of the order stands in the command, where every user of the machine could read it.
+    """
+    fd = os.memfd_create("order")
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            marshal.dump(order, file, 2)  # pyright: ignore[reportArgumentType]  a TypedDict is a dict
+        os.lseek(fd, 0, os.SEEK_SET)
+        text = program("rights", "orphans", "gate", "confine")
+        yield [_python(), "-I", "-S", "-B", "-c", text, str(fd)], [fd]
+    except OSError as error:
+        raise SandboxError(f"the sandbox cannot be started: {error}") from error
+    finally:
+        os.close(fd)
+
+
+def _python() -> str:
+    found = find_python()
+    if found is None:
+        raise SandboxError(
+            f"no Python that code in a sandbox may run: {sys.base_prefix} is for root alone, and there is no "
+            "/usr/bin/python3"
+        )
+    return found[0]
+
+
+def _landlock_version() -> int:
+    from torchrl_agentic.sandbox.inside.rights import landlock_version  # is there on Linux only
+
+    return landlock_version()
+
+
+_run: Any = subprocess.run  # its overloads know nothing of `user=` in a dict
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Say why this does not work here; None if it does. Tries it, once per process."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return (
+            f"the Landlock sandbox works on Linux on x86-64 only, not on {sys.platform}, {platform.machine()}"
+        )
+    if not _landlock_version():
+        return f"this kernel has no Landlock, or it is not switched on. {INSTALL}"
+    secret = "/etc/passwd"
+    prefix, identity = as_nobody()
+    try:
+        order = _order(
+            ["/bin/sh", "-c", f"! /bin/cat {secret} 2>/dev/null"],
+            ResourceLimits(),
+            env={},
+            cwd="/",
+            write=(),
+            version=_landlock_version(),
+            status_fd=None,
+        )
+        with _starting(order) as (command, fds):
+            done = _run(
+                [*prefix, *command], env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True,
+                timeout=30, check=False, pass_fds=fds, **identity,
+            )  # fmt: skip
+    except (SandboxError, OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode:
+        reason = done.stderr.decode("utf-8", "replace").strip() or f"{secret} could be read inside"
+        return f"the Landlock sandbox does not work here: {reason}. {INSTALL}"
+    return None

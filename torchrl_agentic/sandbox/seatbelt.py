@@ -1,0 +1,237 @@
+"""A sandbox of macOS: `sandbox-exec` with a profile that denies what it does not name.
+
+Tested as far as that goes off macOS: the profile, the command, the refusal. Nothing here has run on macOS.
+`sandbox-exec` is marked as deprecated there, and has no successor for programs that are no apps.
+
+Stops:
+- reading or writing host files, other than the system's and the roots that were granted
+- the network, unless it was granted: any socket, those by path too
+- signalling processes outside of its process group; reading arguments, environment or memory of any other
+- having other programs act for it: Mach services but a few by name, Apple events, jobs of launchd
+- shared memory and semaphores by name; devices; terminals; setuid programs
+- one process using more processor time or file size than its limits
+- output without end costing the trainer memory
+Does not stop:
+- processes that leave their process group staying alive after the command has ended
+- using more memory than the limit, or more processes: macOS counts all of the user's
+- learning of any path whether it exists, its size and its owner
+- many files together filling the host's disk
+- bugs in the kernel: for code of strangers, put a virtual machine around it
+- code learning about the machine: processor, memory, release of the system, names of users
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox.base import SandboxResult, checked
+from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
+from torchrl_agentic.sandbox.limits import Network, ResourceLimits
+from torchrl_agentic.sandbox.process import Served, run_to_end, serve, start
+from torchrl_agentic.sandbox.python import env_on_host, find_python
+from torchrl_agentic.sandbox.workspace import Workspace, inside
+
+_EXEC = "/usr/bin/sandbox-exec"
+
+_SOFTWARE = tuple(
+    f"{prefix}/{folder}"
+    for prefix in ("/usr/local", "/opt/homebrew")
+    for folder in ("bin", "lib", "opt", "share", "Cellar", "Frameworks")
+)
+READ = (
+    "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/libexec", "/usr/share", "/bin", "/sbin", "/System/Library",
+    "/System/Cryptexes/OS", "/System/Volumes/Preboot/Cryptexes/OS", "/Library/Apple",
+    "/Library/Developer/CommandLineTools", "/private/var/db/dyld", "/private/var/db/timezone",
+    "/private/var/select", *_SOFTWARE,
+)  # fmt: skip
+READ_FOR_NAMES = (
+    "/private/etc/hosts", "/private/etc/resolv.conf", "/private/var/run/resolv.conf", "/private/etc/services",
+    "/private/etc/protocols", "/private/etc/ssl",
+)  # fmt: skip
+SERVICES = ("com.apple.system.logger", "com.apple.system.opendirectoryd.libinfo")
+SERVICES_FOR_NAMES = (
+    "com.apple.SystemConfiguration.configd", "com.apple.SystemConfiguration.DNSConfiguration",
+    "com.apple.trustd", "com.apple.trustd.agent",
+)  # fmt: skip
+_SYSCTLS = (
+    "kern.argmax", "kern.hostname", "kern.maxfilesperproc", "kern.maxproc", "kern.ngroups",
+    "kern.osproductversion", "kern.osrelease", "kern.ostype", "kern.osvariant_status", "kern.osversion",
+    "kern.secure_kernel", "kern.usrstack64", "kern.version", "sysctl.proc_cputype", "vm.loadavg",
+)  # fmt: skip
+_SYSCTL_PREFIXES = ("hw.", "machdep.cpu.")
+
+
+class SeatbeltSandbox(FolderSandbox):
+    """Commands under a profile of Seatbelt, in a private folder that they see under its path on the host.
+
+    HOME and TMPDIR are that folder; there is no /tmp. network in the limits: "none", or "full" (the host's).
+    """
+
+    name: ClassVar[str] = "seatbelt"
+    network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
+
+    @property
+    def limits_enforced(self) -> Mapping[str, bool]:
+        """Which limits hold here."""
+        return {
+            "cpu_seconds": True,
+            "memory_bytes": False,
+            "memory_total": False,
+            "max_processes": False,
+            "disk_bytes": True,
+            "disk_total": False,
+            "network": True,
+            "seccomp": False,
+        }
+
+    def fresh(self) -> SeatbeltSandbox:
+        """Make another one with the same settings, not open yet."""
+        return SeatbeltSandbox(self.limits)
+
+    async def open(self) -> None:
+        """Make ready; that the profile is accepted is tried here, once for all commands."""
+        if self._workspace is not None:
+            return
+        if sys.platform != "darwin":
+            raise SandboxError(
+                f"Seatbelt works on macOS only, and this is {sys.platform}; on Linux use BubblewrapSandbox, "
+                "or LandlockSandbox where no namespaces can be made"
+            )
+        self._workspace = Workspace()
+        try:
+            tried = await self.run(["/usr/bin/true"])
+            if tried.exit_code != 0:
+                raise SandboxError(f"Seatbelt does not work here: {tried.stderr.strip() or tried.exit_code}")
+        except BaseException:
+            await self.close()
+            raise
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        limits: ResourceLimits | None = None,
+    ) -> SandboxResult:
+        """Run one command to its end."""
+        effective = self.limits.narrow(limits)
+        folder = self._folder()
+        words = command(
+            checked(argv), folder=folder, cwd=os.path.join(folder, *inside(cwd or ".")), limits=effective
+        )
+        try:
+            child = await start(words, env=self._env(effective), cwd="/", stdin=stdin, drop_root=True)
+        except OSError as error:
+            raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
+        self._keep(child)
+        try:
+            ended = await run_to_end(
+                child, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
+            )
+        finally:
+            self._children.discard(child)
+        return result_of(ended, ended.code)
+
+    async def spawn(self, argv: Sequence[str]) -> Served:
+        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+        limits = replace(self.limits, cpu_seconds=None)
+        folder = self._folder()
+        words = command(checked(argv), folder=folder, cwd=folder, limits=limits)
+        try:
+            served = await serve(words, env=self._env(limits), cwd="/", drop_root=True)
+        except OSError as error:
+            raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
+        return self._keep(served)
+
+    @property
+    def python_argv(self) -> tuple[str, ...]:
+        """The command that starts Python inside."""
+        found = find_python()
+        return super().python_argv if found is None else (found[0],)
+
+    def _folder(self) -> str:
+        """The folder, without links: Seatbelt compares real paths, and /var is a link on macOS."""
+        return os.path.realpath(self._opened().path)
+
+    def _env(self, limits: ResourceLimits) -> Mapping[str, str]:
+        folder = self._folder()
+        return env_on_host(folder) if limits.env is None else limits.env
+
+
+def command(argv: Sequence[str], *, folder: str, cwd: str, limits: ResourceLimits) -> list[str]:
+    """Make the command that runs another one under the profile.
+
+    Paths are parameters, never part of the profile, in which a quote or a parenthesis would be a rule of its
+    own. What is the model's comes after the shell script, where nothing is taken for an option.
+    """
+    found = find_python()
+    read = [*READ, *map(os.path.realpath, limits.fs_read_roots)]
+    if found is not None and found[1] is not None:
+        read.append(found[1])
+    services = SERVICES
+    if limits.network == "full":
+        read += READ_FOR_NAMES
+        services += SERVICES_FOR_NAMES
+    write = [folder, *map(os.path.realpath, limits.fs_write_roots)]
+    text = profile(read=len(read), write=len(write), services=services, network=limits.network == "full")
+    words = [_EXEC, "-p", text]
+    for kind, paths in (("READ", read), ("WRITE", write)):
+        for number, path in enumerate(paths):
+            words += ["-D", f"{kind}_{number}={path}"]
+    return [*words, "/bin/sh", "-c", _shim(limits), "sh", cwd, *argv]
+
+
+def profile(*, read: int, write: int, services: Sequence[str], network: bool) -> str:
+    """Write the profile, in Seatbelt's language; of rules that match, the last one counts.
+
+    read, write: how many folders there are of each; they are the parameters READ_0, …, WRITE_0, ….
+    services: the Mach services that can be looked up.
+    """
+    writable = [f'(subpath (param "WRITE_{number}"))' for number in range(write)]
+    readable = [f'(subpath (param "READ_{number}"))' for number in range(read)]
+    devices = [f'(literal "/dev/{name}")' for name in ("null", "zero", "random", "urandom")]
+    sysctls = [f'(sysctl-name "{name}")' for name in _SYSCTLS]
+    sysctls += [f'(sysctl-name-prefix "{prefix}")' for prefix in _SYSCTL_PREFIXES]
+    rules: list[tuple[str, list[str]]] = [
+        ("allow process-fork", []),
+        ("allow process-exec*", []),
+        ("deny process-exec*", ["(file-mode #o4000)", "(file-mode #o2000)"]),
+        ("allow process-info*", ["(target self)"]),
+        ("allow signal", ["(target pgrp)"]),
+        ("allow sysctl-read", sysctls),
+        ("allow mach-lookup", [f'(global-name "{name}")' for name in services]),
+        ("allow file-read-metadata", []),
+        ("allow file-read*", ['(literal "/")', *devices, '(subpath "/dev/fd")', *readable, *writable]),
+        ("allow file-map-executable", [*readable, *writable]),
+        ("allow file-write*", writable),
+        ("allow file-write-data", ['(literal "/dev/null")', '(subpath "/dev/fd")']),
+    ]
+    if network:
+        rules.append(("allow network*", []))
+    lines = ["(version 1)", "(deny default)"]
+    for operation, filters in rules:
+        lines.append("(" + "\n    ".join([operation, *filters]) + ")")
+    return "\n".join(lines) + "\n"
+
+
+def _shim(limits: ResourceLimits) -> str:
+    """The shell script that sets the limits and then becomes the command; 127 if there is none.
+
+    No command begins with a dash: exec would take it for an option of its own in bash, which has no other
+    way to say so that dash understands.
+    """
+    lines = ["ulimit -c 0"]
+    if limits.cpu_seconds is not None:
+        lines.append(f"ulimit -t {math.ceil(limits.cpu_seconds)}")
+    if limits.disk_bytes is not None:
+        lines.append(f"ulimit -f {max(1, limits.disk_bytes // 512)}")
+    lines += ['cd -- "$1"', "shift"]
+    missing = 'case $1 in -*) echo "$1: not found" >&2; exit 127;; esac'
+    return " && ".join(lines) + f' || exit 126; {missing}; exec "$@"'

@@ -1,0 +1,178 @@
+"""A container of the fake Docker daemon: a folder, and plain local processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MARK = "FAKE_DOCKER_CONTAINER"
+PIECE = 1 << 15
+
+
+@dataclass(eq=False)
+class FakeContainer:
+    """A container. config: the request that made it. init: its first process, once it was started."""
+
+    id: str
+    name: str
+    config: Mapping[str, Any]
+    folder: str
+    path: str
+    init: asyncio.subprocess.Process | None = None
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list[asyncio.subprocess.Process])
+    is_abandoned: bool = False
+
+    def __post_init__(self) -> None:
+        for path in ("", *self.config.get("HostConfig", {}).get("Tmpfs", {})):
+            os.makedirs(self.folder + path)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its first process lives."""
+        return self.init is not None and self.init.returncode is None
+
+    async def boot(self) -> None:
+        """Start its first process."""
+        argv = [*self.config.get("Entrypoint", ()), *self.config.get("Cmd", ())]
+        self.init = await self.start(argv, self.config, stdin=self.config.get("OpenStdin", False))
+        if self.is_abandoned:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Whoever was attached is gone: its first process reads no more."""
+        self.is_abandoned = True
+        if self.init is not None and self.init.stdin is not None and self.config.get("StdinOnce"):
+            self.init.stdin.close()
+
+    async def start(
+        self, argv: Sequence[str], config: Mapping[str, Any], *, stdin: bool
+    ) -> asyncio.subprocess.Process:
+        """Start a process as Docker would, but with nothing between it and the host.
+
+        Raises:
+            OSError: there is no such program.
+        """
+        if shutil.which(argv[0], path=self.path) is None:
+            raise FileNotFoundError(f'exec: "{argv[0]}": executable file not found in $PATH')
+        asked = dict(word.split("=", 1) for word in config.get("Env") or ())
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env={"PATH": self.path, "HOME": "/"} | asked | {MARK: self.id},
+            cwd=self.folder + config.get("WorkingDir", ""),
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    async def kill(self) -> None:
+        """End everything in it, whatever session it is in."""
+        for process in self.processes:
+            if process.returncode is None:  # or else its number may be another's by now
+                with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+                    os.killpg(process.pid, signal.SIGKILL)
+        _kill_marked(self.id)
+        for process in self.processes:
+            await process.wait()
+            process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]  output nobody read
+
+    async def remove(self) -> None:
+        """End everything in it, and remove its files."""
+        await self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _kill_marked(container: str) -> None:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if f"{MARK}={container}".encode() in file.read():
+                os.kill(int(name), signal.SIGKILL)
+
+
+@dataclass(eq=False)
+class FakeExec:
+    """A command in a container.
+
+    late_s: how long it is still said to run when its output has ended. code: None until then, 128 + n for
+    signal n.
+    """
+
+    id: str
+    container: FakeContainer
+    config: Mapping[str, Any]
+    late_s: float = 0.0
+    is_running: bool = False
+    code: int | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Say what Docker says of one."""
+        entrypoint, *arguments = self.config["Cmd"]
+        return {
+            "ID": self.id,
+            "Running": self.is_running,
+            "ExitCode": self.code,
+            "ProcessConfig": {"tty": False, "entrypoint": entrypoint, "arguments": arguments},
+            "ContainerID": self.container.id,
+        }
+
+    async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Run it to its end, with a connection for its streams."""
+        stdin = bool(self.config.get("AttachStdin"))
+        try:
+            process = await self.container.start(self.config["Cmd"], self.config, stdin=stdin)
+        except OSError as error:
+            await frame(writer, 1, f"OCI runtime exec failed: {error}: unknown\r\n".encode())
+            self.code = 126
+            return
+        self.is_running = True
+        feeding = asyncio.ensure_future(_feed(reader, process.stdin))
+        # As with Docker, the connection ends when nobody holds the pipes any more, not with the process.
+        await asyncio.gather(_pass_on(process.stdout, writer, 1), _pass_on(process.stderr, writer, 2))
+        code = await process.wait()
+        if self.late_s:
+            writer.close()
+            await asyncio.sleep(self.late_s)
+        self.code, self.is_running = (code if code >= 0 else 128 - code), False
+        # As with Docker, a connection with input that nobody will read is closed by half, and stays.
+        if feeding.done() and not feeding.result():
+            writer.write_eof()
+            await writer.wait_closed()
+        feeding.cancel()
+
+
+async def frame(writer: asyncio.StreamWriter, number: int, data: bytes) -> None:
+    """Send a piece of output; when nobody listens any more, the command goes on."""
+    if not writer.is_closing():
+        writer.write(struct.pack(">BxxxL", number, len(data)) + data)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+
+
+async def _pass_on(pipe: asyncio.StreamReader | None, writer: asyncio.StreamWriter, number: int) -> None:
+    assert pipe is not None
+    while data := await pipe.read(PIECE):
+        await frame(writer, number, data)
+
+
+async def _feed(reader: asyncio.StreamReader, stdin: asyncio.StreamWriter | None) -> bool:
+    """Pass on input; say whether all that there was could be."""
+    if stdin is None:
+        return True
+    try:
+        while data := await reader.read(PIECE):
+            stdin.write(data)
+            await stdin.drain()
+    except ConnectionError:
+        return False
+    finally:
+        stdin.close()
+    return True
