@@ -1,7 +1,9 @@
 """The cases themselves: each can fail, says what failed, and is left out only where the sandbox says why."""
 
 import asyncio
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -58,6 +60,17 @@ async def test_a_case_fails_where_nothing_stops_its_attack(name: str):
         pytest.skip(reason)
     with pytest.raises(AssertionError):
         await case.hold(Undeclared)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/sysvipc"), reason="no System V objects to be seen here")
+async def test_nothing_is_left_of_a_case_whose_attack_succeeded():
+    def objects() -> list[str]:
+        return [Path("/proc/sysvipc", kind).read_text() for kind in ("shm", "sem", "msg")]
+
+    before = objects()
+    with pytest.raises(AssertionError):
+        await named("process: two sandboxes share no system v objects").hold(Undeclared)
+    assert objects() == before
 
 
 class Undeclared(UnsafeSubprocessSandbox):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import textwrap
 from collections.abc import AsyncGenerator
@@ -9,6 +10,8 @@ from collections.abc import AsyncGenerator
 from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult
 from torchrl_agentic.sandbox.limits import ResourceLimits
 
+CLEARED_UP_S = 5.0
+"""How long a program may take to clear up what it prepared."""
 ATTACKS = """
 import ctypes, os, sys, time, traceback
 libc = ctypes.CDLL(None, use_errno=True)
@@ -89,10 +92,11 @@ async def holding(sandbox: Sandbox, code: str, *, at_end: str = "", **words: obj
     process = await sandbox.spawn([*sandbox.python_argv, "-c", program])
     try:
         yield (await until(process, b"ready\n")).decode()
-        with contextlib.suppress(EOFError):
-            await process.send(b".")
-        await process.wait()
     finally:
+        with contextlib.suppress(EOFError, TimeoutError):  # clears up also behind an attack that succeeded
+            async with asyncio.timeout(CLEARED_UP_S):
+                await process.send(b".")
+                await process.wait()
         await process.kill()
 
 

@@ -199,7 +199,11 @@ async def two_sandboxes_share_no_system_v_objects(make: Make) -> None:
 
 @group.factory_case("host_processes", needs=["x86_64"])
 async def two_sandboxes_share_no_message_queues(make: Make) -> None:
-    prepare = "syscall(240, mark.encode(), os.O_CREAT | os.O_RDWR, 0o666, None)"
+    prepare = """
+        import struct
+        one_small_message = struct.pack("8q", 0, 1, 8, 0, 0, 0, 0, 0)
+        syscall(240, mark.encode(), os.O_CREAT | os.O_RDWR, 0o666, one_small_message)
+    """
     attack = "attempt('open', lambda: syscall(240, mark.encode(), os.O_RDWR, 0, None))"
     at_end = "syscall(241, mark.encode())"
     await _share_nothing(make, prepare, attack, at_end, [f"conformance-{new_mark()}"])

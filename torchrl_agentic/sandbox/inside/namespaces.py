@@ -39,19 +39,37 @@ def _check(failed: int, what: str) -> None:
         raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
+def bare_fork(flags: int = 0) -> int:
+    """Fork, into new namespaces of these kinds, past all hooks; 0 in the child, as os.fork.
+
+    It costs half of os.fork. Only for a process of one thread, whose child never raises a signal by itself:
+    neither Python nor the C library learn of it.
+
+    Raises:
+        OSError: there can be no more processes or namespaces.
+    """
+    pid = _here.syscall(_CLONE, flags | signal.SIGCHLD, None, None, None, None)
+    _check(pid < 0, "clone")
+    return pid
+
+
 def fork_into_namespaces(flags: int) -> int:
     """Fork into new namespaces, as process 1 of a new PID namespace; 0 in the child, as os.fork.
 
     The user inside has the number that it has outside, and all capabilities over what is new.
-    Only for a process of one thread, whose child never raises a signal by itself: the C library does not
-    learn of this fork.
+    For the same processes as `bare_fork`.
 
     Raises:
         OSError: there can be no more; InterruptedError: code of the same user got in between.
     """
     uid, gid = os.getuid(), os.getgid()
     done, end = os.pipe()
-    pid = _here.syscall(_CLONE, flags | signal.SIGCHLD, None, None, None, None)
+    try:
+        pid = bare_fork(flags)
+    except OSError:
+        os.close(done)
+        os.close(end)
+        raise
     if pid == 0:
         os.close(done)
         try:
@@ -66,12 +84,9 @@ def fork_into_namespaces(flags: int) -> int:
             os._exit(1)  # else it would go on as a second one of us
         os.close(end)
         return 0
-    number = ctypes.get_errno()
     os.close(end)
-    mapped = os.read(done, 1) if pid > 0 else b""
+    mapped = os.read(done, 1)
     os.close(done)
-    if pid < 0:
-        raise OSError(number, f"clone: {os.strerror(number)}")
     if not mapped:
         # Who has made the namespace may write its maps, and so may whoever is of the same user.
         raise InterruptedError(errno.EINTR, "a process of the code got in between")

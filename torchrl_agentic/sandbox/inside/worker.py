@@ -166,7 +166,7 @@ class Worker:
         """
         numbers, folder = random.getstate(), current_folder()
         try:
-            first = os.fork()
+            first = namespaces.bare_fork()
         except OSError as error:
             os.write(handed[-3], encoded(str(error)))
             first = -1
@@ -176,9 +176,7 @@ class Worker:
             if first > 0:
                 self.unreaped.append(first)  # it takes its time, in which others can be made
             return
-        namespaces.enter(handed[:-3], flags)
-        if os.fork():
-            os._exit(0)
+        go_over(handed, flags)
         rights.drop_capabilities()
         rights.dumpable(True)
         os.setsid()
@@ -200,6 +198,18 @@ class Worker:
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and int(name) not in ours:
                 reopen(int(name))
+
+
+def go_over(handed: list[int], flags: int) -> None:
+    """Be continued by a child, which the namespaces of these files get; handed, flags: see `Worker.clone`."""
+    try:
+        namespaces.enter(handed[:-3], flags)
+        child = os.fork()
+    except BaseException as error:  # else there would be two who answer
+        os.write(handed[-3], encoded(str(error)))
+        os._exit(1)
+    if child:
+        os._exit(0)
 
 
 def reopen(fd: int) -> None:
