@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,15 @@ CONTENDERS: dict[str, tuple[Callable[[], Repl], int]] = {
 def test_open(benchmark: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     benchmark.group = "REPL: until the first cell has run"
     _measure_open(benchmark, monkeypatch, *CONTENDERS[which], "1")
+
+
+@pytest.mark.parametrize("code", ["1", IMPORT], ids=["plain", "libraries"])
+def test_start_of_a_bare_one(benchmark: Any, code: str) -> None:
+    """What others pay at least: bubblewrap around a Python that runs the code and ends."""
+    benchmark.group = "REPL: until the first cell has run" + (", with numpy and pandas" * (code == IMPORT))
+    argv = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev"]
+    argv += ["--proc", "/proc", "--", sys.executable, "-c", code]
+    benchmark.pedantic(lambda: subprocess.run(argv, check=True), rounds=40, warmup_rounds=2)
 
 
 @pytest.mark.parametrize("which", CONTENDERS)
@@ -112,6 +124,16 @@ def test_fork(benchmark: Any, which: str) -> None:
             rounds=rounds,
         )
         runner.run(close())
+        runner.run(repl.close())
+
+
+def test_bare_fork(benchmark: Any) -> None:
+    """What a copy costs that shares namespaces and files with the original: no isolation at all."""
+    benchmark.group = "REPL: go on in a copy, from a state of 20 MB"
+    fork = "import os\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0); None"
+    with asyncio.Runner() as runner:
+        repl = runner.run(_live(_forked, "state = [bytes(1 << 20) for _ in range(20)]; None"))
+        benchmark.pedantic(lambda: runner.run(repl.execute(fork)), rounds=40, warmup_rounds=2)
         runner.run(repl.close())
 
 
