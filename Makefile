@@ -31,6 +31,7 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/bubblewrap.sh
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trl  # tests read its chat templates
 	sh scripts/bubblewrap.sh
 	touch $@
 

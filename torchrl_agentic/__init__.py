@@ -25,7 +25,9 @@ _WHERE = {
     "tools": (
         "FileEditTool", "FileReadTool", "FileWriteTool", "PythonTool", "ShellTool", "StopTool", "as_tool",
     ),
-    "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose"),
+    "ledger": ("TokenLedger",),
+    "rollout": ("agent_policy", "training_policy", "trajectory_batch"),
+    "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose", "TurnTokenizer"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -57,6 +59,7 @@ __all__ = [
     "StopSignal",
     "StopTool",
     "TextPart",
+    "TokenLedger",
     "Tool",
     "ToolCallParser",
     "ToolCompose",
@@ -66,16 +69,21 @@ __all__ = [
     "ToolResultPart",
     "Toolset",
     "Turn",
+    "TurnTokenizer",
+    "agent_policy",
     "as_tool",
     "get_parser",
     "json_schema_from_pydantic",
     "read_records",
     "tool",
+    "training_policy",
+    "trajectory_batch",
     "validate_args",
 ]
 
 if TYPE_CHECKING:
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
+    from torchrl_agentic.ledger import TokenLedger
     from torchrl_agentic.limits import RateLimiter
     from torchrl_agentic.messages import (
         CallError,
@@ -94,6 +102,7 @@ if TYPE_CHECKING:
     )
     from torchrl_agentic.parsers import PARSERS, ToolCallParser, get_parser
     from torchrl_agentic.records import Recorder, read_records
+    from torchrl_agentic.rollout import agent_policy, training_policy, trajectory_batch
     from torchrl_agentic.schema import json_schema_from_pydantic, validate_args
     from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset
     from torchrl_agentic.tools import (
@@ -105,7 +114,7 @@ if TYPE_CHECKING:
         StopTool,
         as_tool,
     )
-    from torchrl_agentic.transforms import AgentHistory, EndTrajectory, ToolCompose
+    from torchrl_agentic.transforms import AgentHistory, EndTrajectory, ToolCompose, TurnTokenizer
 
 
 def __getattr__(name: str) -> Any:

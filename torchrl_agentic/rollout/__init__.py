@@ -1,6 +1,21 @@
-"""Rollouts: recorded conversations replayed against tools that really run, and what came of them."""
+"""Rollouts: recorded ones replayed, and those of real models, token by token, up to what a loss trains on."""
 
+from torchrl_agentic.ledger import TokenLedger
+from torchrl_agentic.rollout.collect import group_advantage, ledgers, trajectory_batch
+from torchrl_agentic.rollout.policies import agent_policy, training_policy
 from torchrl_agentic.rollout.replay import Conversation, Difference, replay
 from torchrl_agentic.rollout.summary import ToolSummary, summarize
 
-__all__ = ["Conversation", "Difference", "ToolSummary", "replay", "summarize"]
+__all__ = [
+    "Conversation",
+    "Difference",
+    "TokenLedger",
+    "ToolSummary",
+    "agent_policy",
+    "group_advantage",
+    "ledgers",
+    "replay",
+    "summarize",
+    "training_policy",
+    "trajectory_batch",
+]

@@ -1,75 +1,195 @@
-"""Policies that say what they are told to say."""
+"""Policies around a real model: from the next prompt's ids to an answer in the history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+import torch
+from tensordict.nn import TensorDictSequential
+from torchrl.modules.llm.policies import TransformersWrapper
 
-from torchrl_agentic.messages import Message
-from torchrl_agentic.transforms import AgentHistory
-from torchrl_agentic.transforms import history as border
+from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.parsers import ToolCallParser, get_parser
+from torchrl_agentic.parsers.base import Tools
+from torchrl_agentic.rollout.answers import FullLogProbs, HistoryToTokens, TokensToHistory
+from torchrl_agentic.transforms.tokens import stop_ids
 
-Script = Callable[[Sequence[Message]], str | Message] | Sequence[Sequence[str | Message]]
+Mode = Literal["tokens", "history"]
 
 
-class ScriptedPolicy(TensorDictModuleBase):
-    """A policy in history mode that answers from a script: for tests, demos and replays, without a model.
+def agent_policy(
+    model: Any,
+    tokenizer: Any,
+    tools: Tools = (),
+    *,
+    mode: Mode = "tokens",
+    parser: ToolCallParser | str | None = None,
+    max_new_tokens: int = 512,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    stop_token_ids: Sequence[int] = (),
+    tool_choice: Literal["auto", "required"] | None = None,
+    parallel_tool_calls: bool = True,
+    chat_template: str | None = None,
+    generate_kwargs: Mapping[str, Any] | None = None,
+    return_log_probs: bool = True,
+) -> TensorDictSequential:
+    """Make the policy of an agent on released TorchRL: for rollouts, collectors and `GRPOLoss`.
+
+    With mode="tokens" it reads ("tokens", "prompt"), which `TurnTokenizer` writes, so that all turns keep
+    the ids that were sampled. mode="history" is the fallback without `TurnTokenizer`: it renders the
+    conversation anew each turn, so that the ids of earlier turns may be others than were sampled.
+
+    Writes ("history", "response") and ("history", "full"), ragged, ("tokens", ...), ("text", ...), ("masks",
+    ...), and ("log_probs", "response") and "full": in nats, of the model's own distribution (temperature 1,
+    whatever is sampled with), NaN for the prompt.
 
     Args:
-        script: what row i says in its k-th turn is `script[i][k]`; a row that is done, or has nothing more to
-            say, says "". Or a function of a row's conversation, which any environment and collector can use.
+        model: a transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`.
+        tokenizer: its tokenizer, the same as `TurnTokenizer`'s.
+        tools: for structural tags, and for the prompt in history mode: `compose.tools`.
+        mode: "tokens" or "history", see above.
+        parser: for structural tags; the same as `ToolCompose`'s.
+        max_new_tokens: of one answer. What is cut off there is no complete message: its calls do not run.
+        temperature: 0 for the likeliest token each time.
+        top_p: sample from the likeliest tokens that have this probability together.
+        stop_token_ids: what else than `eos_token` ends an answer; the same as `TurnTokenizer`'s.
+        tool_choice: constrain the calls by a structural tag (vLLM only): "auto", or "required" for one at
+            least. A call is then never malformed, but sampled from a masked distribution, which the log-probs
+            do not describe. None: the model writes what it likes.
+        parallel_tool_calls: whether a constrained answer may hold several.
+        chat_template: in history mode, instead of the tokenizer's own.
+        generate_kwargs: more for `model.generate`, or for vLLM's `SamplingParams`.
+        return_log_probs: whether they are wanted.
 
-    Reads ("history", "prompt"), ("agentic", "turn") and "done"; writes ("history", "response") and
-    ("history", "full").
+    Raises:
+        ValueError: the pad token ends answers too; a structural tag is wanted where there is none.
+        TypeError: the model is none of these.
+        MissingExtra: vLLM is not installed.
     """
-
-    def __init__(self, script: Script) -> None:
-        super().__init__()
-        if not callable(script) and any(isinstance(turns, str) for turns in script):
-            raise TypeError(
-                "a script is a list of turns per row: ScriptedPolicy([['first turn', 'second turn']])"
-            )
-        self.in_keys: Any = [("history", "prompt")]
-        self.out_keys: Any = [("history", "response"), ("history", "full")]
-        self.script = script
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Answer once in each row."""
-        td = tensordict if tensordict.batch_dims != 1 else tensordict.to_lazystack(0)
-        rows = border.prompts(td)
-        turns = td.get(("agentic", "turn"), None)
-        turns_taken = [0] * len(rows) if turns is None else turns.reshape(-1).tolist()
-        over = td.get("done", None)
-        ended = [False] * len(rows) if over is None else over.reshape(-1).tolist()
-        said = [
-            Message("assistant", "") if ended[index] else self._say(index, row, turns_taken[index])
-            for index, row in enumerate(rows)
-        ]
-        answers = [border.write_message(message_fields(message)) for message in said]
-        history = td.get("history")
-        responses = [border.conversation([answer]) for answer in answers]
-        full = [border.extended(row, [answer]) for row, answer in zip(rows, answers, strict=True)]
-        history.response = AgentHistory.of(responses, td.batch_size)
-        history.full = AgentHistory.of(full, td.batch_size)
-        return td.set("history", history)
-
-    def _say(self, index: int, row: border.Conversation, turn: int) -> Message:
-        if callable(self.script):
-            said = self.script([border.read_message(message) for message in border.messages(row)])
-        else:
-            turns = self.script[index % len(self.script)]
-            said = turns[turn] if turn < len(turns) else ""
-        return said if isinstance(said, Message) else Message("assistant", said)
+    stops = stop_ids(tokenizer, stop_token_ids)
+    if mode not in ("tokens", "history"):
+        raise ValueError(f"mode is 'tokens' or 'history'; got {mode!r}")
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "input_mode": "tokens",
+        "return_log_probs": return_log_probs,
+        "pad_output": False,
+    }
+    if isinstance(model, torch.nn.Module) and hasattr(model, "generate"):
+        if tool_choice is not None:
+            raise ValueError("structural tags need vLLM; transformers generates without constraints")
+        wrapper = _transformers(model, options, stops, max_new_tokens, temperature, top_p, generate_kwargs)
+    elif _is_vllm(model):
+        sampling: dict[str, Any] = {
+            "max_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "stop_token_ids": list(stops),
+            "skip_special_tokens": False,
+            **(generate_kwargs or {}),
+        }
+        if tool_choice is not None:
+            sampling["structured_outputs"] = _structural(parser, tools, tool_choice, parallel_tool_calls)
+        wrapper = _vllm(model, options, sampling)
+    else:
+        raise TypeError(f"a transformers model or a vLLM engine is needed; got {type(model).__name__}")
+    wrapper.padding_value = tokenizer.pad_token_id  # TorchRL takes the BOS that some tokenizers put before it
+    modules: list[Any] = [wrapper, TokensToHistory(tokenizer, stop_token_ids)]
+    if mode == "history":
+        modules.insert(0, HistoryToTokens(tokenizer, tools, chat_template))
+    if return_log_probs:
+        modules.append(FullLogProbs())
+    return TensorDictSequential(modules)
 
 
-def message_fields(message: Message) -> dict[str, object]:
-    """Give the fields of a message that its history keeps."""
-    fields: dict[str, object] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        fields["tool_calls"] = list(message.tool_calls)
-    if not message.is_complete:
-        fields["is_complete"] = False
-    return fields
+def training_policy(model: Any, tokenizer: Any) -> TransformersWrapper:
+    """Make what a loss evaluates: the log-probs of ("tokens", "full"), of each row, by a transformers model.
+
+    For `GRPOLoss(training_policy(model, tokenizer), masking_strategy=...)`: "sft" for single turns, as
+    collectors give them, "rlhf" for whole trajectories (`trajectory_batch`).
+
+    Raises:
+        ValueError: the pad token ends answers too.
+    """
+    stop_ids(tokenizer)
+    options = {"input_mode": "tokens", "generate": False, "return_log_probs": True, "pad_output": False}
+    wrapper = _Exact(model, tokenizer=tokenizer, pad_model_input=True, **options)
+    wrapper.padding_value = tokenizer.pad_token_id
+    return wrapper
+
+
+class _Exact(TransformersWrapper):
+    """A TransformersWrapper that keeps the log-prob of the first token; the released one writes 0 there."""
+
+    @classmethod
+    def _log_probs_generate(
+        cls, tokens: Any, logits: Any, pad_val: float = -100, pad: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = logits.float().log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return chosen, logits
+
+
+def _transformers(
+    model: Any,
+    options: Mapping[str, Any],
+    stops: Sequence[int],
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    more: Mapping[str, Any] | None,
+) -> TransformersWrapper:
+    wrapper = _Exact(model, generate=True, **options)
+    pad = options["tokenizer"].pad_token_id
+    sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    if temperature > 0:
+        # Without top_k=0 transformers samples from the 50 likeliest.
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+    wrapper.generate_kwargs.update(
+        sampling,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(stops),
+        pad_token_id=pad,
+        suppress_tokens=[pad],  # TorchRL would drop it from the middle of an answer
+        **(more or {}),
+    )
+    return wrapper
+
+
+def _is_vllm(model: Any) -> bool:
+    return any(kind.__module__.split(".")[0] in ("vllm", "ray") for kind in type(model).__mro__) or (
+        type(model).__name__ == "AsyncVLLM"
+    )
+
+
+def _vllm(model: Any, options: Mapping[str, Any], sampling: dict[str, Any]) -> Any:
+    try:
+        from torchrl.modules.llm.policies import vLLMWrapper
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  in .venv-vllm alone
+    except ImportError:
+        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+    if options["return_log_probs"]:
+        sampling.setdefault("logprobs", 1)
+    return vLLMWrapper(model, generate=True, generate_kwargs=SamplingParams(**sampling), **options)
+
+
+def _structural(
+    parser: ToolCallParser | str | None,
+    tools: Tools,
+    tool_choice: Literal["auto", "required"],
+    parallel: bool,
+) -> Any:
+    if parser is None:
+        raise ValueError("tool_choice needs parser=, the format in which the model calls tools")
+    tag = get_parser(parser).structural_tag(tools, tool_choice=tool_choice, parallel=parallel)
+    if tag is None:
+        raise ValueError(
+            f"the format {get_parser(parser).name!r} has no structural tag; leave tool_choice out"
+        )
+    try:
+        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+    return StructuredOutputsParams(structural_tag=json.dumps(tag))

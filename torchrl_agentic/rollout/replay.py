@@ -12,7 +12,7 @@ from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import Message, Turn
-from torchrl_agentic.rollout.policies import ScriptedPolicy, message_fields
+from torchrl_agentic.rollout.scripted import ScriptedPolicy, message_fields
 from torchrl_agentic.transforms import ToolCompose
 from torchrl_agentic.transforms.history import as_history
 

@@ -10,19 +10,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchrl_agentic.rollout.policies import ScriptedPolicy
+    from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
     from torchrl_agentic.testing.contracts import ParserContract, ReplContract, SandboxContract, ToolContract
-    from torchrl_agentic.testing.tokenizers import byte_tokenizer
+    from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
     "ParserContract": "testing.contracts",
     "ReplContract": "testing.contracts",
     "SandboxContract": "testing.contracts",
     "ToolContract": "testing.contracts",
-    "ScriptedPolicy": "rollout.policies",
+    "ScriptedPolicy": "rollout.scripted",
     "VirtualClock": "testing.clock",
     "byte_tokenizer": "testing.tokenizers",
+    "chat_tokenizer": "testing.tokenizers",
 }
 __all__ = [
     "ParserContract",
@@ -32,6 +33,7 @@ __all__ = [
     "ToolContract",
     "VirtualClock",
     "byte_tokenizer",
+    "chat_tokenizer",
 ]
 
 

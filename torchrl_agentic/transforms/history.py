@@ -145,6 +145,16 @@ def read_message(td: TensorDictBase) -> Message:
     )
 
 
+def message_dict(td: TensorDictBase) -> dict[str, Any]:
+    """Give a message as chat templates take it."""
+    made: dict[str, Any] = {"role": str(_field(td, "role")), "content": _field(td, "content")}
+    for name in ("name", "tool_call_id", "tool_calls"):
+        value = _field(td, name)
+        if isinstance(value, str | list) and value:
+            made[name] = value
+    return made
+
+
 def write_message(message: Mapping[str, Any]) -> TensorDictBase:
     """Make a message of a mapping with role, content and whatever else the family needs."""
     fields: dict[str, Any] = {"is_complete": _constant(True)}
@@ -182,6 +192,16 @@ _EMPTY = TensorDict({})
 def _constant(value: Any) -> NonTensorData:
     """Roles and flags are shared by all messages: they are half of what a message costs."""
     return NonTensorData(value)
+
+
+def leaves(td: TensorDictBase) -> tuple[LazyStackedTensorDict, list[TensorDictBase]]:
+    """Give a batch as a stack that can be ragged, and its rows, flat; what is set in a row is set in it."""
+    stack = td if isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0 else td.to_lazystack(0)
+    if stack.batch_dims == 1:
+        return stack, stack.tensordicts
+    parts = [leaves(part) for part in stack.tensordicts]
+    nested = LazyStackedTensorDict(*(part for part, _ in parts), stack_dim=0)
+    return nested, [row for _, rows in parts for row in rows]
 
 
 def _is_flat_stack(td: Any) -> TypeGuard[LazyStackedTensorDict]:

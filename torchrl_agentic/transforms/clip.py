@@ -1,0 +1,72 @@
+"""Cutting long tool results down, with a marker that says so inside the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Side = Literal["left", "middle", "right"]
+Count = Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """How long a tool's result may be.
+
+    max_tokens, max_chars: with the marker; None: no bound. side: where is cut. marker: takes the number of
+    characters left out as `{omitted}`.
+
+    Raises:
+        ValueError: a bound is below 1, the side is none of the three, or the marker alone exceeds the bound.
+    """
+
+    max_tokens: int | None = None
+    max_chars: int | None = None
+    side: Side = "middle"
+    marker: str = "[… {omitted} characters left out …]"
+
+    def __post_init__(self) -> None:
+        if self.side not in ("left", "middle", "right"):
+            raise ValueError(f"the side is left, middle or right; got {self.side!r}")
+        for name, bound in (("max_tokens", self.max_tokens), ("max_chars", self.max_chars)):
+            if bound is not None and bound < 1:
+                raise ValueError(f"{name} must be 1 or more; got {bound}")
+        longest = len(self.marker.format(omitted=10**9))
+        if self.max_chars is not None and self.max_chars < longest:
+            raise ValueError(
+                f"max_chars={self.max_chars} leaves no room for the marker, which takes {longest}: "
+                f"{self.marker!r}"
+            )
+
+    def __call__(self, text: str, count: Count) -> str:
+        """Give the text, cut if it is too long. count: how many tokens a text has."""
+        if self._fits(text, count):
+            return text
+        most = len(text) if self.max_chars is None else min(len(text), self.max_chars)
+        low, high = 0, min(most, self.max_tokens or most)  # so many characters are kept; `low` fit
+        while high < most and self._fits(self._cut(text, high), count):
+            low, high = high, min(most, 2 * high)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(self._cut(text, middle), count):
+                low = middle
+            else:
+                high = middle - 1
+        return self._cut(text, low)
+
+    def _fits(self, text: str, count: Count) -> bool:
+        if self.max_chars is not None and len(text) > self.max_chars:
+            return False
+        if self.max_tokens is None or len(text.encode("utf-8", "surrogatepass")) <= self.max_tokens:
+            return True  # no tokenizer makes more tokens than there are bytes
+        return count(text) <= self.max_tokens
+
+    def _cut(self, text: str, kept: int) -> str:
+        marker = self.marker.format(omitted=len(text) - kept)
+        if self.side == "left":
+            return marker + text[len(text) - kept :]
+        if self.side == "right":
+            return text[:kept] + marker
+        head = (kept + 1) // 2
+        return text[:head] + marker + text[len(text) - (kept - head) :]

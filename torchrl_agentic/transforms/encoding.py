@@ -1,0 +1,145 @@
+"""From text to token ids, so that text of others never becomes control tokens."""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchrl_agentic.parsers.defuse import defused
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a text. source: of its tokens, see `TokenLedger`. is_trusted: may hold control tokens."""
+
+    text: str
+    source: int
+    is_trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids, the source of each, and where each begins in the text."""
+
+    ids: list[int]
+    sources: list[int]
+    starts: list[int]
+
+    def after(self, start: int) -> Encoded:
+        """Give the tokens that begin at this character or later."""
+        first = bisect.bisect_left(self.starts, start)
+        return Encoded(self.ids[first:], self.sources[first:], self.starts[first:])
+
+
+Expand = Callable[[int], Sequence[int]]
+"""Gives the ids that stand for the k-th placeholder of its kind."""
+
+
+class Encoder:
+    """Encodes texts whose parts come from several sources.
+
+    tokenizer: a fast one. A text of trusted parts alone has the ids that the tokenizer gives it. A control
+    token that would arise in a part that is not trusted, or across its edge, is taken apart: its characters
+    stay, as plain text.
+
+    Raises:
+        TypeError: the tokenizer is a slow one, which does not say where a token comes from.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise TypeError(f"a fast tokenizer is needed (tokenizers); got {type(tokenizer).__name__}")
+        self._backend = copy.deepcopy(backend)  # what others set, as to truncation, is theirs
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = False
+        added = tokenizer.added_tokens_decoder.items()
+        self.control = frozenset(index for index, token in added if len(token.content) > 1)
+        """The ids of all added tokens, which steer the conversation; a single character does not."""
+
+    def encode(self, pieces: Iterable[Piece], expand: Mapping[str, Expand] | None = None) -> Encoded:
+        """Encode the text that the pieces make up together, without tokens at its beginning and end.
+
+        expand: what stands for placeholders, such as that of an image, in trusted pieces.
+        """
+        pieces = [piece for piece in pieces if piece.text]
+        if expand:
+            return self._expanded(pieces, expand)
+        text = "".join(piece.text for piece in pieces)
+        edges = list(itertools.accumulate((len(piece.text) for piece in pieces), initial=0))
+        cuts: set[int] = set()
+        while True:
+            ids, spans = self._encode(text, sorted(cuts))
+            owners = [bisect.bisect_right(edges, start) - 1 for start, _ in spans]
+            forged = [
+                start
+                for token, (start, stop), owner in zip(ids, spans, owners, strict=True)
+                if token in self.control
+                and stop > start
+                and not (pieces[owner].is_trusted and stop <= edges[owner + 1])
+            ]
+            if not forged:
+                sources = [pieces[owner].source for owner in owners]
+                return Encoded(ids, sources, [start for start, _ in spans])
+            cuts.update(start + 1 for start in forged)
+
+    def _encode(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        for start, stop in itertools.pairwise((0, *cuts, len(text))):
+            found = self._backend.encode(text[start:stop], add_special_tokens=False)
+            ids += found.ids
+            spans += [(start + a, start + b) for a, b in found.offsets]
+        return ids, spans
+
+    def _expanded(self, pieces: Sequence[Piece], expand: Mapping[str, Expand]) -> Encoded:
+        """Encode what stands between placeholders, and put in what stands for these."""
+        made = Encoded([], [], [])
+        counts = dict.fromkeys(expand, 0)
+        waiting: list[Piece] = []
+        at = 0
+
+        def put(more: Encoded) -> None:
+            nonlocal at, waiting
+            made.ids.extend(more.ids)
+            made.sources.extend(more.sources)
+            made.starts.extend(at + start for start in more.starts)
+            at += sum(len(piece.text) for piece in waiting)
+            waiting = []
+
+        for piece in pieces:
+            rest = piece.text
+            while piece.is_trusted and (found := _first(rest, expand)):
+                before, mark, rest = found
+                waiting.append(Piece(before, piece.source, is_trusted=True))
+                put(self.encode(waiting))
+                ids = list(expand[mark](counts[mark]))
+                counts[mark] += 1
+                waiting = [Piece(mark, piece.source)]
+                put(Encoded(ids, [piece.source] * len(ids), [0] * len(ids)))
+            waiting.append(Piece(rest, piece.source, piece.is_trusted))
+        put(self.encode(waiting))
+        return made
+
+
+def _first(text: str, marks: Iterable[str]) -> tuple[str, str, str] | None:
+    """Part a text at the first of some marks."""
+    found = [(text.find(mark), mark) for mark in marks if mark in text]
+    if not found:
+        return None
+    at, mark = min(found)
+    return text[:at], mark, text[at + len(mark) :]
+
+
+def sanitize_control_tokens(text: str, tokenizer: Any) -> str:
+    """Give a text in which no control token of the tokenizer stands, for where a conversation is rendered.
+
+    A zero-width space behind its first character takes each apart. Where token ids are written, by
+    `TurnTokenizer`, that is not needed: there they are encoded as plain text.
+    """
+    return defused(text, tuple(sorted(token.content for token in tokenizer.added_tokens_decoder.values())))

@@ -1,0 +1,331 @@
+"""TurnTokenizer: the next prompt of each row, token by token."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import Composite, Unbounded
+from torchrl.envs.transforms import Transform
+
+from torchrl_agentic.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
+from torchrl_agentic.parsers.base import Tools, specs_of
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import media, telemetry
+from torchrl_agentic.transforms.clip import Clip, Side
+from torchrl_agentic.transforms.drift import Mode, find_drift
+from torchrl_agentic.transforms.encoding import Encoder, Piece
+from torchrl_agentic.transforms.template import ChatTemplate
+
+logger = logging.getLogger(__name__)
+
+TOKENS, ATTENTION = ("tokens", "prompt"), ("masks", "all_attention_mask")
+LEDGER = {"mask": torch.bool, "sources": torch.int64, "log_probs": torch.float32}
+_DRIFT = (telemetry.KEY, "token_drift")
+
+
+class TurnTokenizer(Transform):
+    """Writes ("tokens", "prompt"): exactly the ids so far, then those of the messages that tools put in.
+
+    Put it last in the environment, behind `ToolCompose` and whatever else adds messages; the policy generates
+    from tokens (`agent_policy`). Sampled ids are never made again from text. Rows are ragged: a batch is a
+    lazy stack.
+
+    Writes per row, of equal length: ("tokens", "prompt") int64; ("masks", "all_attention_mask") bool, all
+    true; ("ledger", "mask") bool, whether the token was sampled; ("ledger", "sources") int64, see
+    `TokenLedger`; ("ledger", "log_probs") float32, in nats, NaN where nothing was sampled. And ("agentic",
+    "token_drift") int64, [*B, 1]: at the end of a trajectory, how many ids differ from those of the whole
+    conversation, rendered and encoded at once.
+
+    Args:
+        tokenizer: a fast one, with a chat template, whose pad token is none that ends an answer.
+        tools: what the template shows: `compose.tools`.
+        chat_template: instead of the tokenizer's own.
+        template_kwargs: more for the template, such as `enable_thinking`.
+        tool_role: of messages with results, as `ToolCompose` has it.
+        stop_token_ids: what else than `eos_token` ends an answer, such as Llama's `<|eom_id|>`.
+        processor: of a model that sees images; it renders, and says which ids stand for an image.
+        max_tool_response_tokens: of a result's text; None: no bound. A longer one is cut in the history too.
+        max_tool_response_chars: the same in characters.
+        tool_response_truncate_side: where is cut: left, middle or right.
+        use_inference_chat_template: render the whole conversation anew each turn, as in production, where
+            templates drop earlier reasoning. It costs: the time grows with the conversation, and earlier
+            turns have other ids than were sampled, so that only each turn's own answer can be trained on, as
+            a row of its own (the mask of the prompt is all false). "token_drift" counts the replaced ids.
+        tokenization_sanity_check_mode: "strict"; "ignore_strippable": white space may differ; "disable".
+        raise_on_drift: whether a difference raises instead of warning once.
+
+    Raises:
+        ValueError: the pad token ends answers too, a bound leaves no room for the marker, or the template
+            cannot be continued token by token; the message says why.
+        TypeError: the tokenizer is not a fast one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        tools: Tools = (),
+        chat_template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_role: str = "tool",
+        stop_token_ids: Sequence[int] = (),
+        processor: Any = None,
+        max_tool_response_tokens: int | None = None,
+        max_tool_response_chars: int | None = None,
+        tool_response_truncate_side: Side = "middle",
+        use_inference_chat_template: bool = False,
+        tokenization_sanity_check_mode: Mode = "strict",
+        raise_on_drift: bool = False,
+    ) -> None:
+        super().__init__()
+        if tokenization_sanity_check_mode not in ("strict", "ignore_strippable", "disable"):
+            raise ValueError(
+                "tokenization_sanity_check_mode is strict, ignore_strippable or disable; "
+                f"got {tokenization_sanity_check_mode!r}"
+            )
+        self.tokenizer, self.processor = tokenizer, processor
+        self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
+        self.encoder = Encoder(tokenizer)
+        self.clip = Clip(max_tool_response_tokens, max_tool_response_chars, tool_response_truncate_side)
+        marker = self.clip.marker.format(omitted=10**9)
+        if max_tool_response_tokens is not None and self._count(marker) > max_tool_response_tokens:
+            raise ValueError(
+                f"max_tool_response_tokens={max_tool_response_tokens} has no room for the marker"
+            )
+        added = tokenizer.added_tokens_decoder
+        self.template = ChatTemplate(
+            processor if processor is not None else tokenizer,
+            chat_template=chat_template,
+            tools=specs_of(tools),
+            tool_role=tool_role,
+            kwargs=template_kwargs,
+            ends=[tokenizer.convert_ids_to_tokens(token) for token in self.stop_token_ids],
+            special=[token.content for token in added.values() if token.special],
+            provable=not use_inference_chat_template,
+        )
+        self.use_inference_chat_template = use_inference_chat_template
+        self.sanity_check_mode: Mode = tokenization_sanity_check_mode
+        self.raise_on_drift = raise_on_drift
+        self._warned = False
+        self._mask: torch.Tensor | None = None
+
+    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        """Take note of the mask: a `DataLoadingPrimer` makes a new TensorDict for the reset, without it."""
+        self._mask = None if tensordict is None else tensordict.get("_reset", None)
+        return tensordict
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        """Encode the prompts of the rows that begin; the others' are dropped by the environment."""
+        stack, rows = border.leaves(tensordict_reset)
+        mask, self._mask = tensordict.get("_reset", self._mask), None
+        chosen = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
+        for row, conversation, begins in zip(rows, border.prompts(stack), chosen, strict=True):
+            ledger = TokenLedger()
+            if begins:
+                ledger.prompt(self._prompt_ids(_chat(conversation)))
+            self._write(row, None, ledger)
+        drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
+        return stack.set(_DRIFT, drift)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Continue each row by what was sampled and what was put in."""
+        stack, rows = border.leaves(next_tensordict)
+        _, roots = border.leaves(tensordict)
+        befores, afters = border.prompts(tensordict), border.prompts(stack)
+        done = stack.get("done").reshape(-1).tolist()
+        drifts: list[int] = []
+        for root, row, before, after, over in zip(roots, rows, befores, afters, done, strict=True):
+            known = border.length(before) + 1
+            conversation = self._clipped(after, known)
+            if conversation is not after:
+                border.inner(row.get("history")).set("prompt", border.AgentHistory.around(conversation))
+            drifts.append(self._continue(root, row, _chat(conversation), known, over))
+        shape = stack.get("done").shape
+        drift = torch.tensor(drifts, device=stack.device).reshape(shape)
+        return stack.set(_DRIFT, drift)
+
+    def _continue(
+        self, root: TensorDictBase, row: TensorDictBase, chat: list[dict[str, Any]], known: int, over: bool
+    ) -> int:
+        """Write what a row's next prompt is; give its drift."""
+        prompt, full = root.get(TOKENS, None), root.get(("tokens", "full"), None)
+        if prompt is None or full is None or not torch.equal(full[: len(prompt)], prompt):
+            raise RuntimeError(
+                'TurnTokenizer needs a policy that generates from ("tokens", "prompt"), without padding, and '
+                'writes ("tokens", "full") behind it: agent_policy(...)'
+            )
+        new = TokenLedger()
+        sampled = full[len(prompt) :].tolist()
+        log_probs = root.get(("log_probs", "response"), None)
+        new.sampled(sampled, None if log_probs is None else log_probs.clamp(max=0).tolist())
+        if self.use_inference_chat_template:
+            anew = TokenLedger()
+            anew.prompt(self._prompt_ids(chat))
+            self._write(row, None, anew)
+            same = min(len(full), len(anew))
+            differs = full[:same] != torch.tensor(anew.ids[:same], device=full.device)
+            return len(full) - (int(differs.int().argmax()) if bool(differs.any()) else same)
+        calls = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
+        self._add_delta(new, sampled, chat, known, max(0, calls))
+        self._write(row, root, new)
+        return self._drift(row, chat) if over else 0
+
+    def _add_delta(
+        self, new: TokenLedger, sampled: Sequence[int], chat: list[dict[str, Any]], known: int, calls: int
+    ) -> None:
+        """Add to the sampled tokens those of the messages that follow, and the header of the next answer."""
+        sources: list[int] = []
+        for message in chat[known:]:
+            is_result = "tool_call_id" in message
+            sources.append(calls if is_result else PROMPT)
+            calls += is_result
+        end, pieces = self.template.delta(chat[:known], chat[known:], sources)
+        expand = media.expansions(self.processor, chat[known:])
+        found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expand)
+        if self._has_ended(sampled, end, pieces):
+            found = found.after(len(end))
+        new.add(found.ids, found.sources)
+
+    def _has_ended(self, sampled: Sequence[int], end: str, pieces: Sequence[Piece]) -> bool:
+        """Whether the model ended its turn, so that the template's end of it is not needed."""
+        if not sampled or sampled[-1] not in self.stop_token_ids:
+            return False
+        if self.tokenizer.convert_tokens_to_ids(end) == sampled[-1]:
+            return True
+        # It ended otherwise. Where the template's end is also the header of what follows, that must stay.
+        header = pieces[0].text if pieces else ""
+        return any(special in header for special in self.template.special)
+
+    def _prompt_ids(self, chat: list[dict[str, Any]]) -> list[int]:
+        text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
+        return self.encoder.encode([text], media.expansions(self.processor, chat)).ids
+
+    def _write(self, row: TensorDictBase, root: TensorDictBase | None, new: TokenLedger) -> None:
+        """Write a ledger behind that of the root, or alone."""
+        made = {
+            TOKENS: torch.tensor(new.ids, dtype=torch.int64),
+            ("ledger", "mask"): torch.tensor(new.mask, dtype=torch.bool),
+            ("ledger", "sources"): torch.tensor(new.sources, dtype=torch.int64),
+            ("ledger", "log_probs"): torch.tensor(new.log_probs, dtype=torch.float32),
+        }
+        for key, value in made.items():
+            value = value if row.device is None else value.to(row.device)
+            row.set(key, value if root is None else torch.cat([root.get(key), value]))
+        row.set(ATTENTION, torch.ones_like(row.get(TOKENS), dtype=torch.bool))
+
+    def _clipped(self, conversation: border.Conversation, known: int) -> border.Conversation:
+        """Cut results that are too long; the conversation itself, if there is none."""
+        if self.clip.max_tokens is None and self.clip.max_chars is None:
+            return conversation
+        messages = border.messages(conversation)
+        cut: dict[int, TensorDictBase] = {}
+        for index in range(known, len(messages)):
+            message = border.message_dict(messages[index])
+            if "tool_call_id" in message and isinstance(message["content"], str):
+                text = self.clip(message["content"], self._count)
+                if text != message["content"]:
+                    cut[index] = border.with_content(messages[index], text)
+        if not cut:
+            return conversation
+        return border.conversation([cut.get(index, message) for index, message in enumerate(messages)])
+
+    def _count(self, text: str) -> int:
+        return len(self.encoder.encode([Piece(text, 0)]).ids)
+
+    def _drift(self, row: TensorDictBase, chat: list[dict[str, Any]]) -> int:
+        if self.sanity_check_mode == "disable":
+            return 0
+        found = find_drift(
+            read_ledger(row),
+            chat,
+            template=self.template,
+            encoder=self.encoder,
+            tokenizer=self.tokenizer,
+            mode=self.sanity_check_mode,
+        )
+        if found is None:
+            return 0
+        text = (
+            f"the ids of a trajectory are not those of its text: {found.tokens} tokens differ. They say "
+            f"{found.kept!r}; rendered and encoded at once, the conversation says {found.wanted!r}"
+        )
+        if self.raise_on_drift:
+            raise RuntimeError(text)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{text}. Later ones are only counted, in {_DRIFT}", stacklevel=2)
+        return found.tokens
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        """Add what is written.
+
+        Raises:
+            ValueError: no `ToolCompose`, nor anything else, keeps a history.
+        """
+        if "history" not in observation_spec.keys():
+            raise ValueError('TurnTokenizer reads ("history", "prompt"): use ChatEnv(input_mode="history")')
+        shape, device = observation_spec.shape, observation_spec.device
+        ragged = torch.Size((*shape, -1))
+        for key, dtype in (
+            (TOKENS, torch.int64),
+            (ATTENTION, torch.bool),
+            *((("ledger", name), dtype) for name, dtype in LEDGER.items()),
+        ):
+            observation_spec[key] = Unbounded(shape=ragged, dtype=dtype, device=device)
+        if telemetry.KEY not in observation_spec.keys():
+            observation_spec[telemetry.KEY] = Composite(shape=shape, device=device)
+        each = torch.Size((*shape, 1))
+        observation_spec[_DRIFT] = Unbounded(shape=each, dtype=torch.int64, device=device)
+        return observation_spec
+
+    def __repr__(self) -> str:
+        return f"TurnTokenizer({self.tokenizer.name_or_path!r}, deltas by {self.template.method})"
+
+
+def stop_ids(tokenizer: Any, more: Sequence[int] = ()) -> tuple[int, ...]:
+    """Give the ids that end an answer, the end-of-sequence token first.
+
+    Raises:
+        ValueError: the tokenizer has none, or pads with one.
+    """
+    ids = tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *more) if i is not None))
+    if not ids:
+        raise ValueError("the tokenizer has no eos_token: nothing would end an answer")
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ids:
+        pad = tokenizer.pad_token
+        raise ValueError(
+            f"the pad token {pad!r} is none, or ends answers too, so that TorchRL would cut the end off as "
+            "padding. Give the tokenizer one of its own: "
+            'tokenizer.pad_token = "<|endoftext|>", or add_special_tokens({"pad_token": "<pad>"}) and '
+            "model.resize_token_embeddings(len(tokenizer))"
+        )
+    return ids
+
+
+def read_ledger(row: TensorDictBase) -> TokenLedger:
+    """Read the ledger of one row: its ("tokens", "prompt") and what stands under "ledger"."""
+    ids, sources, log_probs = (
+        row.get(key).tolist() for key in (TOKENS, ("ledger", "sources"), ("ledger", "log_probs"))
+    )
+    ledger = TokenLedger()
+    start = 0
+    for stop in range(1, len(ids) + 1):
+        if stop < len(ids) and (sources[stop] == SAMPLED) == (sources[start] == SAMPLED):
+            continue
+        if sources[start] == SAMPLED:
+            known = log_probs[start:stop]
+            ledger.sampled(ids[start:stop], None if all(map(math.isnan, known)) else known)
+        else:
+            ledger.add(ids[start:stop], sources[start:stop])
+        start = stop
+    return ledger
+
+
+def _chat(conversation: border.Conversation) -> list[dict[str, Any]]:
+    return [border.message_dict(message) for message in border.messages(conversation)]
