@@ -37,7 +37,7 @@ from torchrl_agentic.sandbox.cgroups import MemoryGroup
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
-from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, run_to_end, serve, start
+from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, serve, start
 from torchrl_agentic.sandbox.python import clean_env, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
@@ -133,18 +133,14 @@ class BubblewrapSandbox(FolderSandbox):
                     drop_root=True,
                     group=self._group,
                 )
-            self._keep(child)
         except BaseException:
             os.close(status_fd)
             raise
         finally:
             os.close(status_end)
         try:
-            ended = await run_to_end(
-                child, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
-            )
+            ended = await self._run_to_end(child, effective)
         finally:
-            self._children.discard(child)
             with os.fdopen(status_fd, "rb") as status:
                 code = _exit_code(status.read(1 << 16))
         if ended.code is not None and code is None:

@@ -8,7 +8,7 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
-from torchrl_agentic.sandbox.process import Child, Ended
+from torchrl_agentic.sandbox.process import Child, Command, Ended, run_to_end
 from torchrl_agentic.sandbox.workspace import Workspace
 
 C = TypeVar("C", bound=Child)
@@ -17,7 +17,7 @@ C = TypeVar("C", bound=Child)
 class FolderSandbox(Sandbox):
     """A sandbox with its files in a `Workspace`.
 
-    A subclass makes that in `open`, and hands the children it starts to `_keep`.
+    A subclass makes that in `open`, and hands the children it starts to `_keep` or `_run_to_end`.
     """
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
@@ -63,6 +63,14 @@ class FolderSandbox(Sandbox):
         """Take note of a child, to end it at `close`; those that have ended are forgotten."""
         self._children = {other for other in self._children if other.process.returncode is None} | {child}
         return child
+
+    async def _run_to_end(self, child: Command, limits: ResourceLimits) -> Ended:
+        """Wait for a child within its limits, and let `close` end it meanwhile."""
+        self._keep(child)
+        try:
+            return await run_to_end(child, timeout=limits.wall_seconds, output_bytes=limits.output_bytes)
+        finally:
+            self._children.discard(child)
 
 
 def result_of(ended: Ended, code: int | None) -> SandboxResult:

@@ -42,7 +42,7 @@ from torchrl_agentic.sandbox.base import SandboxResult, checked
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
-from torchrl_agentic.sandbox.process import as_nobody, run_to_end, serve, start
+from torchrl_agentic.sandbox.process import as_nobody, serve, start
 from torchrl_agentic.sandbox.program import program
 from torchrl_agentic.sandbox.python import env_on_host, find_packages, find_python
 from torchrl_agentic.sandbox.workspace import Workspace, inside
@@ -124,18 +124,14 @@ class LandlockSandbox(FolderSandbox):
                 child = await start(
                     command, env={}, cwd="/", stdin=stdin, pass_fds=(*fds, status_end), drop_root=True
                 )
-            asked = self._keep(AskedCommand(child))
         except BaseException:
             os.close(status_fd)
             raise
         finally:
             os.close(status_end)
         try:
-            ended = await run_to_end(
-                asked, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
-            )
+            ended = await self._run_to_end(AskedCommand(child), effective)
         finally:
-            self._children.discard(asked)
             with os.fdopen(status_fd, "rb") as status:
                 completed = bool(status.read(1))
         if ended.code is not None and not completed:

@@ -33,7 +33,7 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import SandboxResult, checked
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.process import Served, run_to_end, serve, start
+from torchrl_agentic.sandbox.process import Served, serve, start
 from torchrl_agentic.sandbox.python import env_on_host, find_python
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
@@ -130,13 +130,7 @@ class SeatbeltSandbox(FolderSandbox):
             child = await start(words, env=self._env(effective), cwd="/", stdin=stdin, drop_root=True)
         except OSError as error:
             raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
-        self._keep(child)
-        try:
-            ended = await run_to_end(
-                child, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
-            )
-        finally:
-            self._children.discard(child)
+        ended = await self._run_to_end(child, effective)
         return result_of(ended, ended.code)
 
     async def spawn(self, argv: Sequence[str]) -> Served:

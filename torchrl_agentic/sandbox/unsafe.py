@@ -17,7 +17,7 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import CLAIMS, SandboxResult, checked
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.process import Served, run_to_end, serve, start
+from torchrl_agentic.sandbox.process import Served, serve, start
 from torchrl_agentic.sandbox.python import env_on_host, find_python
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
@@ -68,13 +68,7 @@ class UnsafeSubprocessSandbox(FolderSandbox):
             command = await start(checked(argv), env=env, cwd=folder, stdin=stdin)
         except OSError as error:
             return SandboxResult("", str(error), 127, 0.0)
-        self._keep(command)
-        try:
-            ended = await run_to_end(
-                command, timeout=effective.wall_seconds, output_bytes=effective.output_bytes
-            )
-        finally:
-            self._children.discard(command)
+        ended = await self._run_to_end(command, effective)
         return result_of(ended, ended.code)
 
     async def spawn(self, argv: Sequence[str]) -> Served:
