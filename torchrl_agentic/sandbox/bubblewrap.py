@@ -38,7 +38,7 @@ from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, serve, start
-from torchrl_agentic.sandbox.python import clean_env, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.python import env_inside, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 TMPFS_BYTES = 64 << 20
@@ -127,7 +127,7 @@ class BubblewrapSandbox(FolderSandbox):
             with self._command(checked(argv), effective, options=options, cwd=cwd) as (command, fds):
                 child = await start(
                     command,
-                    env=_env(effective),
+                    env=env_inside(effective),
                     stdin=stdin,
                     pass_fds=(*fds, status_end),
                     drop_root=True,
@@ -155,7 +155,9 @@ class BubblewrapSandbox(FolderSandbox):
         """
         limits = replace(self.limits, cpu_seconds=None)
         with self._command(checked(argv), limits, options=["--as-pid-1"]) as (command, fds):
-            served = await serve(command, env=_env(limits), pass_fds=fds, drop_root=True, group=self._group)
+            served = await serve(
+                command, env=env_inside(limits), pass_fds=fds, drop_root=True, group=self._group
+            )
         return self._keep(served)
 
     @property
@@ -205,10 +207,6 @@ def granted(limits: ResourceLimits) -> list[str]:
     if limits.network != "full":
         options.append("--unshare-net")
     return options
-
-
-def _env(limits: ResourceLimits) -> Mapping[str, str]:
-    return clean_env() if limits.env is None else limits.env
 
 
 def families(limits: ResourceLimits) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ from torchrl_agentic.sandbox.inside.files import WORK, inside
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.link import Link, SocketStream
 from torchrl_agentic.sandbox.process import Streams, connected, how
-from torchrl_agentic.sandbox.python import clean_env, python_inside
+from torchrl_agentic.sandbox.python import env_inside, python_inside
 from torchrl_agentic.sandbox.supervision import supervisor_settings
 from torchrl_agentic.sandbox.workspace import MAX_READ
 from torchrl_agentic.sandbox.zygotes import START_S, Kind, Pool, Zygote, pool_of
@@ -284,7 +284,7 @@ class ForkServerSandbox(Sandbox):
         return {
             "argv": checked(argv),
             "folder": "/".join((WORK, *inside(cwd or WORK))),
-            "env": dict(clean_env() if limits.env is None else limits.env),
+            "env": dict(env_inside(limits)),
             "limits": _limits(limits),
             "wall_s": limits.wall_seconds,
             "output_bytes": limits.output_bytes,
@@ -367,7 +367,7 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
             *_NESTED,
         ),
         python=python_inside(),
-        env=clean_env() if limits.env is None else limits.env,
+        env=env_inside(limits),
         settings={
             **supervisor_settings(limits),
             "limits": {**_limits(limits), "cpu_seconds": None},

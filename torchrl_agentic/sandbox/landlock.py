@@ -159,11 +159,10 @@ class LandlockSandbox(FolderSandbox):
         status_fd: int | None = None,
     ) -> Order:
         folder = self._opened().path
-        env = env_on_host(folder) if limits.env is None else limits.env
         return _order(
             argv,
             limits,
-            env=env,
+            env=env_on_host(limits, folder),
             cwd=os.path.join(folder, *inside(cwd or ".")),
             write=(folder, *limits.fs_write_roots),
             version=self._version,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.inside.files import WORK
+from torchrl_agentic.sandbox.limits import ResourceLimits
 
 _SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
 _PACKAGES = "/opt/packages"
@@ -82,8 +83,15 @@ def clean_env() -> Mapping[str, str]:
     return _with_packages(find_packages().values())
 
 
-def env_on_host(folder: str) -> Mapping[str, str]:
-    """Give the environment of code that sees the host's paths, and has this folder."""
+def env_inside(limits: ResourceLimits) -> Mapping[str, str]:
+    """Give the environment of code that sees paths inside: that of the limits, else `clean_env`."""
+    return clean_env() if limits.env is None else limits.env
+
+
+def env_on_host(limits: ResourceLimits, folder: str) -> Mapping[str, str]:
+    """Give the environment of code that sees the host's paths: that of the limits, or for this folder."""
+    if limits.env is not None:
+        return limits.env
     return {**_with_packages(find_packages()), "HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
 
 

@@ -126,8 +126,9 @@ class SeatbeltSandbox(FolderSandbox):
         words = command(
             checked(argv), folder=folder, cwd=os.path.join(folder, *inside(cwd or ".")), limits=effective
         )
+        env = env_on_host(effective, folder)
         try:
-            child = await start(words, env=self._env(effective), cwd="/", stdin=stdin, drop_root=True)
+            child = await start(words, env=env, cwd="/", stdin=stdin, drop_root=True)
         except OSError as error:
             raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
         ended = await self._run_to_end(child, effective)
@@ -139,7 +140,7 @@ class SeatbeltSandbox(FolderSandbox):
         folder = self._folder()
         words = command(checked(argv), folder=folder, cwd=folder, limits=limits)
         try:
-            served = await serve(words, env=self._env(limits), cwd="/", drop_root=True)
+            served = await serve(words, env=env_on_host(limits, folder), cwd="/", drop_root=True)
         except OSError as error:
             raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
         return self._keep(served)
@@ -153,10 +154,6 @@ class SeatbeltSandbox(FolderSandbox):
     def _folder(self) -> str:
         """The folder, without links: Seatbelt compares real paths, and /var is a link on macOS."""
         return os.path.realpath(self._opened().path)
-
-    def _env(self, limits: ResourceLimits) -> Mapping[str, str]:
-        folder = self._folder()
-        return env_on_host(folder) if limits.env is None else limits.env
 
 
 def command(argv: Sequence[str], *, folder: str, cwd: str, limits: ResourceLimits) -> list[str]:

@@ -62,10 +62,11 @@ class UnsafeSubprocessSandbox(FolderSandbox):
     ) -> SandboxResult:
         """Run one command to its end."""
         effective = self.limits.narrow(limits)
-        folder = os.path.join(self._opened().path, *inside(cwd or "."))
-        env = env_on_host(self._opened().path) if effective.env is None else effective.env
+        folder = self._opened().path
+        start_in = os.path.join(folder, *inside(cwd or "."))
+        env = env_on_host(effective, folder)
         try:
-            command = await start(checked(argv), env=env, cwd=folder, stdin=stdin)
+            command = await start(checked(argv), env=env, cwd=start_in, stdin=stdin)
         except OSError as error:
             return SandboxResult("", str(error), 127, 0.0)
         ended = await self._run_to_end(command, effective)
@@ -74,7 +75,7 @@ class UnsafeSubprocessSandbox(FolderSandbox):
     async def spawn(self, argv: Sequence[str]) -> Served:
         """Start a long-lived process."""
         folder = self._opened().path
-        env = env_on_host(folder) if self.limits.env is None else self.limits.env
+        env = env_on_host(self.limits, folder)
         try:
             served = await serve(checked(argv), env=env, cwd=folder)
         except OSError as error:
