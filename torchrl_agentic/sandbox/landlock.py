@@ -185,11 +185,11 @@ def _order(
     if found is not None and found[1] is not None:
         read.append(found[1])
     read += find_packages()
-    families: tuple[int, ...] = ()
-    if limits.network == "full":
+    # A call may narrow it to a loopback, which would be the host's: then there is none.
+    online = limits.network == "full"
+    if online:
         read += filter(os.path.exists, _READ_FOR_NAMES)
-        families = (seccomp.AF_UNIX, seccomp.AF_INET, seccomp.AF_INET6)
-    denied = seccomp.program(families=families)
+    denied = seccomp.program(families=seccomp.NETWORK if online else ())
     assert denied is not None, "why_not() has looked at the processor"
     return {
         "argv": [word.encode() for word in argv],
@@ -198,7 +198,7 @@ def _order(
         "read": read,
         "write": [os.path.abspath(path) for path in write],
         "devices": [os.devnull],
-        "tcp": limits.network == "full",
+        "tcp": online,
         "version": version,
         "filters": [denied, unshared.program(landlock=version)],
         "gate": unshared.gate(landlock=version),

@@ -48,6 +48,8 @@ _DENIED = {
 _CLONE, _CLONE3, _SOCKET, _IOCTL, _SETNS, _PRLIMIT = 56, 435, 41, 16, 308, 302
 _ENTERED = (0x10000000, 0x00020000, 0x08000000, 0x04000000, 0x40000000, 0x20000000)
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
+NETWORK = (AF_UNIX, AF_INET, AF_INET6)
+"""What kinds of sockets a network needs that was granted."""
 
 
 def program(*, families: tuple[int, ...] = (), clones: bool = False) -> bytes | None:
