@@ -20,7 +20,6 @@ from __future__ import annotations
 import errno
 import functools
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -39,6 +38,7 @@ from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, serve, start
 from torchrl_agentic.sandbox.python import env_inside, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.shell import shim
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 TMPFS_BYTES = 64 << 20
@@ -227,25 +227,6 @@ def _filter_fd(limits: ResourceLimits) -> Generator[list[int]]:
         yield [fd]
     finally:
         os.close(fd)
-
-
-def shim(limits: ResourceLimits) -> str:
-    """The shell script that sets the limits inside and then becomes the command; 127 if there is none.
-
-    It goes to the folder in its first argument; that there is none is the model's mistake, hence 126, and
-    no failure of bubblewrap's. The number of processes must be limited inside: outside, it would count all of
-    that user's. dash says -p for it where bash says -u. A limit that is set lower already stays.
-    """
-    lines = ["ulimit -c 0"]
-    if limits.cpu_seconds is not None:
-        lines.append(f"ulimit -t {math.ceil(limits.cpu_seconds)}")
-    if limits.memory_bytes is not None:
-        lines.append(f"ulimit -v {max(1, limits.memory_bytes // 1024)}")
-    if limits.disk_bytes is not None:
-        lines.append(f"ulimit -f {max(1, limits.disk_bytes // 512)}")
-    if limits.max_processes is not None:
-        lines.append(f"ulimit -u {limits.max_processes} || ulimit -p {limits.max_processes}")
-    return "{ " + "; ".join(lines) + '; } 2>/dev/null; cd -- "$1" || exit 126; shift; exec "$@"'
 
 
 def _exit_code(status: bytes) -> int | None:

@@ -22,7 +22,6 @@ Does not stop:
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.process import Served, serve, start
 from torchrl_agentic.sandbox.python import env_on_host, find_python
+from torchrl_agentic.sandbox.shell import ulimits
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 _EXEC = "/usr/bin/sandbox-exec"
@@ -218,11 +218,6 @@ def _shim(limits: ResourceLimits) -> str:
     No command begins with a dash: exec would take it for an option of its own in bash, which has no other
     way to say so that dash understands.
     """
-    lines = ["ulimit -c 0"]
-    if limits.cpu_seconds is not None:
-        lines.append(f"ulimit -t {math.ceil(limits.cpu_seconds)}")
-    if limits.disk_bytes is not None:
-        lines.append(f"ulimit -f {max(1, limits.disk_bytes // 512)}")
-    lines += ['cd -- "$1"', "shift"]
+    lines = [*ulimits(replace(limits, memory_bytes=None)), 'cd -- "$1"', "shift"]
     missing = 'case $1 in -*) echo "$1: not found" >&2; exit 127;; esac'
     return " && ".join(lines) + f' || exit 126; {missing}; exec "$@"'

@@ -6,13 +6,14 @@ a word of the argument list, never a part of a script.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.process import exit_or_signal
 from torchrl_agentic.sandbox.python import BASE_ENV
+from torchrl_agentic.sandbox.shell import shim
 from torchrl_agentic.sandbox.workspace import inside
 
 NUMBERS = 3
@@ -79,8 +80,8 @@ def supervised(
     What it prints first is a line of `NUMBERS` numbers, for `kill`. The exit code is the command's, 128 + n
     for signal n, 127 where there is no such command, 126 where there is no such folder.
     """
-    become = _BECOME + ("" if stdin else "exec </dev/null; ") + _ulimits(limits)
-    become += '; cd -- "$1" || exit 126; shift; exec "$@"'
+    # The number of processes is not limited: it would not hold for root, and count all of another user's.
+    become = _BECOME + ("" if stdin else "exec </dev/null; ") + shim(replace(limits, max_processes=None))
     start_in = "/".join((WORK, *inside(cwd or WORK)))
     # Where the caller says nothing of it, PATH is the image's: its programs may lie anywhere.
     path = ' PATH="$PATH"' if limits.env is None else ""
@@ -127,19 +128,3 @@ def _steps(path: str) -> tuple[str, ...]:
 def _env(env: Mapping[str, str] | None) -> list[str]:
     clean = {name: value for name, value in BASE_ENV.items() if name != "PATH"}
     return [f"{name}={value}" for name, value in (clean if env is None else env).items()]
-
-
-def _ulimits(limits: ResourceLimits) -> str:
-    """The part of a script that sets limits; one that is set lower already stays.
-
-    The number of processes is left alone: it does not hold for root, and for others it counts all of that
-    user's.
-    """
-    lines = ["ulimit -c 0"]
-    if limits.cpu_seconds is not None:
-        lines.append(f"ulimit -t {math.ceil(limits.cpu_seconds)}")
-    if limits.memory_bytes is not None:
-        lines.append(f"ulimit -v {max(1, limits.memory_bytes // 1024)}")
-    if limits.disk_bytes is not None:
-        lines.append(f"ulimit -f {max(1, limits.disk_bytes // 512)}")
-    return "{ " + "; ".join(lines) + "; } 2>/dev/null"

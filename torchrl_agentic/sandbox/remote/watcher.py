@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Of the same kind as bubblewrap's, and to be shared with it under a public name.
-from torchrl_agentic.sandbox.bubblewrap import shim
 from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.shell import shim
 
 _WATCH = r"""
 sweep() {
