@@ -22,6 +22,7 @@ from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.inside.wire import BadMessage
 from torchrl_agentic.sandbox.python import clean_env, find_packages
 from torchrl_agentic.sandbox.supervision import GRACE_S
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 START_S = 60.0
 """How long a kernel may take to start."""
@@ -161,10 +162,8 @@ class JupyterRepl(Repl):
         try:
             return await self._answered(live, answer, code, timeout, left)
         except asyncio.CancelledError:
-            stopping = asyncio.ensure_future(self._cancel(live, answer))
-            while not stopping.done():  # nobody else may read this answer, however often we are cancelled
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.shield(stopping)
+            # Nobody else may read this answer.
+            await to_the_end(self._cancel(live, answer), however_often=True)
             raise
 
     async def _answered(

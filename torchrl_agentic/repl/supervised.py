@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import Coroutine
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError, SandboxError
@@ -13,6 +12,7 @@ from torchrl_agentic.repl.base import KEPT, LOST, Repl, ReplDisplay, ReplError, 
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES, MAX_DISPLAYS
 from torchrl_agentic.sandbox.link import Link
 from torchrl_agentic.sandbox.supervision import FLOOD_BYTES, GRACE_S
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 MAX_CODE = 16 << 20
 """The longest code that we send, in characters."""
@@ -118,7 +118,7 @@ class SupervisedRepl(Repl):
             await link.close()
             raise InfrastructureError("the interpreter's supervisor does not answer") from None
         except asyncio.CancelledError:
-            await _to_the_end(self._give_up(link, answer))
+            await to_the_end(self._give_up(link, answer), however_often=True)
             raise
 
     async def _give_up(self, link: Link, answer: asyncio.Future[Answer]) -> None:
@@ -159,14 +159,6 @@ class SupervisedRepl(Repl):
         if self.owns_sandbox:
             self.owns_sandbox = False
             await self.sandbox.close()
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do something to its end, however often we are cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((task,))
 
 
 def _text(data: bytes) -> str:

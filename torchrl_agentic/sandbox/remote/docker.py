@@ -39,11 +39,12 @@ from torchrl_agentic.sandbox.folder import result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.process import Ended
 from torchrl_agentic.sandbox.python import BASE_ENV
-from torchrl_agentic.sandbox.remote.docker_calls import REQUEST_S, finish, insist, reported
+from torchrl_agentic.sandbox.remote.docker_calls import REQUEST_S, insist, reported
 from torchrl_agentic.sandbox.remote.docker_container import KEEPER, USER, Container
 from torchrl_agentic.sandbox.remote.docker_files import read, write
 from torchrl_agentic.sandbox.remote.docker_process import ContainerProcess
 from torchrl_agentic.sandbox.remote.docker_scripts import LIMITED
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 from torchrl_agentic.sandbox.workspace import inside
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class DockerSandbox(Sandbox):
     async def close(self) -> None:
         """Remove the container."""
         async with self._changing:
-            await finish(self._discard())
+            await to_the_end(self._discard())
 
     async def run(
         self,
@@ -164,7 +165,7 @@ class DockerSandbox(Sandbox):
         except TimeoutError:
             await command.cut_short(out.add, err.add)
         except BaseException:
-            await finish(command.give_up())
+            await to_the_end(command.give_up())
             raise
         finally:
             await command.close()

@@ -51,16 +51,6 @@ def transport_of(stream: Stream) -> asyncio.WriteTransport:
     return transport
 
 
-async def finish(work: Awaitable[T]) -> T:
-    """Wait for something to its end, also when we are cancelled meanwhile; then be cancelled."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
 async def insist(call: Callable[[], Awaitable[T]]) -> T:
     """Ask Docker for what may be asked twice, again after a failure that may pass."""
     from aiodocker.exceptions import DockerError

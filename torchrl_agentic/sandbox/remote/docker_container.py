@@ -17,12 +17,12 @@ from torchrl_agentic.sandbox.remote.docker_calls import (
     REQUEST_S,
     close_stream,
     ended,
-    finish,
     insist,
     reported,
     transport_of,
 )
 from torchrl_agentic.sandbox.remote.docker_scripts import END, MARK, SUPERVISE
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -72,7 +72,7 @@ class Container:
                 await made._lifeline.__aenter__()
                 await container.start()  # pyright: ignore[reportUnknownMemberType]  the same
         except BaseException:
-            await finish(made._give_up(making))
+            await to_the_end(made._give_up(making))
             raise
         return made
 
@@ -102,7 +102,7 @@ class Container:
                     await command.stream.__aenter__()
             command.opened()
         except BaseException:
-            await finish(command.give_up())  # it may have come further than we know
+            await to_the_end(command.give_up())  # it may have come further than we know
             raise
         return command
 
@@ -128,7 +128,7 @@ class Container:
         self.lost = self.lost or "the container has been removed"
         if self._removing is None:
             self._removing = asyncio.ensure_future(self._remove())
-        await finish(self._removing)
+        await to_the_end(self._removing)
 
     async def _remove(self) -> None:
         # First what we do not read any more: Docker waits for that to be read, for 10 s each.
@@ -262,7 +262,7 @@ class Command:
         except (SandboxError, TimeoutError):
             pass
         finally:
-            await finish(ending)
+            await to_the_end(ending)
 
     async def give_up(self) -> None:
         """End it, and take no more output."""
@@ -280,7 +280,7 @@ class Command:
             code = await ended(self._execution)
         if code > 128 and not self._ended:
             # What was killed is the command, or the shell that would have ended the rest, or the container.
-            await finish(self.end())
+            await to_the_end(self.end())
             if self._container.lost is not None:
                 raise SandboxError(self._container.lost)
         self._ended = True

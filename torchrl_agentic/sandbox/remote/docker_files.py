@@ -11,9 +11,10 @@ import asyncio
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.capture import Capture
 from torchrl_agentic.sandbox.process import MAX_ERRORS, how
-from torchrl_agentic.sandbox.remote.docker_calls import finish, reported
+from torchrl_agentic.sandbox.remote.docker_calls import reported
 from torchrl_agentic.sandbox.remote.docker_container import Container
 from torchrl_agentic.sandbox.remote.docker_scripts import DENIED, FOLDER, MISSING, READ, REFUSED, WRITE
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 from torchrl_agentic.sandbox.workspace import MAX_READ, inside
 
 FILE_S = 60.0
@@ -45,7 +46,7 @@ async def _run(
                 await command.communicate(stdin, out.extend, err.add)
                 code = await command.code()
     except BaseException:
-        await finish(command.give_up())
+        await to_the_end(command.give_up())
         raise
     finally:
         await command.close()

@@ -7,8 +7,8 @@ import asyncio
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.capture import Capture
 from torchrl_agentic.sandbox.process import MAX_ERRORS, how
-from torchrl_agentic.sandbox.remote.docker_calls import finish
 from torchrl_agentic.sandbox.remote.docker_container import END_S, STDERR, Command
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 MAX_UNREAD = 1 << 20
 """How much output waits for whoever reads it; then the process has to wait."""
@@ -51,7 +51,7 @@ class ContainerProcess:
         """End it and everything it started."""
         if self._killing is None:
             self._killing = asyncio.ensure_future(self._kill())
-        await finish(self._killing)
+        await to_the_end(self._killing)
 
     async def wait(self) -> str:
         """Wait until it has ended, and say how; what it writes must be read meanwhile."""

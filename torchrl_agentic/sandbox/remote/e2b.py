@@ -35,8 +35,9 @@ from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.remote import e2b_files
 from torchrl_agentic.sandbox.remote.envd import run_to_end
 from torchrl_agentic.sandbox.remote.envd_served import EnvdServed
-from torchrl_agentic.sandbox.remote.service import clean_up, from_service, patiently, to_the_end
+from torchrl_agentic.sandbox.remote.service import clean_up, from_service, in_time, patiently
 from torchrl_agentic.sandbox.remote.watcher import limited
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 from torchrl_agentic.sandbox.workspace import inside
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class E2BSandbox(Sandbox):
             served.abandon()
         self._served.clear()
         if self._machine is not None:
-            await to_the_end(self._close(self._machine))
+            await to_the_end(in_time(self._close(self._machine)))
 
     async def _close(self, machine: AsyncSandbox) -> None:
         await self._end(machine.sandbox_id)

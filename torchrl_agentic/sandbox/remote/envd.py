@@ -18,8 +18,9 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import SandboxResult
 from torchrl_agentic.sandbox.capture import CHUNK, Capture
 from torchrl_agentic.sandbox.process import END_S, exit_or_signal
-from torchrl_agentic.sandbox.remote.service import clean_up, from_service, to_the_end
+from torchrl_agentic.sandbox.remote.service import clean_up, from_service, in_time
 from torchrl_agentic.sandbox.remote.watcher import supervised
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
@@ -170,7 +171,7 @@ class EnvdProcess:
         Raises:
             SandboxError: the sandbox cannot be reached.
         """
-        await to_the_end(self._kill())
+        await to_the_end(in_time(self._kill()))
 
     async def _kill(self) -> None:
         assert self._following is not None

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import math
 import uuid
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import WORK
 
 if TYPE_CHECKING:
     import modal
-
-T = TypeVar("T")
 
 TAG = "torchrl-agentic"
 """The tag by which a container is found whose creation we lost sight of."""
@@ -40,16 +38,6 @@ def modal_errors(doing: str) -> Generator[None]:
     except (Error, grpclib.GRPCError, StreamTerminatedError, OSError) as error:
         reason = str(error) or type(error).__name__
         raise SandboxError(f"Modal could not {doing}: {reason}") from error
-
-
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Do something to its end, also when the caller is cancelled, who learns of that afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 @dataclass(frozen=True, slots=True)

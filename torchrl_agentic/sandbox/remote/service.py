@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 T = TypeVar("T")
 CLEANUP_S = 15.0
@@ -45,31 +46,20 @@ async def patiently(attempt: Callable[[], Awaitable[T]]) -> T:
     return await attempt()
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Do what must be done also if the caller is cancelled; the cancellation waits for it.
-
-    Raises:
-        SandboxError: it failed, or took more than CLEANUP_S.
-    """
-    task = asyncio.create_task(_in_time(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _logger.warning("cleaning up failed: %s", error)
-        raise
-
-
 async def clean_up(work: Coroutine[Any, Any, object]) -> None:
-    """Do as `to_the_end` does while another error is on its way, which says more than one of this."""
+    """End something while an error is on its way already, which says more than one of this."""
     try:
-        await to_the_end(work)
+        await to_the_end(in_time(work))
     except SandboxError as error:
         _logger.warning("cleaning up failed: %s", error)
 
 
-async def _in_time(work: Coroutine[Any, Any, T]) -> T:
+async def in_time(work: Coroutine[Any, Any, T]) -> T:
+    """End something.
+
+    Raises:
+        SandboxError: it failed, or took more than CLEANUP_S.
+    """
     try:
         async with asyncio.timeout(CLEANUP_S):
             return await work
