@@ -56,14 +56,13 @@ class ForkServerRepl(SupervisedRepl):
         return clone
 
     def _live(self) -> Link:
-        super()._live()
+        self._check_open()
         return self._sandbox.link  # another one after each cloning
 
-    async def _connect(self) -> Link:
+    async def _begin(self) -> None:
         self._sandbox.take_interpreter()
-        return self._sandbox.link
 
-    async def _disconnect(self) -> None:
+    async def _end(self) -> None:
         if self.sandbox.is_open and not self.owns_sandbox:
             with contextlib.suppress(SandboxError):
                 await self._sandbox.link.ask("restart")

@@ -15,9 +15,9 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
-from torchrl_agentic.repl.base import KEPT, LOST, Repl, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import KEPT, LOST, ReplResult, ReplStatus
 from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
-from torchrl_agentic.repl.supervised import MAX_CODE
+from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.inside.wire import BadMessage
 from torchrl_agentic.sandbox.python import clean_env, find_packages
@@ -41,7 +41,7 @@ _OPTIONS = (
 _FONTS = "/etc/fonts"
 
 
-class JupyterRepl(Repl):
+class JupyterRepl(SerialRepl):
     """An IPython kernel in a sandbox; variables, imports and functions stay from call to call.
 
     What code shows other than by printing is in `display`: at most 5 PNG or JPEG images of at most 1 MiB per
@@ -65,42 +65,16 @@ class JupyterRepl(Repl):
     def __init__(self, sandbox: Sandbox | None = None, *, kernel_argv: tuple[str, ...] | None = None) -> None:
         if isinstance(sandbox, BubblewrapSandbox) and sandbox.limits.network == "none":
             raise ValueError(NETWORK)
+        super().__init__()
         self.sandbox = sandbox_for_kernels() if sandbox is None else sandbox
         self._kernel_argv = kernel_argv
         self._live: KernelLink | None = None
-        self.cells = []
-        self._opened = False
-        self._lock = asyncio.Lock()
         self._seq = 0
         self._running = 0
-        self._untold = False  # state was lost, and no result has said so
 
     def fresh(self, sandbox: Sandbox | None = None) -> JupyterRepl:
         """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
         return JupyterRepl(sandbox or self.sandbox.fresh(), kernel_argv=self._kernel_argv)
-
-    async def open(self) -> None:
-        """Start it."""
-        async with self._lock:
-            if self._opened:
-                return
-            if not self.sandbox.is_open:
-                await self.sandbox.open()
-                self.owns_sandbox = True
-            try:
-                self._live = await self._start()
-            except BaseException:
-                await self.close()
-                raise
-            self._opened = True
-
-    async def close(self) -> None:
-        """End it."""
-        self._opened = False
-        await self._end()
-        if self.owns_sandbox:
-            self.owns_sandbox = False
-            await self.sandbox.close()
 
     async def restart(self) -> None:
         """Forget all that was defined."""
@@ -117,45 +91,10 @@ class JupyterRepl(Repl):
             with contextlib.suppress(EOFError):
                 await self._live.ask({"op": "interrupt", "seq": self._running})
 
-    async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
-        """Run code. Where the kernel was lost, starting a new one does not count."""
-        self._check_open()
-        if len(code) > MAX_CODE:
-            error = ReplError("ValueError", f"code of {len(code)} characters; at most {MAX_CODE} can be run")
-            return ReplResult(error=error, status="error")
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._lock.acquire()
-        except TimeoutError:
-            message = f"Not run: earlier code kept the interpreter busy for {timeout:g} s"
-            return ReplResult(timed_out=True, status="timeout", message=message)
-        try:
-            self._check_open()
-            self.cells.append(code)
-            left = None if timeout is None else timeout - (loop.time() - asked)
-            return await self._execute(await self._ready(), code, timeout, left)
-        finally:
-            self._running = 0
-            self._lock.release()
-
-    def _check_open(self) -> None:
-        if not self._opened:
-            raise InfrastructureError("the interpreter is not open: use 'async with', or call open() first")
-
-    async def _ready(self) -> KernelLink:
-        """Give the kernel; a new one if there is none or it has ended since the last call."""
-        if self._live is not None and self._live.ended.done():
-            self._untold = True
-            await self._end()
-        if self._live is None:
-            self._live = await self._start()
-        return self._live
-
-    async def _execute(
-        self, live: KernelLink, code: str, timeout: float | None, left: float | None
-    ) -> ReplResult:
+    async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
+        """Run a cell. Where the kernel was lost, starting a new one does not count."""
+        self.cells.append(code)
+        live = await self._ready()
         self._seq += 1
         self._running = self._seq
         answer = Answer(self._seq, self.sandbox.limits.output_bytes)
@@ -165,6 +104,17 @@ class JupyterRepl(Repl):
             # Nobody else may read this answer.
             await to_the_end(self._cancel(live, answer), however_often=True)
             raise
+        finally:
+            self._running = 0
+
+    async def _ready(self) -> KernelLink:
+        """Give the kernel; a new one if there is none or it has ended since the last call."""
+        if self._live is not None and self._live.ended.done():
+            self._untold = True
+            await self._end()
+        if self._live is None:
+            self._live = await self._start()
+        return self._live
 
     async def _answered(
         self, live: KernelLink, answer: Answer, code: str, timeout: float | None, left: float | None
@@ -223,6 +173,9 @@ class JupyterRepl(Repl):
         if lost:
             message = f"{message}\n" * bool(message) + f"Before this call, {LOST}"
         return answer.result(status, message, lost=lost)
+
+    async def _begin(self) -> None:
+        self._live = await self._start()
 
     async def _start(self) -> KernelLink:
         sources = files("torchrl_agentic.repl")

@@ -37,17 +37,23 @@ class SubprocessRepl(SupervisedRepl):
         self.seed = seed
         self._python_argv = python_argv
         self._process: Process | None = None
+        self._link: Link | None = None
 
     def fresh(self, sandbox: Sandbox | None = None) -> SubprocessRepl:
         """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
         return SubprocessRepl(sandbox or self.sandbox.fresh(), python_argv=self._python_argv, seed=self.seed)
 
-    async def _connect(self) -> Link:
+    def _live(self) -> Link:
+        self._check_open()
+        assert self._link is not None
+        return self._link
+
+    async def _begin(self) -> None:
         argv = (*(self._python_argv or self.sandbox.python_argv), "-s", "-B", "-c", BOOT)
         self._process = process = await self.sandbox.spawn(argv)
         try:
             await process.send(start_message("supervisor", "alone", supervisor_settings(self.sandbox.limits)))
-            link = Link(_ProcessStream(process), output_bytes=self.sandbox.limits.output_bytes)
+            self._link = link = Link(_ProcessStream(process), output_bytes=self.sandbox.limits.output_bytes)
             await link.ask("start", seed=self.seed)
         except (SandboxError, EOFError):
             await process.kill()
@@ -56,9 +62,8 @@ class SubprocessRepl(SupervisedRepl):
         except BaseException:
             await process.kill()
             raise
-        return link
 
-    async def _disconnect(self) -> None:
+    async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             await process.kill()

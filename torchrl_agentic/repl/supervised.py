@@ -8,14 +8,13 @@ from abc import abstractmethod
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError, SandboxError
-from torchrl_agentic.repl.base import KEPT, LOST, Repl, ReplDisplay, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES, MAX_DISPLAYS
 from torchrl_agentic.sandbox.link import Link
 from torchrl_agentic.sandbox.supervision import FLOOD_BYTES, GRACE_S
 from torchrl_agentic.sandbox.uncancelled import to_the_end
 
-MAX_CODE = 16 << 20
-"""The longest code that we send, in characters."""
 MAX_TEXT = 1 << 16
 """How many bytes we take of a value or an error: honest ones are shorter."""
 MARGIN_S = 5.0
@@ -26,47 +25,16 @@ _IMAGES = {"image/png": b"\x89PNG\r\n\x1a\n"}
 Answer = tuple[dict[str, Any], list[bytes]]
 
 
-class SupervisedRepl(Repl):
-    """An interpreter behind a `Link`. A subclass makes that in `_connect` and ends it in `_disconnect`."""
-
-    def __init__(self) -> None:
-        self.cells = []
-        self._link: Link | None = None
-        self._lock = asyncio.Lock()
-        self._untold = False  # state was lost, and no result has said so
+class SupervisedRepl(SerialRepl):
+    """An interpreter behind a `Link`."""
 
     @abstractmethod
-    async def _connect(self) -> Link:
-        """Connect with the supervisor, and see that the interpreter is live; the sandbox is open.
+    def _live(self) -> Link:
+        """Give the connection with the supervisor.
 
         Raises:
-            SandboxError: it cannot be started.
+            InfrastructureError: the interpreter is not open.
         """
-
-    @abstractmethod
-    async def _disconnect(self) -> None:
-        """End the connection; the sandbox stays open."""
-
-    async def open(self) -> None:
-        """Start it."""
-        async with self._lock:
-            if self._link is not None:
-                return
-            if not self.sandbox.is_open:
-                await self.sandbox.open()
-                self.owns_sandbox = True
-            try:
-                self._link = await self._connect()
-            except BaseException:
-                await self._close_sandbox()
-                raise
-
-    async def close(self) -> None:
-        """End it."""
-        link, self._link = self._link, None
-        if link is not None:
-            await self._disconnect()
-        await self._close_sandbox()
 
     async def restart(self) -> None:
         """Forget all that was defined."""
@@ -79,33 +47,11 @@ class SupervisedRepl(Repl):
         """Stop the code that runs now."""
         await self._live().ask("stop_cell", why="")
 
-    async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
-        """Run code."""
-        self._live()
-        if len(code) > MAX_CODE:
-            error = ReplError("ValueError", f"code of {len(code)} characters; at most {MAX_CODE} can be run")
-            return ReplResult(error=error, status="error")
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._lock.acquire()
-        except TimeoutError:
-            message = f"Not run: earlier code kept the interpreter busy for {timeout:g} s"
-            return ReplResult(timed_out=True, status="timeout", message=message)
-        try:
-            left = None if deadline is None else max(0.0, deadline - loop.time())
-            header, fields = await self._run(self._live(), code, left)
-            return self._result(header, fields, timeout)
-        finally:
-            self._lock.release()
+    async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
+        header, fields = await self._ask(self._live(), code, left)
+        return self._result(header, fields, timeout)
 
-    def _live(self) -> Link:
-        if self._link is None:
-            raise InfrastructureError("the interpreter is not open: use 'async with', or call open() first")
-        return self._link
-
-    async def _run(self, link: Link, code: str, timeout: float | None) -> Answer:
+    async def _ask(self, link: Link, code: str, timeout: float | None) -> Answer:
         """Send a cell and wait for its answer; a cancelled one is stopped first."""
         self.cells.append(code)
         data = code.encode("utf-8", "surrogatepass")
@@ -154,11 +100,6 @@ class SupervisedRepl(Repl):
             state_lost=lost_before or how is not None,
             omitted_bytes=header["omitted"],
         )
-
-    async def _close_sandbox(self) -> None:
-        if self.owns_sandbox:
-            self.owns_sandbox = False
-            await self.sandbox.close()
 
 
 def _text(data: bytes) -> str:

@@ -1,0 +1,90 @@
+"""What our interpreters have in common: they open once, and run one cell after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.repl.base import Repl, ReplError, ReplResult
+
+MAX_CODE = 16 << 20
+"""The longest code that we send, in characters."""
+
+
+class SerialRepl(Repl):
+    """An interpreter that a subclass starts in `_begin` and ends in `_end`; `_run` runs a cell."""
+
+    def __init__(self) -> None:
+        self.cells = []
+        self._opened = False
+        self._lock = asyncio.Lock()
+        self._untold = False  # state was lost, and no result has said so
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Start it; the sandbox is open.
+
+        Raises:
+            SandboxError: it cannot be started; then nothing is left of it.
+        """
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """End it; the sandbox stays open."""
+
+    @abstractmethod
+    async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
+        """Run a cell and note it down; no other one runs. left: what is left of the timeout."""
+
+    async def open(self) -> None:
+        """Start it."""
+        async with self._lock:
+            if self._opened:
+                return
+            if not self.sandbox.is_open:
+                await self.sandbox.open()
+                self.owns_sandbox = True
+            try:
+                await self._begin()
+            except BaseException:
+                await self._close_sandbox()
+                raise
+            self._opened = True
+
+    async def close(self) -> None:
+        """End it."""
+        opened, self._opened = self._opened, False
+        if opened:
+            await self._end()
+        await self._close_sandbox()
+
+    async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
+        """Run code."""
+        self._check_open()
+        if len(code) > MAX_CODE:
+            error = ReplError("ValueError", f"code of {len(code)} characters; at most {MAX_CODE} can be run")
+            return ReplResult(error=error, status="error")
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._lock.acquire()
+        except TimeoutError:
+            message = f"Not run: earlier code kept the interpreter busy for {timeout:g} s"
+            return ReplResult(timed_out=True, status="timeout", message=message)
+        try:
+            self._check_open()
+            left = None if deadline is None else max(0.0, deadline - loop.time())
+            return await self._run(code, timeout, left)
+        finally:
+            self._lock.release()
+
+    def _check_open(self) -> None:
+        if not self._opened:
+            raise InfrastructureError("the interpreter is not open: use 'async with', or call open() first")
+
+    async def _close_sandbox(self) -> None:
+        if self.owns_sandbox:
+            self.owns_sandbox = False
+            await self.sandbox.close()
