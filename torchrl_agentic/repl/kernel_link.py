@@ -137,15 +137,15 @@ class Answer:
 
     def result(self, status: ReplStatus, message: str, *, lost: bool) -> ReplResult:
         """Make the result of the cell."""
-        (out, more), (err, even_more) = (capture.take() for capture in self._streams.values())
+        out, err = self._streams.values()
         error, fields = None, fields_of(self._last.get("error"))
         if fields is not None and status == "ok":  # after a timeout, the KeyboardInterrupt is ours
             status = "error"
             error = ReplError(*(text_of(fields.get(name, "")) for name in ("ename", "evalue", "traceback")))
         value = self._last.get("value")
         return ReplResult(
-            stdout=out,
-            stderr=err,
+            stdout=out.text(),
+            stderr=err.text(),
             display=tuple(self.display),
             error=error,
             timed_out=status == "timeout",
@@ -154,7 +154,7 @@ class Answer:
             status=status,
             message=message,
             state_lost=lost,
-            omitted_bytes=more + even_more,
+            omitted_bytes=out.omitted + err.omitted,
         )
 
 

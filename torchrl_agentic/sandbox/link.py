@@ -93,7 +93,7 @@ class Link:
 
     def __init__(self, stream: Stream, *, output_bytes: int) -> None:
         self._stream = stream
-        self._max_answer = MAX_ANSWER + 4 * 3 * output_bytes
+        self._max_answer = MAX_ANSWER + 4 * output_bytes
         self._waiting: dict[int, Answer] = {}
         self._count = 0
         self._sending = asyncio.Lock()

@@ -34,18 +34,20 @@ class Capture:
         if len(self._tail) > 2 * self._tail_limit + CHUNK:
             del self._tail[: len(self._tail) - self._tail_limit]
 
-    def text(self) -> str:
-        """What was kept, as text, with a line that counts what was not; bad UTF-8 is replaced."""
+    def kept(self) -> bytes:
+        """What was kept, with a line that counts what was not."""
         tail = self._tail[len(self._tail) - min(len(self._tail), self._tail_limit) :]
-        if not self.omitted:
-            return (self._head + tail).decode("utf-8", "replace")
-        middle = f"\n… [{self.omitted} bytes omitted] …\n"
-        return self._head.decode("utf-8", "replace") + middle + tail.decode("utf-8", "replace")
+        line = f"\n… [{self.omitted} bytes omitted] …\n" if self.omitted else ""
+        return b"".join((self._head, line.encode("utf-8"), tail))
 
-    def take(self) -> tuple[str, int]:
-        """Give the text and how much was omitted, and begin anew."""
-        text, omitted = self.text(), self.omitted
+    def text(self) -> str:
+        """What was kept, as text; bad UTF-8 is replaced."""
+        return self.kept().decode("utf-8", "replace")
+
+    def take(self) -> tuple[bytes, int]:
+        """Give what was kept and how much was omitted, and begin anew."""
+        kept, omitted = self.kept(), self.omitted
         self._head.clear()
         self._tail.clear()
         self.total = 0
-        return text, omitted
+        return kept, omitted

@@ -93,7 +93,7 @@ class Commands:
             "omitted": sum(omitted for _, omitted in kept),
             "seconds": time.monotonic() - command.began,
         }
-        command.answer(header, *(text for text, _ in kept))
+        command.answer(header, *(data for data, _ in kept))
 
     def _watch_memory(self, command: Command) -> None:
         cap = self._settings.get("memory_total_bytes")

@@ -61,5 +61,4 @@ class Pipe:
     def take(self) -> tuple[bytes, int]:
         """Give what was kept up to now, and how many bytes were not; begin anew."""
         self.pull()
-        text, omitted = self.capture.take()
-        return text.encode("utf-8"), omitted
+        return self.capture.take()
