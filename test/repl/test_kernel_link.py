@@ -1,11 +1,14 @@
 """What is kept of a kernel's frames is bounded and of known shape, whatever they hold."""
 
+import ast
 import base64
 import json
 from collections.abc import Sequence
+from importlib.resources import files
 
 import pytest
 
+from torchrl_agentic.repl.images import KINDS, MAX_IMAGE
 from torchrl_agentic.repl.kernel_link import MAX_IMAGES, MAX_TEXTS, Answer, KernelLink
 from torchrl_agentic.sandbox import BubblewrapSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
@@ -100,3 +103,17 @@ async def test_values_and_errors_are_texts_without_colours_that_can_be_written()
     result = (await _answer("", [end])).result("ok", "", lost=False)
     assert result.value == "red \\ud800"
     assert (result.error.ename, result.error.evalue, result.error.traceback) == ("[]", "7", "")
+
+
+def test_what_runs_inside_passes_on_each_image_that_is_taken():
+    """It cannot import our limits, and has them once more."""
+
+    def constant(file: str, name: str) -> object:
+        tree = ast.parse(files("torchrl_agentic.repl").joinpath(file).read_text("utf-8"))
+        (found,) = (node.value for node in tree.body if isinstance(node, ast.Assign)
+                    and ast.unparse(node.targets[0]) == name)  # fmt: skip
+        return eval(ast.unparse(found))
+
+    assert constant("kernel.py", "IMAGES") == tuple(KINDS)
+    assert constant("kernel.py", "MAX_IMAGE") == MAX_IMAGE
+    assert constant("kernel_client.py", "MAX_IMAGE") > len(base64.b64encode(bytes(MAX_IMAGE)))

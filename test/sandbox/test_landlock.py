@@ -657,11 +657,14 @@ def test_other_processors_are_refused_by_name(monkeypatch, machine):
 @pytest.mark.skipif(sys.platform != "linux", reason="another reason comes first")
 @pytest.mark.parametrize(
     ("missing", "instead", "reason"),
-    [("find_python", None, "no Python that code"), ("_landlock_version", 0, "kernel has no Landlock")],
+    [
+        ("python.find_python", None, "no Python that code"),
+        ("landlock._landlock_version", 0, "kernel has no Landlock"),
+    ],
 )
 def test_what_is_missing_is_said(monkeypatch, missing, instead, reason):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(f"torchrl_agentic.sandbox.landlock.{missing}", lambda: instead)
+    monkeypatch.setattr(f"torchrl_agentic.sandbox.{missing}", lambda: instead)
     assert reason in why_not.__wrapped__()
 
 

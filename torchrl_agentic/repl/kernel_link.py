@@ -15,6 +15,7 @@ from typing import Any
 
 from torchrl_agentic.messages import fields_of
 from torchrl_agentic.repl.base import ReplDisplay, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.images import KINDS, MAX_IMAGES, is_image
 from torchrl_agentic.sandbox import Process
 from torchrl_agentic.sandbox.capture import Capture
 from torchrl_agentic.sandbox.inside.wire import BadMessage
@@ -22,9 +23,7 @@ from torchrl_agentic.sandbox.process import exit_or_signal, how
 
 MAX_FRAME = 4 << 20
 """The longest frame that we accept, in bytes."""
-MAX_IMAGES, MAX_IMAGE = 5, 1 << 20
 MAX_TEXTS, MAX_TEXT = 20, 16384
-MAGIC = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -125,10 +124,10 @@ class Answer:
 
     def _show(self, data: dict[str, Any]) -> None:
         """Keep an image; what is none, or there is no room for, as text."""
-        images = sum(shown.media_type in MAGIC for shown in self.display)
-        for kind, magic in MAGIC.items():
+        images = sum(shown.media_type in KINDS for shown in self.display)
+        for kind in KINDS:
             image = _bytes(data.get(kind))
-            if images < MAX_IMAGES and len(image) <= MAX_IMAGE and image.startswith(magic):
+            if images < MAX_IMAGES and is_image(kind, image):
                 self.display.append(ReplDisplay(kind, image))
                 return
         text = text_of(data.get("text/plain", ""))

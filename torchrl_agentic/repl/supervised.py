@@ -9,8 +9,8 @@ from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.images import MAX_IMAGES, is_image
 from torchrl_agentic.repl.serial import SerialRepl
-from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES, MAX_DISPLAYS
 from torchrl_agentic.sandbox.link import Link
 from torchrl_agentic.sandbox.supervision import FLOOD_BYTES, GRACE_S
 from torchrl_agentic.sandbox.uncancelled import to_the_end
@@ -19,8 +19,6 @@ MAX_TEXT = 1 << 16
 """How many bytes we take of a value or an error: honest ones are shorter."""
 MARGIN_S = 5.0
 """How much longer than its deadline and grace we wait for a supervisor before it counts as lost."""
-_IMAGES = {"image/png": b"\x89PNG\r\n\x1a\n"}
-"""What we take from inside as an image, and how such a file begins."""
 
 Answer = tuple[dict[str, Any], list[bytes]]
 
@@ -134,8 +132,4 @@ def _displays(shown: list[bytes]) -> list[ReplDisplay]:
     """Give what was shown, as far as it is what it says it is."""
     pairs = zip(shown[::2], shown[1::2], strict=False)
     images = ((_text(kind), data) for kind, data in pairs)
-    return [
-        ReplDisplay(kind, data)
-        for kind, data in images
-        if kind in _IMAGES and data.startswith(_IMAGES[kind]) and len(data) <= MAX_DISPLAY_BYTES
-    ][:MAX_DISPLAYS]
+    return [ReplDisplay(kind, data) for kind, data in images if is_image(kind, data)][:MAX_IMAGES]

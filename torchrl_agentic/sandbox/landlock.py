@@ -44,7 +44,7 @@ from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import as_nobody, serve, start
 from torchrl_agentic.sandbox.program import program
-from torchrl_agentic.sandbox.python import env_on_host, find_packages, find_python
+from torchrl_agentic.sandbox.python import env_on_host, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 if TYPE_CHECKING:
@@ -147,8 +147,12 @@ class LandlockSandbox(FolderSandbox):
 
     @property
     def python_argv(self) -> tuple[str, ...]:
-        """The command that starts Python inside."""
-        return (_python(),)
+        """The command that starts Python inside.
+
+        Raises:
+            SandboxError: there is none that whoever runs inside may read.
+        """
+        return (python_inside(),)
 
     def _order(
         self,
@@ -226,21 +230,11 @@ def _starting(order: Order) -> Generator[tuple[list[str], list[int]]]:
             marshal.dump(order, file, 2)  # pyright: ignore[reportArgumentType]  a TypedDict is a dict
         os.lseek(fd, 0, os.SEEK_SET)
         text = program("rights", "orphans", "gate", "confine")
-        yield [_python(), "-I", "-S", "-B", "-c", text, str(fd)], [fd]
+        yield [python_inside(), "-I", "-S", "-B", "-c", text, str(fd)], [fd]
     except OSError as error:
         raise SandboxError(f"the sandbox cannot be started: {error}") from error
     finally:
         os.close(fd)
-
-
-def _python() -> str:
-    found = find_python()
-    if found is None:
-        raise SandboxError(
-            f"no Python that code in a sandbox may run: {sys.base_prefix} is for root alone, and there is no "
-            "/usr/bin/python3"
-        )
-    return found[0]
 
 
 def _landlock_version() -> int:

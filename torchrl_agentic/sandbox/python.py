@@ -54,7 +54,8 @@ def python_inside() -> str:
     found = find_python()
     if found is None:
         raise SandboxError(
-            f"no Python that can be shown inside a sandbox: {sys.base_prefix} is for root alone"
+            f"no Python that code in a sandbox may run: {sys.base_prefix} is for root alone, and there is no "
+            "/usr/bin/python3"
         )
     return found[0]
 

@@ -217,7 +217,8 @@ class Pool:
 
     def refill(self) -> None:
         """Let trajectories stand ready again, when whoever was waiting has been served."""
-        self._submit(self._refill)
+        if len(self._spares) < SPARES:
+            self._submit(self._refill)
 
     def close(self) -> None:
         """End all zygotes, and the trajectories in them."""

@@ -1,0 +1,15 @@
+"""Which images are taken from inside: so many, so large, and those that are what they say they are."""
+
+from __future__ import annotations
+
+from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES as MAX_IMAGE
+from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAYS as MAX_IMAGES
+
+__all__ = ["KINDS", "MAX_IMAGE", "MAX_IMAGES", "is_image"]
+KINDS = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
+"""The media types, and how such a file begins."""
+
+
+def is_image(kind: str, data: bytes) -> bool:
+    """Whether something is an image of that kind, and not too large."""
+    return kind in KINDS and data.startswith(KINDS[kind]) and len(data) <= MAX_IMAGE
