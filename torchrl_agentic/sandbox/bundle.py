@@ -20,10 +20,10 @@ BOOT = """
 import sys
 sys.path[:] = [path for path in sys.path if path]
 import base64, ctypes, json, os
-libc, fixed = ctypes.CDLL(None), 0x0040000
-persona = libc.personality(0xFFFFFFFF)
-if sys.platform == "linux" and persona != -1 and not persona & fixed and hasattr(sys, "orig_argv"):
-    if libc.personality(persona | fixed) != -1:
+if sys.platform == "linux" and hasattr(sys, "orig_argv"):
+    libc, fixed = ctypes.CDLL(None), 0x0040000
+    persona = libc.personality(0xFFFFFFFF)
+    if persona != -1 and not persona & fixed and libc.personality(persona | fixed) != -1:
         os.execv(sys.executable, sys.orig_argv)
 stdin = open(0, "rb", buffering=0, closefd=False)
 def read(size):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +105,7 @@ class Interpreter:
     def end(self) -> None:
         """Kill the worker and all that it has started."""
         if self.live is not None:
-            self._end_processes()
+            self._end_processes(self.live.pid)
             self._ended(self.live, "killed by SIGKILL")
 
     def discard(self) -> None:
@@ -168,7 +169,8 @@ class Interpreter:
         """Confine this process, a child of the supervisor's, and let it run cells for ever."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
+        if sys.platform == "linux":  # elsewhere, Seatbelt lets a process signal its own group alone
+            os.setsid()
         processes.end_with_parent(parent)
         processes.only_files(os.open("/dev/null", os.O_RDWR), out, err, control)
         confine(self._settings, self._program, mapped=processes.mapped())
@@ -219,7 +221,7 @@ class Interpreter:
     def _broken(self, live: Live, why: str) -> None:
         """Give up on a worker that has not ended by itself."""
         if self.live is live:
-            self._end_processes()
+            self._end_processes(live.pid)
             self._ended(live, why)
 
     def _ended(self, live: Live, why: str) -> None:
@@ -244,8 +246,12 @@ class Interpreter:
         live.out.close()
         live.err.close()
 
-    def _end_processes(self) -> None:
-        processes.end_others(deeper=not self.has_neighbours())
+    def _end_processes(self, *running: int) -> None:
+        """Kill all processes here; where the system does not say which there are, those that run for sure."""
+        if sys.platform == "linux":
+            processes.end_others(deeper=not self.has_neighbours())
+        else:
+            processes.kill(running)
 
     def _finish(self, live: Live, cell: Cell, header: Header, fields: list[bytes]) -> None:
         self.cell = None
@@ -301,7 +307,8 @@ def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:
         rights.stay_among_own()
     if program:
         rights.install_seccomp(program)
-    rights.dumpable(True)
+    if sys.platform == "linux":
+        rights.dumpable(True)
 
 
 def how(code: int) -> str:

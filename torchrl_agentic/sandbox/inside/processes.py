@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -38,8 +39,9 @@ def fork() -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """Be killed when the parent ends; at once if it has already."""
-    rights.die_with_parent(signal.SIGKILL)
+    """Be killed when the parent ends, where the system can do that; at once if it has already."""
+    if sys.platform == "linux":
+        rights.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 

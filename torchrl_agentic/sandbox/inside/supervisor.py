@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Generator
 
 from torchrl_agentic.sandbox.inside import files, mounts, processes, rights
@@ -223,8 +224,9 @@ def below_zygote(settings: Header, program: bytes, fd: int) -> None:
 
 def alone(settings: Header, program: bytes) -> None:
     """Look after an interpreter, for a host that talks to our stdin and stdout."""
-    rights.dumpable(False)
-    rights.subreaper()
+    if sys.platform == "linux":
+        rights.dumpable(False)
+        rights.subreaper()
     null = os.open("/dev/null", os.O_RDWR)
     processes.only_files(null, null, 2, 0, 1)
     _run(settings, program, (3, 4))
