@@ -26,37 +26,6 @@ from torchrl_agentic.sandbox.landlock import why_not as no_landlock
 from torchrl_agentic.sandbox.python import find_python
 from torchrl_agentic.testing import SandboxContract
 
-NO_PROC = "it asks through /proc, which is not there"
-NO_NAMES = "it makes shared objects by name, which are denied"
-NO_PLACE = "it writes in /tmp or /dev/shm, or opens a terminal, of which there are none"
-SEEN = "that a path exists, and its times, are not hidden, as the module says"
-ELSEWHERE = {
-    "python inside does what programs need": NO_PLACE,
-    "files of the host cannot be read": SEEN,
-    "sockets of the hosts services are out of sight": NO_PROC,
-    "nothing of the hosts can be written": SEEN,
-    "paths through proc lead to no other root": NO_PROC,
-    "programs that run cannot be overwritten": NO_PROC,
-    "files that others have open are out of reach": NO_PROC,
-    "two sandboxes share no folder that can be written": SEEN,
-    "two sandboxes share no terminals": NO_PLACE,
-    "processes of the host are out of sight": NO_PROC,
-    "no process in sight has the environment of the trainer": NO_PROC,
-    "no files are inherited": NO_PROC,
-    "two sandboxes are out of each others sight": NO_PROC,
-    "two sandboxes share no system v objects": NO_NAMES,
-    "two sandboxes share no message queues": NO_NAMES,
-    "two sandboxes share no memory by name": NO_NAMES,
-    "a process has no privileges": NO_PROC,
-    "no other namespace can be entered": NO_PROC,
-    "no process that can be written into has more rights": NO_PROC,
-    "other numbers of system calls lead no further": NO_PROC,
-    "sockets of the host are out of reach by path": NO_PROC,
-    "abstract sockets of the host are out of reach": NO_PROC,
-    "shared memory is bounded": NO_PLACE,
-    "the size of a file is bounded": NO_PLACE,
-}
-
 
 @pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
 class TestBubblewrap(SandboxContract):
@@ -72,8 +41,6 @@ class TestForkServer(SandboxContract):
 
 @pytest.mark.skipif(no_landlock() is not None, reason=f"Landlock does not work here: {no_landlock()}")
 class TestLandlock(SandboxContract):
-    inapplicable = ELSEWHERE  # see test_landlock.py
-
     def make(self, limits: ResourceLimits | None = None) -> Sandbox:
         return LandlockSandbox(limits)
 
