@@ -1,6 +1,7 @@
 """What is particular to an interpreter that is one process in any sandbox."""
 
 import asyncio
+import ctypes
 import os
 import signal
 from pathlib import Path
@@ -9,7 +10,12 @@ import pytest
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import SubprocessRepl
-from torchrl_agentic.sandbox import BubblewrapSandbox, SandboxError
+from torchrl_agentic.sandbox import (
+    BubblewrapSandbox,
+    ResourceLimits,
+    SandboxError,
+    UnsafeSubprocessSandbox,
+)
 from torchrl_agentic.sandbox.bubblewrap import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
@@ -45,3 +51,19 @@ async def test_a_python_that_does_not_start_is_told_with_its_own_words():
     with pytest.raises(SandboxError, match="no such thing"):
         await repl.open()
     assert not repl.sandbox.is_open
+
+
+@pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
+@pytest.mark.skipif(not os.path.exists("/proc/sysvipc/shm"), reason="no System V segments to be seen here")
+async def test_memory_of_others_is_left_alone_where_there_are_no_namespaces():
+    """A segment of this process, which nobody has attached, outlives an interpreter that took too much."""
+    libc = ctypes.CDLL(None)
+    segment = libc.shmget(0, 1 << 20, 0o1600)
+    try:
+        sandbox = UnsafeSubprocessSandbox(ResourceLimits(memory_total_bytes=200 << 20))
+        async with SubprocessRepl(sandbox) as repl:
+            result = await repl.execute("import time\nx = bytearray(b'x') * (300 << 20)\ntime.sleep(20)")
+            assert result.status != "ok"
+        assert f" {segment} " in Path("/proc/sysvipc/shm").read_text()
+    finally:
+        libc.shmctl(segment, 0, None)

@@ -52,7 +52,9 @@ class SubprocessRepl(SupervisedRepl):
         argv = (*(self._python_argv or self.sandbox.python_argv), "-s", "-B", "-c", BOOT)
         self._process = process = await self.sandbox.spawn(argv)
         try:
-            await process.send(start_message("supervisor", "alone", supervisor_settings(self.sandbox.limits)))
+            out_of_sight = not {"host_processes", "host_metadata"} & self.sandbox.cannot
+            settings = supervisor_settings(self.sandbox.limits, own_ipc=out_of_sight)
+            await process.send(start_message("supervisor", "alone", settings))
             self._link = link = Link(_ProcessStream(process), output_bytes=self.sandbox.limits.output_bytes)
             await link.ask("start", seed=self.seed)
         except (SandboxError, EOFError):

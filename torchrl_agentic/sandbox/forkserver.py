@@ -369,7 +369,7 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
         python=python_inside(),
         env=env_inside(limits),
         settings={
-            **supervisor_settings(limits),
+            **supervisor_settings(limits, own_ipc=True),
             "limits": {**_limits(limits), "cpu_seconds": None},
             "scoped": True,
             "namespaces": namespaces.NESTED | (namespaces.NEW_NET if limits.network == "loopback" else 0),

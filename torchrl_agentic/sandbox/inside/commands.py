@@ -102,7 +102,7 @@ class Commands:
             command.timers["memory"] = self._reactor.after(WATCH_S, weigh)
 
     def _weigh(self, command: Command, cap: int) -> None:
-        if processes.memory(cap) > cap:
+        if processes.memory(cap, own_ipc=True) > cap:
             self._kill(command, "memory")
             namespaces.remove_lone_segments()
         else:

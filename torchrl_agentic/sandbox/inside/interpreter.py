@@ -55,8 +55,8 @@ class Cell:
 class Interpreter:
     """Keeps a worker, and at most one cell that runs in it.
 
-    settings: limits (for `rights.set_limits`), memory_total_bytes, output_bytes, flood_bytes, grace_s, idle_s
-    and scoped (whether Landlock is to be used). program: the seccomp filter of the worker, empty for none.
+    settings: limits (for `rights.set_limits`), scoped (whether Landlock is to be used) and those of
+    `supervisor_settings`. program: the seccomp filter of the worker, empty for none.
     has_neighbours: says whether namespaces inside ours hold others, who are not to be ended with the worker.
     """
 
@@ -281,12 +281,13 @@ class Interpreter:
 
     def _weigh(self) -> None:
         """End the worker if all that runs takes too much memory; look again as long as anything may run."""
-        cap = self._settings["memory_total_bytes"]
-        if processes.memory(cap) > cap:
+        cap, own_ipc = self._settings["memory_total_bytes"], self._settings["own_ipc"]
+        if processes.memory(cap, own_ipc=own_ipc) > cap:
             if self.cell is not None:
                 self.cell.stopped = "memory"
             self.end()
-            namespaces.remove_lone_segments()
+            if own_ipc:
+                namespaces.remove_lone_segments()
         elif self.cell is not None:
             self._watch_memory(WATCH_S)
         elif len(processes.everyone()) > 1:

@@ -199,13 +199,13 @@ def _signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def memory(cap: int) -> int:
-    """Say how many bytes all processes here take together.
+def memory(cap: int, *, own_ipc: bool) -> int:
+    """Say how many bytes all processes here take together; own_ipc: with segments that nobody has attached.
 
     What several of them share counts once for each, unless that exceeds the cap: then it is looked up, which
     takes longer, how they share it.
     """
-    pids, segments = everyone(), sum(size for _, size in namespaces.lone_segments())
+    pids, segments = everyone(), sum(size for _, size in namespaces.lone_segments()) if own_ipc else 0
     rough = sum(_resident(pid) for pid in pids) + segments
     return rough if rough <= cap else sum(_share(pid) for pid in pids) + segments
 
