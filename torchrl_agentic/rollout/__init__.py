@@ -2,8 +2,10 @@
 
 from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.rollout.collect import group_advantage, ledgers, trajectory_batch
+from torchrl_agentic.rollout.generate import Trajectory, chats_of, roll_out
 from torchrl_agentic.rollout.policies import agent_policy, training_policy
 from torchrl_agentic.rollout.replay import Conversation, Difference, replay
+from torchrl_agentic.rollout.rewards import answer_reward
 from torchrl_agentic.rollout.summary import ToolSummary, summarize
 
 __all__ = [
@@ -11,10 +13,14 @@ __all__ = [
     "Difference",
     "TokenLedger",
     "ToolSummary",
+    "Trajectory",
     "agent_policy",
+    "answer_reward",
+    "chats_of",
     "group_advantage",
     "ledgers",
     "replay",
+    "roll_out",
     "summarize",
     "training_policy",
     "trajectory_batch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
@@ -13,20 +13,23 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.tokens import read_ledger
 
 
-def trajectory_batch(steps: TensorDictBase | Sequence[TensorDictBase]) -> LazyStackedTensorDict:
+def trajectory_batch(
+    steps: TensorDictBase | Sequence[TensorDictBase] | Sequence[TokenLedger],
+) -> LazyStackedTensorDict:
     """Give each finished trajectory as one row, whose tokens hold all its turns.
 
-    steps: what an environment with a `TurnTokenizer` gave: a rollout [B, T], a collector's batch, or a list
-    of steps. Only those in which a trajectory is done are read. Rows are ragged; each has ("tokens", "full")
-    int64; ("masks", "all_attention_mask") bool; ("masks", "all_assistant_mask") bool, whether the token was
-    sampled; ("log_probs", "full") float32, in nats, when it was sampled, NaN for the others. What follows the
-    last sampled token is left out. For `GRPOLoss(..., masking_strategy="rlhf")`, with "advantage" [1, 1] per
-    row.
+    steps: what an environment with a `TurnTokenizer` gave: a rollout [B, T], a collector's batch, a list of
+    steps, or ledgers that were kept. Only steps in which a trajectory is done are read. Rows are ragged; each
+    has ("tokens", "full") int64; ("masks", "all_attention_mask") bool; ("masks", "all_assistant_mask") bool,
+    whether the token was sampled; ("log_probs", "full") float32, in nats, when it was sampled, NaN for the
+    others. What follows the last sampled token is left out. For `GRPOLoss(..., masking_strategy="rlhf")`,
+    with "advantage" [1, 1] per row.
 
     Raises:
         ValueError: no trajectory is done in these steps.
     """
-    rows = [_row(ledger) for ledger in ledgers(steps)]
+    kept = [one for one in steps if isinstance(one, TokenLedger)] if isinstance(steps, Sequence) else []
+    rows = [_row(ledger) for ledger in kept or ledgers(cast("TensorDictBase", steps))]
     if not rows:
         raise ValueError("no trajectory has ended in these steps; roll out to the end of each")
     return LazyStackedTensorDict(*rows, stack_dim=0)

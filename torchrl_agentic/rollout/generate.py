@@ -1,0 +1,80 @@
+"""Rollouts of a model over questions: each is a row, until all rows have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+from torchrl.envs import EnvBase
+
+from torchrl_agentic.ledger import TokenLedger
+from torchrl_agentic.messages import Message
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.tokens import TOKENS, read_ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What came of one question.
+
+    has_ended: whether the model came to an end, rather than being cut off after the last turn that was
+    allowed. ledger: its tokens, where the environment has a `TurnTokenizer`.
+    """
+
+    messages: tuple[Message, ...]
+    has_ended: bool
+    ledger: TokenLedger | None
+
+    @property
+    def answer(self) -> str:
+        """The text of the last message, if it is the model's; else ""."""
+        last = self.messages[-1]
+        return last.text if last.role == "assistant" else ""
+
+
+def roll_out(
+    env: EnvBase,
+    policy: Callable[[TensorDictBase], TensorDictBase],
+    chats: Sequence[Sequence[Message]],
+    *,
+    max_turns: int = 8,
+) -> list[Trajectory]:
+    """Let a policy talk in each row of a chat environment until all rows are done, and give what came of it.
+
+    chats: what each row begins with, as many as the environment has rows. max_turns: the turn after which
+    rows that go on are cut off; `EndTrajectory` decides which have ended.
+
+    Raises:
+        ValueError: there are more or fewer conversations than rows.
+    """
+    if len(chats) != env.batch_size.numel():
+        raise ValueError(f"{len(chats)} conversations for {env.batch_size.numel()} rows")
+    first = border.as_history([[{"role": m.role, "content": m.content} for m in chat] for chat in chats])
+    td = env.reset(TensorDict({}, batch_size=env.batch_size).set("query", first))
+    found: list[Trajectory | None] = [None] * len(chats)
+    for turn in range(1, max_turns + 1):
+        step = env.step(policy(td))
+        rows, conversations = border.leaves(step.get("next"))[1], border.prompts(step.get("next"))
+        for index, (row, conversation) in enumerate(zip(rows, conversations, strict=True)):
+            done = bool(row.get("done").any())
+            if found[index] is None and (done or turn == max_turns):
+                found[index] = _trajectory(row, conversation)
+        if all(found):
+            break
+        td = env.step_mdp(step)
+    return [one for one in found if one is not None]
+
+
+def _trajectory(row: TensorDictBase, conversation: Any) -> Trajectory:
+    messages = tuple(border.read_message(message) for message in border.messages(conversation))
+    ledger = read_ledger(row) if row.get(TOKENS, None) is not None else None
+    ended = row.get("terminated", None)
+    return Trajectory(messages, ended is not None and bool(ended.any()), ledger)
+
+
+def chats_of(queries: Sequence[str], system_prompt: str | None = None) -> list[list[Message]]:
+    """Give conversations that begin with a question each."""
+    system = [] if system_prompt is None else [Message("system", system_prompt)]
+    return [[*system, Message("user", query)] for query in queries]
