@@ -22,6 +22,7 @@ import torch
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.objectives.llm import GRPOLoss
+from torchrl_agentic.testing.tiny import load_tiny, tiny_questions
 
 from torchrl_agentic import EndTrajectory, PythonTool, ToolCompose, TurnTokenizer
 from torchrl_agentic.rollout import (
@@ -34,7 +35,6 @@ from torchrl_agentic.rollout import (
     training_policy,
     trajectory_batch,
 )
-from torchrl_agentic.testing.tiny import load_tiny, tiny_questions
 
 SYSTEM = "You solve problems with a Python tool."
 MAX_TURNS, MAX_NEW_TOKENS = 5, 64

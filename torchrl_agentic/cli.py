@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console, Group
-from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from torchrl_agentic.cli_show import conversation, progress, score, table, verdict
+
 if TYPE_CHECKING:
+    from torchrl_agentic.config import RolloutConfig
     from torchrl_agentic.messages import Message, Turn
-    from torchrl_agentic.rollout import Conversation, Difference, ToolSummary
+    from torchrl_agentic.rollout import ToolSummary
+    from torchrl_agentic.rollout.ask import Answer
 
 
 class _Words(TyperGroup):
@@ -31,7 +32,6 @@ class _Words(TyperGroup):
 
 
 app = typer.Typer(cls=_Words, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-_ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
 @app.callback()
@@ -42,65 +42,154 @@ def main() -> None:
 @app.command()
 def rollout(
     config: Annotated[
-        Path, typer.Argument(help="A YAML configuration, or conversations as .json or .jsonl.")
+        Path, typer.Argument(help="A YAML configuration; or conversations, or questions, as .json or .jsonl.")
     ],
     out: Annotated[Path | None, typer.Option(help="Where the turns are recorded, as JSON lines.")] = None,
     parser: Annotated[str | None, typer.Option(help="The format in which the model calls tools.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help='Ask this model: a Hugging Face folder or name, or "tiny", ours.')
+    ] = None,
+    engine: Annotated[str, typer.Option(help="What generates: transformers or vllm.")] = "transformers",
     show: Annotated[int, typer.Option(help="How many conversations to print; -1 for all.")] = -1,
     lines: Annotated[int, typer.Option(help="How many lines of each message to print.")] = 8,
 ) -> None:
-    """Replay recorded conversations with real tools.
+    """Ask a model questions, or replay recorded conversations, with real tools.
 
-    Say what was called, and what the tools answer otherwise now.
+    Say what was called; which answers were right; what the tools answer otherwise now.
     """
-    from torchrl_agentic.config import ConfigError, load_config, load_conversations, make_limits, make_tools
+    from torchrl_agentic.config import ConfigError, ModelConfig, load_config
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import Recorder
-    from torchrl_agentic.rollout import replay, summarize
 
     console = Console()
-    folder = config.parent
     turns: dict[str, list[Turn]] = {}
     try:
-        settings = load_config(config)
-        conversations = load_conversations(settings, folder)
-        tools, limits = make_tools(settings, folder), make_limits(settings)
+        asked = None if model is None else ModelConfig.model_validate({"path": model, "engine": engine})
+        settings = load_config(config, asked)
         path = out or Path(settings.out)
-        if path.resolve() in {(folder / name).resolve() for name in (*settings.conversations, config.name)}:
-            raise ConfigError(f"{path} is what is replayed; record the turns somewhere else: --out FILE")
+        read = (*settings.conversations, *settings.questions, config.name)
+        if path.resolve() in {(config.parent / name).resolve() for name in read}:
+            raise ConfigError(f"{path} is what is read; record the turns somewhere else: --out FILE")
         part = path.with_name(path.name + ".part")  # an earlier record stays until there is a new one
         part.unlink(missing_ok=True)
-        with _progress(console) as progress, Recorder(part) as recorder:
-            task = progress.add_task("turns", total=sum(len(item.turns) for item in conversations))
+        with Recorder(part) as recorder:
 
-            def on_turn(name: str, turn: Turn) -> None:
+            def record(name: str, turn: Turn) -> None:
                 recorder(turn)
                 turns.setdefault(name, []).append(turn)
-                progress.advance(task)
 
-            differences = replay(
-                conversations,
-                tools,
-                parser=parser or settings.parser,
-                rate_limits=limits,
-                per_call_timeout=settings.per_call_timeout,
-                per_turn_timeout=settings.per_turn_timeout,
-                on_turn=on_turn,
-            )
+            run = _ask if settings.model is not None else _replay
+            found = run(console, settings, config.parent, parser or settings.parser, record)
         part.replace(path)
-    except (ConfigError, SandboxError, ValueError, TypeError) as error:
+    except (ConfigError, SandboxError, ValueError, TypeError, ImportError, OSError) as error:
         place = "" if str(config) in str(error) else f"{config}: "
         Console(stderr=True).print(Text(f"torchrl-agentic: {place}{error}", style="red"))
         raise typer.Exit(2) from None
 
-    console.print(_table(summarize(turn for found in turns.values() for turn in found)))
-    for conversation in conversations if show < 0 else conversations[:show]:
-        console.print(_conversation(conversation, turns.get(conversation.name, []), lines, console.width - 8))
-    compared = sum(bool(expected) for conversation in conversations for expected in conversation.expected)
-    console.print(_verdict(compared, differences))
-    console.print(f"{sum(map(len, turns.values()))} turns of {len(conversations)} conversations: {path}")
-    if differences:
+    console.print(table(_summarize(turns)))
+    for name, prompt in list(found.prompts.items())[: len(found.prompts) if show < 0 else show]:
+        console.print(conversation(name, prompt, turns.get(name, []), lines, console.width - 8))
+    console.print(found.verdict)
+    console.print(f"{sum(map(len, turns.values()))} turns of {len(found.prompts)} conversations: {path}")
+    if found.failed:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a rollout is summed up by. prompts: what each conversation began with."""
+
+    prompts: dict[str, tuple[Message, ...]]
+    verdict: Group | Text
+    failed: bool
+
+
+def _summarize(turns: dict[str, list[Turn]]) -> list[ToolSummary]:
+    """Add up the calls of all conversations."""
+    from torchrl_agentic.rollout import summarize
+
+    return summarize(turn for found in turns.values() for turn in found)
+
+
+def _replay(
+    console: Console, settings: RolloutConfig, folder: Path, parser: str, record: Callable[[str, Turn], None]
+) -> _Found:
+    from torchrl_agentic.config import load_conversations, make_limits, make_tools
+    from torchrl_agentic.rollout import replay
+
+    conversations = load_conversations(settings, folder)
+    tools, limits = make_tools(settings, folder), make_limits(settings)
+    with progress(console) as bar:
+        task = bar.add_task("turns", total=sum(len(item.turns) for item in conversations))
+
+        def on_turn(name: str, turn: Turn) -> None:
+            record(name, turn)
+            bar.advance(task)
+
+        differences = replay(
+            conversations,
+            tools,
+            parser=parser,
+            rate_limits=limits,
+            per_call_timeout=settings.per_call_timeout,
+            per_turn_timeout=settings.per_turn_timeout,
+            on_turn=on_turn,
+        )
+    compared = sum(bool(expected) for conversation in conversations for expected in conversation.expected)
+    prompts = {conversation.name: conversation.prompt for conversation in conversations}
+    return _Found(prompts, verdict(compared, differences), bool(differences))
+
+
+def _ask(
+    console: Console, settings: RolloutConfig, folder: Path, parser: str, record: Callable[[str, Turn], None]
+) -> _Found:
+    import time
+
+    import torch
+
+    from torchrl_agentic.config import load_questions, make_limits, make_tools
+    from torchrl_agentic.rollout.ask import ask, load_model
+
+    chosen = settings.model
+    assert chosen is not None
+    questions = load_questions(settings, folder)
+    tools, limits = make_tools(settings, folder), make_limits(settings)
+    path = chosen.path
+    if path == "tiny":
+        from torchrl_agentic.testing.tiny import TINY
+
+        path = str(TINY)
+    model, tokenizer = load_model(path, chosen.engine)
+    torch.manual_seed(chosen.seed)
+    pending: dict[int, list[Turn]] = {}
+    answers: list[Answer] = []
+    began = time.perf_counter()
+    with progress(console) as bar:
+        task = bar.add_task("questions", total=len(questions))
+        for answer in ask(
+            questions,
+            tools,
+            model,
+            tokenizer,
+            parser=parser,
+            rows=chosen.rows,
+            max_turns=chosen.max_turns,
+            max_new_tokens=chosen.max_new_tokens,
+            temperature=chosen.temperature,
+            mode=chosen.mode,
+            tool_choice=chosen.tool_choice,
+            rate_limits=limits,
+            per_call_timeout=settings.per_call_timeout,
+            per_turn_timeout=settings.per_turn_timeout,
+            recorder=lambda turn: pending.setdefault(turn.row, []).append(turn),
+        ):
+            for turn in pending.pop(len(answers) % min(chosen.rows, len(questions)), []):
+                record(answer.question.name, turn)
+            answers.append(answer)
+            bar.advance(task)
+    seconds = time.perf_counter() - began
+    prompts = {answer.question.name: answer.question.messages for answer in answers}
+    return _Found(prompts, score(answers, seconds), failed=False)
 
 
 @app.command()
@@ -165,76 +254,6 @@ def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=not console.is_terminal)
-
-
-def _table(summaries: list[ToolSummary]) -> Table:
-    from torchrl_agentic.messages import Status
-    from torchrl_agentic.rollout.summary import quantile
-
-    table = Table(title="Calls per tool, times in ms", title_justify="left", box=box.SIMPLE)
-    table.add_column("tool", no_wrap=True)
-    for name in ("calls", "ok", "p50", "p95", "queue p95"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("errors")
-    for item in summaries:
-        kinds = ", ".join(
-            f"{n} {status}" for status, n in item.statuses.most_common() if status is not Status.OK
-        )
-        times = (quantile(item.run_s, 0.5), quantile(item.run_s, 0.95), quantile(item.queue_s, 0.95))
-        counts = (str(item.calls), str(item.calls - item.errors))
-        table.add_row(
-            Text(_printable(item.tool)), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds
-        )
-    return table
-
-
-def _conversation(conversation: Conversation, turns: list[Turn], lines: int, width: int) -> Panel:
-    parts: list[Text] = [_message(message, lines, width) for message in conversation.prompt]
-    for turn in turns:
-        parts.append(_message(turn.message, lines, width))
-        for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
-            seconds = result.timing.run_s if result.timing is not None else 0.0
-            head = (
-                f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
-            )
-            head = _printable(head)
-            style = "bold red" if result.is_error else "bold yellow"
-            parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
-    return Panel(Group(*parts), title=Text(_printable(conversation.name)), title_align="left")
-
-
-def _message(message: Message, lines: int, width: int) -> Text:
-    style = f"bold {_ROLE_STYLE.get(message.role, '')}"
-    return Text.assemble((f"{_printable(message.role)}\n", style), _clip(message.text.strip(), lines, width))
-
-
-def _clip(text: str, lines: int, width: int) -> str:
-    """Show the first lines of a text, wrapped."""
-    wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(_printable(line), width) or [""]]
-    more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
-    return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
-
-
-def _printable(text: str) -> str:
-    """Keep control characters from the terminal."""
-    return "".join(character if character.isprintable() else "�" for character in text)
-
-
-def _verdict(compared: int, differences: list[Difference]) -> Group | Text:
-    if not differences:
-        return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
-    lines = [
-        Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")
-    ]
-    for item in differences:
-        name = _printable(item.conversation)
-        lines.append(Text(f"  {name}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}"))
-    return Group(*lines)
 
 
 if __name__ == "__main__":

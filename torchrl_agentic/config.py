@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypeGuard, cast
 
 import pydantic
 import yaml
@@ -18,6 +18,7 @@ import yaml
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import Message
 from torchrl_agentic.repl import repl_in
+from torchrl_agentic.rollout.ask import Question
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
 from torchrl_agentic.tools import FileEditTool, FileReadTool, FileWriteTool, PythonTool, ShellTool, StopTool
@@ -41,10 +42,31 @@ class ConfigError(ValueError):
     """A file that does not say what it should; the message names the file and what was expected."""
 
 
-class RolloutConfig(pydantic.BaseModel):
-    """What a YAML file for `torchrl-agentic rollout` holds.
+class ModelConfig(pydantic.BaseModel):
+    """Which model is asked, and how: see `rollout.ask`.
 
-    conversations and the files of functions are relative to the YAML file, `out` to the working folder.
+    path: a Hugging Face folder or name, or "tiny", which comes with the package. rows: how many questions at
+    a time.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    path: str
+    engine: Literal["transformers", "vllm"] = "transformers"
+    rows: pydantic.PositiveInt = 16
+    max_turns: pydantic.PositiveInt = 8
+    max_new_tokens: pydantic.PositiveInt = 512
+    temperature: pydantic.NonNegativeFloat = 1.0
+    mode: Literal["tokens", "history"] = "tokens"
+    tool_choice: Literal["auto", "required"] | None = None
+    seed: int = 0
+
+
+class RolloutConfig(pydantic.BaseModel):
+    """What a YAML file for `torchrl-agentic rollout` holds: conversations to replay, or questions to ask.
+
+    conversations, questions and the files of functions are relative to the YAML file, `out` to the working
+    folder. system_prompt: before each question that is a text.
 
     tools: one entry each: `python`, `shell`, `file_read`, `file_write`, `file_edit`, `stop`, with options or
     without, or `function: "file.py:name"`. limits: tool name → the arguments of `RateLimiter`.
@@ -52,7 +74,10 @@ class RolloutConfig(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
-    conversations: list[str]
+    conversations: list[str] = []
+    questions: list[str] = []
+    model: ModelConfig | None = None
+    system_prompt: str | None = None
     parser: str = "hermes"
     tools: list[str | dict[str, Any]] = ["python", "stop"]
     limits: dict[str, dict[str, float]] = {}
@@ -60,9 +85,19 @@ class RolloutConfig(pydantic.BaseModel):
     per_turn_timeout: float | None = None
     out: str = "rollouts/rollout.jsonl"
 
+    @pydantic.model_validator(mode="after")
+    def _asks_or_replays(self) -> RolloutConfig:
+        if bool(self.questions) != (self.model is not None):
+            raise ValueError("questions are put to a model: give both, or conversations to replay")
+        if self.conversations and self.questions:
+            raise ValueError("give conversations to replay, or questions and a model, not both")
+        return self
 
-def load_config(path: Path) -> RolloutConfig:
+
+def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
     """Read a YAML file, or take a file of conversations as the only thing that is said.
+
+    model: is asked instead of that in the file; a file that is no YAML holds questions then.
 
     Raises:
         ConfigError: it is missing, no YAML, or says something else than `RolloutConfig` has.
@@ -70,11 +105,14 @@ def load_config(path: Path) -> RolloutConfig:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
     if path.suffix not in (".yaml", ".yml"):
-        return RolloutConfig(conversations=[path.name])
+        name = [path.name]
+        return RolloutConfig(questions=name, model=model) if model else RolloutConfig(conversations=name)
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: no YAML: {error}") from None
+    if model is not None and isinstance(data, dict):
+        data = {**data, "model": model.model_dump()}
     try:
         return RolloutConfig.model_validate(data)
     except pydantic.ValidationError as error:
@@ -178,6 +216,47 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
     return found
 
 
+def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
+    """Read the questions: JSON lines, or JSON, each with "query" or "messages", and perhaps "answer", "name".
+
+    Raises:
+        ConfigError: a file is missing or none of these; the message names file and line.
+    """
+    found: list[Question] = []
+    for name in config.questions:
+        path = folder / name
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        for place, item in _items(path, text):
+            found.append(_question(place, item, f"{path.stem}-{len(found)}", config.system_prompt))
+    if not found:
+        raise ConfigError(f"no questions in {', '.join(config.questions)}")
+    return found
+
+
+def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Question:
+    fields = item if isinstance(item, dict) else {}
+    query, messages, answer = fields.get("query"), fields.get("messages"), fields.get("answer")
+    if isinstance(query, str):
+        system = [] if system_prompt is None else [Message("system", system_prompt)]
+        asked = (*system, Message("user", query))
+    elif messages and _are_messages(messages):
+        asked = tuple(Message(m["role"], m.get("content")) for m in messages)
+    else:
+        raise ConfigError(f'{place}: expected {{"query": "…"}} or {{"messages": [{{"role", "content"}}, …]}}')
+    if not isinstance(answer, str | int | float | None):
+        raise ConfigError(f"{place}: an answer is a text or a number; got {answer!r}")
+    return Question(str(fields.get("name", name)), asked, None if answer is None else str(answer))
+
+
+def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(messages, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+    )
+
+
 def _items(path: Path, text: str) -> list[tuple[str, Any]]:
     if path.suffix == ".jsonl":  # one object a line; in JSON, nothing but a newline ends one
         lines = enumerate(text.split("\n"), 1)
@@ -197,9 +276,7 @@ def _json(place: str, text: str) -> Any:
 
 def _conversation(place: str, item: Any, name: str) -> Conversation:
     messages = item.get("messages") if isinstance(item, dict) else None
-    if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-    ):
+    if not _are_messages(messages):
         raise ConfigError(f'{place}: expected {{"messages": [{{"role", "content"}}, …]}}')
     try:
         return Conversation.of(

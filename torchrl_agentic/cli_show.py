@@ -1,0 +1,115 @@
+"""What the command line shows of rollouts."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from torchrl_agentic.messages import Message, Turn
+    from torchrl_agentic.rollout import Difference, ToolSummary
+    from torchrl_agentic.rollout.ask import Answer
+
+_ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def table(summaries: Sequence[ToolSummary]) -> Table:
+    """Show the calls per tool."""
+    from torchrl_agentic.messages import Status
+    from torchrl_agentic.rollout.summary import quantile
+
+    made = Table(title="Calls per tool, times in ms", title_justify="left", box=box.SIMPLE)
+    made.add_column("tool", no_wrap=True)
+    for name in ("calls", "ok", "p50", "p95", "queue p95"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("errors")
+    for item in summaries:
+        kinds = ", ".join(
+            f"{n} {status}" for status, n in item.statuses.most_common() if status is not Status.OK
+        )
+        times = (quantile(item.run_s, 0.5), quantile(item.run_s, 0.95), quantile(item.queue_s, 0.95))
+        counts = (str(item.calls), str(item.calls - item.errors))
+        made.add_row(
+            Text(_printable(item.tool)), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds
+        )
+    return made
+
+
+def conversation(
+    name: str, prompt: tuple[Message, ...], turns: Sequence[Turn], lines: int, width: int
+) -> Panel:
+    """Show a conversation: what it began with, then each turn with its calls and results."""
+    parts: list[Text] = [_message(message, lines, width) for message in prompt]
+    for turn in turns:
+        parts.append(_message(turn.message, lines, width))
+        for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
+            seconds = result.timing.run_s if result.timing is not None else 0.0
+            head = (
+                f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
+            )
+            head = _printable(head)
+            style = "bold red" if result.is_error else "bold yellow"
+            parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
+    return Panel(Group(*parts), title=Text(_printable(name)), title_align="left")
+
+
+def _message(message: Message, lines: int, width: int) -> Text:
+    style = f"bold {_ROLE_STYLE.get(message.role, '')}"
+    return Text.assemble((f"{_printable(message.role)}\n", style), _clip(message.text.strip(), lines, width))
+
+
+def _clip(text: str, lines: int, width: int) -> str:
+    """Show the first lines of a text, wrapped."""
+    wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(_printable(line), width) or [""]]
+    more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
+    return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
+
+
+def _printable(text: str) -> str:
+    """Keep control characters from the terminal."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def verdict(compared: int, differences: Sequence[Difference]) -> Group | Text:
+    """Say where tools answer otherwise than recorded."""
+    if not differences:
+        return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
+    lines = [
+        Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")
+    ]
+    for item in differences:
+        name = _printable(item.conversation)
+        lines.append(Text(f"  {name}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}"))
+    return Group(*lines)
+
+
+def score(answers: Sequence[Answer], seconds: float) -> Group:
+    """Say how many answers are right, and how fast the model was."""
+    rewards = [answer.reward for answer in answers if answer.reward is not None]
+    ledgers = [answer.trajectory.ledger for answer in answers if answer.trajectory.ledger is not None]
+    lines: list[Text] = []
+    if rewards:
+        share = sum(rewards) / len(rewards)
+        lines.append(
+            Text(f"{sum(rewards):.0f} of {len(rewards)} answers are right ({share:.0%}).", style="green")
+        )
+    if ledgers:
+        sampled = sum(sum(ledger.mask) for ledger in ledgers)
+        lines.append(
+            Text(f"{sampled} tokens sampled in {seconds:.1f} s, tools included: {sampled / seconds:.0f}/s.")
+        )
+    return Group(*lines)
+
+
+def progress(console: Console) -> Progress:
+    """Make a bar that says how far it is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=not console.is_terminal)

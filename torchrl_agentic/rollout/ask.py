@@ -1,0 +1,141 @@
+"""Asking a model questions: a Hugging Face folder or a vLLM engine, with tools that really run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from torchrl.envs import Compose, TransformedEnv
+from torchrl.envs.llm import ChatEnv
+
+from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.messages import Message, Turn
+from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_message
+from torchrl_agentic.rollout.generate import Trajectory, roll_out
+from torchrl_agentic.rollout.policies import Mode, agent_policy
+from torchrl_agentic.rollout.rewards import answer_reward
+from torchrl_agentic.transforms import EndTrajectory, ToolCompose, TurnTokenizer
+
+Engine = Literal["transformers", "vllm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a model is asked. answer: the right one, where it is known; see `answer_reward`."""
+
+    name: str
+    messages: tuple[Message, ...]
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a question. reward: None where no right answer is known."""
+
+    question: Question
+    trajectory: Trajectory
+
+    @property
+    def reward(self) -> float | None:
+        """1.0 if the model's last message is right, 0.0 if not."""
+        if self.question.answer is None:
+            return None
+        return answer_reward(self.trajectory.answer, self.question.answer)
+
+
+def load_model(path: str, engine: Engine = "transformers") -> tuple[Any, Any]:
+    """Load a model and its tokenizer. path: a folder, or a name on the Hugging Face hub.
+
+    Raises:
+        MissingExtra: vLLM is not installed.
+        OSError: there is no such model.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    if engine == "transformers":
+        return AutoModelForCausalLM.from_pretrained(path, dtype="auto").float().eval(), tokenizer
+    try:
+        from vllm import LLM  # pyright: ignore[reportMissingImports]  in .venv-vllm alone
+    except ImportError:
+        raise MissingExtra("engine: vllm", "vllm", "vllm") from None
+    return LLM(model=path, enforce_eager=True), tokenizer
+
+
+def ask(
+    questions: Sequence[Question],
+    tools: Sequence[Any],
+    model: Any,
+    tokenizer: Any,
+    *,
+    parser: str = "hermes",
+    rows: int = 16,
+    max_turns: int = 8,
+    max_new_tokens: int = 512,
+    temperature: float = 1.0,
+    mode: Mode = "tokens",
+    tool_choice: Literal["auto", "required"] | None = None,
+    rate_limits: Mapping[str, RateLimiter] | None = None,
+    per_call_timeout: float | None = 30.0,
+    per_turn_timeout: float | None = None,
+    recorder: Callable[[Turn], None] | None = None,
+) -> Iterator[Answer]:
+    """Ask a model all questions, `rows` at a time; give the answers as they come, in their order.
+
+    A trajectory ends with a message that calls no tool, or a tool that stops it. recorder: called with each
+    turn, save those of rows that had ended already, or that only fill the last batch.
+    """
+    rows = min(rows, len(questions))
+    found_parser = get_parser(parser, tokenizer=tokenizer)
+    live: list[bool] = []
+
+    def record(turn: Turn) -> None:
+        if recorder is not None and live[turn.row]:
+            recorder(turn)
+            live[turn.row] = bool(turn.outcome.calls) and not turn.outcome.stop_requested
+
+    compose = ToolCompose(
+        tools,
+        found_parser,
+        rate_limits=rate_limits,
+        per_call_timeout=per_call_timeout,
+        per_turn_timeout=per_turn_timeout,
+        recorder=record,
+    )
+    shows_tools = "tools" in (tokenizer.chat_template or "")
+    transforms: list[Any] = [compose, EndTrajectory(max_turns=max_turns, when_no_calls=True)]
+    if mode == "tokens":
+        transforms.append(TurnTokenizer(tokenizer, tools=compose.tools if shows_tools else ()))
+    env = TransformedEnv(ChatEnv(batch_size=(rows,)), Compose(*transforms))
+    policy = agent_policy(
+        model,
+        tokenizer,
+        compose.tools if shows_tools or tool_choice else (),
+        mode=mode,
+        parser=found_parser,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        tool_choice=tool_choice,
+    )
+    try:
+        for batch in range(math.ceil(len(questions) / rows)):
+            some = questions[batch * rows : (batch + 1) * rows]
+            filled = [*some, *[some[-1]] * (rows - len(some))]
+            live[:] = [index < len(some) for index in range(rows)]
+            chats = [list(question.messages) for question in filled]
+            if not shows_tools:
+                chats = [_told(chat, compose.tools, found_parser) for chat in chats]
+            found = roll_out(env, policy, chats, max_turns=max_turns)
+            yield from map(Answer, some, found)
+    finally:
+        env.close()
+
+
+def _told(chat: Sequence[Message], tools: Sequence[Any], parser: ToolCallParser) -> list[Message]:
+    """Tell a model of the tools whose chat template shows none."""
+    plain = [{"role": message.role, "content": message.content} for message in chat]
+    told = with_tools_message(plain, tools, parser)
+    return [Message(str(message["role"]), cast("Any", message["content"])) for message in told]
