@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import lazy_stack
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.objectives.llm import GRPOLoss
@@ -111,7 +112,7 @@ def train(
         random.shuffle(taught)
         losses = [0.0]
         for start in range(0, len(taught), minibatch):
-            loss = loss_fn(torch.stack(taught[start : start + minibatch])).loss_objective
+            loss = loss_fn(lazy_stack(taught[start : start + minibatch])).loss_objective
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
