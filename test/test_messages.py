@@ -17,6 +17,7 @@ from torchrl_agentic.messages import (
     Status,
     TextPart,
     ToolResult,
+    VideoPart,
     jsonable,
 )
 
@@ -91,6 +92,9 @@ def test_results_and_parts_are_taken_as_they_are():
     assert ToolResult.from_value((image, file, TextPart("t"), JsonPart(1))).parts == (
         image, file, TextPart("t"), JsonPart(1),
     )  # fmt: skip
+    video = VideoPart(b"123")
+    assert ToolResult.from_value(video).parts == (video,)
+    assert ToolResult.from_value((video, image)).text.startswith("[video video/mp4, 3 bytes]\n[image")
     assert ToolResult.from_value((image, file)).text == "[image image/png, 2 bytes]\n[file /work/a]"
 
 

@@ -15,7 +15,7 @@ _WHERE = {
     "errors": ("InfrastructureError", "MissingExtra", "SandboxError", "StopSignal", "ToolError"),
     "messages": (
         "CallError", "DispatchResult", "FileRefPart", "ImagePart", "JsonPart", "Message", "ParsedCall",
-        "ParseResult", "Status", "TextPart", "ToolResult", "ToolResultPart", "Turn",
+        "ParseResult", "Status", "TextPart", "ToolResult", "ToolResultPart", "Turn", "VideoPart",
     ),
     "schema": ("json_schema_from_pydantic", "validate_args"),
     "tool": ("Effects", "Tool", "ToolContext", "Toolset"),
@@ -26,7 +26,7 @@ _WHERE = {
         "FileEditTool", "FileReadTool", "FileWriteTool", "PythonTool", "ShellTool", "StopTool", "as_tool",
     ),
     "ledger": ("TokenLedger",),
-    "rollout": ("agent_policy", "training_policy", "trajectory_batch"),
+    "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
     "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose", "TurnTokenizer"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -70,10 +70,12 @@ __all__ = [
     "Toolset",
     "Turn",
     "TurnTokenizer",
+    "VideoPart",
     "agent_policy",
     "as_tool",
     "get_parser",
     "json_schema_from_pydantic",
+    "media_of",
     "read_records",
     "tool",
     "training_policy",
@@ -99,10 +101,11 @@ if TYPE_CHECKING:
         ToolResult,
         ToolResultPart,
         Turn,
+        VideoPart,
     )
     from torchrl_agentic.parsers import PARSERS, ToolCallParser, get_parser
     from torchrl_agentic.records import Recorder, read_records
-    from torchrl_agentic.rollout import agent_policy, training_policy, trajectory_batch
+    from torchrl_agentic.rollout import agent_policy, media_of, training_policy, trajectory_batch
     from torchrl_agentic.schema import json_schema_from_pydantic, validate_args
     from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset
     from torchrl_agentic.tools import (

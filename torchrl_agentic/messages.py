@@ -84,6 +84,18 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoPart:
+    """A video in a result: the bytes of a video file."""
+
+    data: bytes
+    media_type: str = "video/mp4"
+    kind: Literal["video"] = "video"
+
+    def __str__(self) -> str:
+        return f"[video {self.media_type}, {len(self.data)} bytes]"
+
+
+@dataclass(frozen=True, slots=True)
 class FileRefPart:
     """A file that a tool made, by its path inside the sandbox."""
 
@@ -95,7 +107,8 @@ class FileRefPart:
         return f"[file {self.path}]"
 
 
-ToolResultPart: TypeAlias = TextPart | JsonPart | ImagePart | FileRefPart
+ToolResultPart: TypeAlias = TextPart | JsonPart | ImagePart | VideoPart | FileRefPart
+_PARTS = (TextPart, JsonPart, ImagePart, VideoPart, FileRefPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,7 @@ class ToolResult:
             return cls((TextPart(value),))
         if isinstance(value, ToolResult):
             return value
-        if isinstance(value, TextPart | JsonPart | ImagePart | FileRefPart):
+        if isinstance(value, _PARTS):
             return cls((value,))
         if isinstance(value, tuple):
             return _from_tuple(cast("tuple[Any, ...]", value))
@@ -181,7 +194,7 @@ class ToolResult:
 
 
 def _from_tuple(value: tuple[Any, ...]) -> ToolResult:
-    if value and all(isinstance(item, TextPart | JsonPart | ImagePart | FileRefPart) for item in value):
+    if value and all(isinstance(item, _PARTS) for item in value):
         return ToolResult(cast("tuple[ToolResultPart, ...]", value))
     if not 1 <= len(value) <= 3:
         raise TypeError(

@@ -30,8 +30,8 @@ SCHEMA_VERSION = 1
 def turn_to_json(turn: Turn) -> dict[str, JSON]:
     """Write a turn as plain data.
 
-    Of results the text is kept; images and files appear in it by name. Their `meta` is left out: it may hold
-    anything.
+    Of results the text is kept; images, videos and files appear in it by name. Their `meta` is left out: it
+    may hold anything. Messages are kept whole, with the images and videos that the model was shown.
     """
     outcome = turn.outcome
     return {

@@ -42,9 +42,11 @@ def sample(td, tokenizer, said, stops=()):
     return TokensToHistory(tokenizer, [tokenizer.convert_tokens_to_ids(stop) for stop in stops])(td)
 
 
-def token_env(tokenizer, tools, rows=1, *, max_turns=None, when_no_calls=False, parser="hermes", **options):
+def token_env(
+    tokenizer, tools, rows=1, *, max_turns=None, when_no_calls=False, parser="hermes", media=False, **options
+):
     """An environment whose last transform is a `TurnTokenizer`."""
-    compose = ToolCompose(tools, parser)
+    compose = ToolCompose(tools, parser, media=media, tool_role=options.get("tool_role", "tool"))
     between = []
     if max_turns or when_no_calls:
         between = [EndTrajectory(max_turns=max_turns, when_no_calls=when_no_calls)]
@@ -55,9 +57,9 @@ def token_env(tokenizer, tools, rows=1, *, max_turns=None, when_no_calls=False, 
 class Talk:
     """A rollout, turn by turn; what came of it."""
 
-    def __init__(self, env, tokenizer, stops=()):
+    def __init__(self, env, tokenizer, stops=(), td=None):
         self.env, self.tokenizer, self.stops = env, tokenizer, stops
-        self.td, self.next = begin(env), None
+        self.td, self.next = begin(env) if td is None else td, None
 
     def turn(self, *said):
         """One turn in each row. Asserts what always holds: the next prompt begins with all ids so far."""

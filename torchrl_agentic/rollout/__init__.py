@@ -3,6 +3,7 @@
 from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.rollout.collect import group_advantage, ledgers, trajectory_batch
 from torchrl_agentic.rollout.generate import Trajectory, chats_of, roll_out
+from torchrl_agentic.rollout.media import media_of
 from torchrl_agentic.rollout.policies import agent_policy, training_policy
 from torchrl_agentic.rollout.replay import Conversation, Difference, replay
 from torchrl_agentic.rollout.rewards import answer_reward
@@ -19,6 +20,7 @@ __all__ = [
     "chats_of",
     "group_advantage",
     "ledgers",
+    "media_of",
     "replay",
     "roll_out",
     "summarize",

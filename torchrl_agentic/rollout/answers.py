@@ -15,7 +15,7 @@ from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.drift import decode
-from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitize_control_tokens
+from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
 from torchrl_agentic.transforms.template import ChatTemplate
 from torchrl_agentic.transforms.tokens import ATTENTION, TOKENS, stop_ids
 
@@ -41,17 +41,14 @@ class HistoryToTokens(TensorDictModuleBase):
         """Write the prompt of each row."""
         td, rows = border.leaves(tensordict)
         for row, conversation in zip(rows, border.prompts(td), strict=True):
-            chat = [self._cleaned(border.message_dict(one)) for one in border.messages(conversation)]
+            chat = [
+                sanitized(border.message_dict(one), self.tokenizer) for one in border.messages(conversation)
+            ]
             text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
             ids = torch.tensor(self.encoder.encode([text]).ids, device=row.device)
             row.set(TOKENS, ids)
             row.set(ATTENTION, torch.ones_like(ids, dtype=torch.bool))
         return td
-
-    def _cleaned(self, message: dict[str, Any]) -> dict[str, Any]:
-        if "tool_call_id" in message and isinstance(message["content"], str):
-            message["content"] = sanitize_control_tokens(message["content"], self.tokenizer)
-        return message
 
 
 class TokensToHistory(TensorDictModuleBase):

@@ -15,6 +15,7 @@ from torchrl_agentic.messages import Message, Turn
 from torchrl_agentic.rollout.scripted import ScriptedPolicy, message_fields
 from torchrl_agentic.transforms import ToolCompose
 from torchrl_agentic.transforms.history import as_history
+from torchrl_agentic.transforms.media import as_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Conversation:
                 turns.append(message)
                 expected.append([])
             elif message.role == "tool":
-                expected[-1].append(message.text)
+                expected[-1].append(as_text(message.content))
             else:
                 raise ValueError(f"only tools can answer in a replay; got a message of role {message.role!r}")
         return cls(name, tuple(messages[:first]), tuple(turns), tuple(map(tuple, expected)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,32 +41,42 @@ class Clip:
 
     def __call__(self, text: str, count: Count) -> str:
         """Give the text, cut if it is too long. count: how many tokens a text has."""
-        if self._fits(text, count):
-            return text
-        most = len(text) if self.max_chars is None else min(len(text), self.max_chars)
+        return self.together([text], count)[0]
+
+    def together(self, texts: Sequence[str], count: Count) -> list[str]:
+        """Give texts between which something else stands, cut as if they were one; some may become empty."""
+        if self._fits(texts, count):
+            return list(texts)
+        size = sum(map(len, texts))
+        most = size if self.max_chars is None else min(size, self.max_chars)
         low, high = 0, min(most, self.max_tokens or most)  # so many characters are kept; `low` fit
-        while high < most and self._fits(self._cut(text, high), count):
+        while high < most and self._fits(self._cut(texts, high), count):
             low, high = high, min(most, 2 * high)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._fits(self._cut(text, middle), count):
+            if self._fits(self._cut(texts, middle), count):
                 low = middle
             else:
                 high = middle - 1
-        return self._cut(text, low)
+        return self._cut(texts, low)
 
-    def _fits(self, text: str, count: Count) -> bool:
-        if self.max_chars is not None and len(text) > self.max_chars:
+    def _fits(self, texts: Sequence[str], count: Count) -> bool:
+        if self.max_chars is not None and sum(map(len, texts)) > self.max_chars:
             return False
-        if self.max_tokens is None or len(text.encode("utf-8", "surrogatepass")) <= self.max_tokens:
+        if self.max_tokens is None:
+            return True
+        if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) <= self.max_tokens:
             return True  # no tokenizer makes more tokens than there are bytes
-        return count(text) <= self.max_tokens
+        return sum(map(count, texts)) <= self.max_tokens
 
-    def _cut(self, text: str, kept: int) -> str:
-        marker = self.marker.format(omitted=len(text) - kept)
-        if self.side == "left":
-            return marker + text[len(text) - kept :]
-        if self.side == "right":
-            return text[:kept] + marker
-        head = (kept + 1) // 2
-        return text[:head] + marker + text[len(text) - (kept - head) :]
+    def _cut(self, texts: Sequence[str], kept: int) -> list[str]:
+        omitted = sum(map(len, texts)) - kept
+        start = {"left": 0, "middle": (kept + 1) // 2, "right": kept}[self.side]
+        stop, marker = start + omitted, self.marker.format(omitted=omitted)
+        made: list[str] = []
+        for text in texts:  # start and stop count from the beginning of this one
+            is_here = bool(marker) and start <= len(text)
+            made.append(text[: max(0, start)] + (marker if is_here else "") + text[max(0, stop) :])
+            marker = "" if is_here else marker
+            start, stop = start - len(text), stop - len(text)
+        return made

@@ -30,6 +30,7 @@ from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.tool import Tool, Toolset, ensure_tool
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs, telemetry
+from torchrl_agentic.transforms.media import require_pillow
 from torchrl_agentic.transforms.runtime import Runtime
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 
@@ -62,6 +63,9 @@ class ToolCompose(Compose):
         per_turn_timeout: seconds that all calls of a step may take, with their queueing; None: no bound.
         pass_state_to_tools: whether tools with `wants_state` get a read-only view of their row's state.
         tool_role: the role of the messages that carry results.
+        media: whether the model sees images and videos: results that hold any become messages whose content
+            is a list of parts, as processors of transformers take it. Otherwise, and with parsers that write
+            such lists of their own, a line of text names each. An image that cannot be opened stays text.
         validate_inputs: whether arguments are checked before a tool runs.
         max_threads: how many blocking tools run at once.
         max_calls_per_turn: calls of one message beyond it are answered SKIPPED; None: no bound but the
@@ -72,6 +76,7 @@ class ToolCompose(Compose):
     Raises:
         TypeError: an item is no tool; the message says what to write instead.
         ValueError: two tools of one name, an unknown parser, a limit for a tool that is not there.
+        MissingExtra: media is true, and Pillow is not installed.
         Exception: what the `setup` of a tool raised.
     """
 
@@ -92,6 +97,7 @@ class ToolCompose(Compose):
         per_turn_timeout: float | None = None,
         pass_state_to_tools: bool = False,
         tool_role: str = "tool",
+        media: bool = False,
         validate_inputs: bool = True,
         max_threads: int = 64,
         max_calls_per_turn: int | None = None,
@@ -106,6 +112,9 @@ class ToolCompose(Compose):
             )
         self.parser = get_parser(parser)
         self.tool_role = tool_role
+        self.media = media
+        if media:
+            require_pillow()
         self.recorder = recorder
         self.eos_strings = tuple(eos_strings)
         self._pass_state = pass_state_to_tools
@@ -247,7 +256,7 @@ class ToolCompose(Compose):
         self._run(tensordict, work)
         for item in work:
             if item.calls:
-                item.rendered = render(self.parser, item, self.tool_role)
+                item.rendered = render(self.parser, item, self.tool_role, media=self.media)
                 new = [border.write_message(message) for message in item.rendered]
                 rows[item.row] = border.extended(rows[item.row], new)
             if self.recorder is not None:
@@ -393,7 +402,7 @@ class ToolCompose(Compose):
         """Make a transform with the same tools, limiters and threads, and with trajectories of its own."""
         live, clone = self._live(), self.__class__.__new__(self.__class__)
         Compose.__init__(clone)
-        kept = ("parser", "tool_role", "recorder", "eos_strings", "_pass_state", "_runtime")
+        kept = ("parser", "tool_role", "media", "recorder", "eos_strings", "_pass_state", "_runtime")
         clone.__dict__.update({name: self.__dict__[name] for name in kept}, **_no_trajectories())
         clone._own_runtime, clone._tools = False, list(self._tools)
         clone._toolsets = list(self._toolsets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,8 @@ class Encoded:
         return Encoded(self.ids[first:], self.sources[first:], self.starts[first:])
 
 
-Expand = Callable[[int], Sequence[int]]
-"""Gives the ids that stand for the k-th placeholder of its kind."""
+Expansions = Mapping[str, Sequence[str]]
+"""By placeholder, such as that of an image: the text that stands for the first one, the second, ..."""
 
 
 class Encoder:
@@ -62,14 +62,16 @@ class Encoder:
         self.control = frozenset(index for index, token in added if len(token.content) > 1)
         """The ids of all added tokens, which steer the conversation; a single character does not."""
 
-    def encode(self, pieces: Iterable[Piece], expand: Mapping[str, Expand] | None = None) -> Encoded:
+    def encode(self, pieces: Iterable[Piece], expansions: Expansions | None = None) -> Encoded:
         """Encode the text that the pieces make up together, without tokens at its beginning and end.
 
-        expand: what stands for placeholders, such as that of an image, in trusted pieces.
+        expansions: what stands for placeholders in trusted pieces. It is encoded with what is around it, as
+        processors do; `starts` count through the expanded text.
+
+        Raises:
+            ValueError: there are more or fewer placeholders than expansions.
         """
-        pieces = [piece for piece in pieces if piece.text]
-        if expand:
-            return self._expanded(pieces, expand)
+        pieces = [piece for piece in (_expanded(pieces, expansions) if expansions else pieces) if piece.text]
         text = "".join(piece.text for piece in pieces)
         edges = list(itertools.accumulate((len(piece.text) for piece in pieces), initial=0))
         cuts: set[int] = set()
@@ -97,34 +99,27 @@ class Encoder:
             spans += [(start + a, start + b) for a, b in found.offsets]
         return ids, spans
 
-    def _expanded(self, pieces: Sequence[Piece], expand: Mapping[str, Expand]) -> Encoded:
-        """Encode what stands between placeholders, and put in what stands for these."""
-        made = Encoded([], [], [])
-        counts = dict.fromkeys(expand, 0)
-        waiting: list[Piece] = []
-        at = 0
 
-        def put(more: Encoded) -> None:
-            nonlocal at, waiting
-            made.ids.extend(more.ids)
-            made.sources.extend(more.sources)
-            made.starts.extend(at + start for start in more.starts)
-            at += sum(len(piece.text) for piece in waiting)
-            waiting = []
-
-        for piece in pieces:
-            rest = piece.text
-            while piece.is_trusted and (found := _first(rest, expand)):
-                before, mark, rest = found
-                waiting.append(Piece(before, piece.source, is_trusted=True))
-                put(self.encode(waiting))
-                ids = list(expand[mark](counts[mark]))
-                counts[mark] += 1
-                waiting = [Piece(mark, piece.source)]
-                put(Encoded(ids, [piece.source] * len(ids), [0] * len(ids)))
-            waiting.append(Piece(rest, piece.source, piece.is_trusted))
-        put(self.encode(waiting))
-        return made
+def _expanded(pieces: Iterable[Piece], expansions: Expansions) -> Iterator[Piece]:
+    """Put in what stands for placeholders."""
+    counts = dict.fromkeys(expansions, 0)
+    for piece in pieces:
+        rest = piece.text
+        while piece.is_trusted and (found := _first(rest, expansions)):
+            before, mark, rest = found
+            yield Piece(before, piece.source, is_trusted=True)
+            if counts[mark] < len(expansions[mark]):
+                yield Piece(expansions[mark][counts[mark]], piece.source, is_trusted=True)
+            counts[mark] += 1
+        yield Piece(rest, piece.source, piece.is_trusted)
+    for mark, count in counts.items():
+        if count != len(expansions[mark]):
+            raise ValueError(
+                f"{count} placeholders {mark!r} for {len(expansions[mark])} images or videos: either the "
+                "chat template does not show them in messages of this role (then another chat_template= or "
+                "tool_role=, or ToolCompose(media=False)), or a text holds the placeholder (then "
+                "sanitize_control_tokens(text, tokenizer))"
+            )
 
 
 def _first(text: str, marks: Iterable[str]) -> tuple[str, str, str] | None:
@@ -143,3 +138,21 @@ def sanitize_control_tokens(text: str, tokenizer: Any) -> str:
     `TurnTokenizer`, that is not needed: there they are encoded as plain text.
     """
     return defused(text, tuple(sorted(token.content for token in tokenizer.added_tokens_decoder.values())))
+
+
+def sanitized(message: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Give a message; one of a tool without control tokens in its texts."""
+    made = dict(message)
+    content = made.get("content")
+    if "tool_call_id" not in made:
+        return made
+    if isinstance(content, str):
+        made["content"] = sanitize_control_tokens(content, tokenizer)
+    elif isinstance(content, list):
+        made["content"] = [
+            {**part, "text": sanitize_control_tokens(part["text"], tokenizer)}
+            if isinstance(part.get("text"), str)
+            else part
+            for part in content
+        ]
+    return made

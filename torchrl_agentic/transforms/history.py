@@ -15,7 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 from torchrl.data.llm import History
 
-from torchrl_agentic.messages import Message
+from torchrl_agentic.messages import Content, Message
 
 Conversation = TensorDictBase
 """A stack of messages, [L]."""
@@ -163,7 +163,7 @@ def write_message(message: Mapping[str, Any]) -> TensorDictBase:
     return TensorDict._new_unsafe(source=fields, batch_size=_SCALAR)
 
 
-def with_content(td: TensorDictBase, content: str) -> TensorDictBase:
+def with_content(td: TensorDictBase, content: Content) -> TensorDictBase:
     """Give a message with another content; the old one stays as it is."""
     changed = td.copy()
     changed.set("content", _plain(content))

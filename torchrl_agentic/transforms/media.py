@@ -3,55 +3,211 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import re
+import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.transforms.encoding import Expand
+from torchrl_agentic.messages import JSON, Content, ImagePart, TextPart, ToolResult, VideoPart, content_text
+
+KINDS = {"image": "images", "video": "videos"}
+"""Kinds of media, and the argument of a processor that takes them."""
+MAX_PIXELS = 64_000_000
+"""Larger images are not opened: a few bytes can claim to be any size."""
+_REMEMBERED = 256
 
 
-def expansions(processor: Any, chat: Sequence[Mapping[str, Any]]) -> dict[str, Expand]:
-    """Give, for each kind of placeholder, what makes the ids that stand for the k-th one in these messages.
+def require_pillow() -> None:
+    """See that images can be opened.
+
+    Raises:
+        MissingExtra: they cannot.
+    """
+    try:
+        import PIL  # noqa: F401  only whether it is there
+    except ImportError:
+        raise MissingExtra("Images in messages", "pillow", "images") from None
+
+
+def slotted(results: Sequence[ToolResult]) -> tuple[list[ToolResult], dict[str, JSON]]:
+    """Give results with a word in place of each image and video; and by word, the part of a message.
+
+    A parser writes such results as it writes any text; then `filled` puts the parts in.
+    """
+    texts, number = [result.text for result in results], 0
+    while any(f"vjq{number}media" in text for text in texts):
+        number += 1
+    slots: dict[str, JSON] = {}
+    made: list[ToolResult] = []
+    for result in results:
+        text, is_text = "", False
+        for part in result.parts:
+            if isinstance(part, VideoPart) or (isinstance(part, ImagePart) and _opens(part.data)):
+                word = f"vjq{number}media{len(slots)}qvj"
+                data = base64.b64encode(part.data).decode()
+                slots[word] = {"type": part.kind, "base64": data, "media_type": part.media_type}
+                text, is_text = text + word, False
+            else:
+                text, is_text = f"{text}\n{part}" if is_text else f"{text}{part}", True
+        made.append(replace(result, parts=(TextPart(text),)))
+    return made, slots
+
+
+def filled(
+    messages: Sequence[Mapping[str, JSON]], slots: Mapping[str, JSON]
+) -> list[Mapping[str, JSON]] | None:
+    """Give messages with parts in place of words; None if a word is not there once, in a content of text."""
+    written = [message["content"] for message in messages if isinstance(message["content"], str)]
+    if any(sum(text.count(word) for text in written) != 1 for word in slots):
+        return None
+    pattern = re.compile(f"({'|'.join(slots)})")
+    made: list[Mapping[str, JSON]] = []
+    for message in messages:
+        found = pattern.split(message["content"]) if isinstance(message["content"], str) else []
+        if len(found) > 1:
+            parts = [slots.get(piece) or {"type": "text", "text": piece} for piece in found if piece]
+            message = {**message, "content": parts}
+        made.append(message)
+    return made
+
+
+class Expander:
+    """What a processor puts into a prompt for each image and video, as text.
+
+    The same image often stands in several rows; what stands for the latest ones is remembered.
 
     processor: None, of a model that reads text alone.
     """
-    if processor is None:
-        return {}
-    found: dict[str, Expand] = {}
-    for kind, argument in (("image", "images"), ("video", "videos")):
-        mark, items = getattr(processor, f"{kind}_token", None), media_of(chat, kind)
-        if mark is not None and items:
-            found[mark] = _expand(processor, mark, argument, items)
-    return found
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._known: dict[bytes, str] = {}
+
+    def __call__(self, chat: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+        """Give, for each placeholder, what stands for the first one in these messages, the second, ...
+
+        Raises:
+            ValueError: the model sees no media of this kind.
+            Exception: whatever the processor raises of an image that it does not like.
+        """
+        found: dict[str, list[str]] = {}
+        for kind in KINDS:
+            parts = parts_of(chat, kind)
+            if parts:
+                found[self._mark(kind)] = [self.text(part, kind) for part in parts]
+        return found
+
+    def text(self, part: Mapping[str, Any], kind: str) -> str:
+        """Give what stands for one of them."""
+        data = part.get("base64")
+        key = None if data is None else hashlib.blake2b(f"{kind} {data}".encode()).digest()
+        text = None if key is None else self._known.pop(key, None)
+        if text is None:
+            text = self._made(self._mark(kind), kind, opened(part, kind))
+        if key is not None:
+            self._known[key] = text  # the latest is the last
+            if len(self._known) > _REMEMBERED:
+                del self._known[next(iter(self._known))]
+        return text
+
+    def takes(self, kind: str) -> bool:
+        """Whether the model sees media of this kind."""
+        return getattr(self._processor, f"{kind}_token", None) is not None
+
+    def _mark(self, kind: str) -> str:
+        if not self.takes(kind):
+            raise ValueError(
+                f"a conversation holds {KINDS[kind]}, and "
+                + ("no processor is given: TurnTokenizer(tokenizer, processor=processor)"
+                   if self._processor is None
+                   else f"{type(self._processor).__name__} takes none; let tools return text")
+            )  # fmt: skip
+        return getattr(self._processor, f"{kind}_token")
+
+    def _made(self, mark: str, kind: str, item: Any) -> str:
+        if isinstance(item, bytes):  # processors read videos from files alone
+            with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
+                file.write(item)
+                file.flush()
+                return self._made(mark, kind, file.name)
+        made = self._processor(text=[mark], **{KINDS[kind]: [item]}, add_special_tokens=False)
+        return self._processor.tokenizer.decode(
+            list(made["input_ids"][0]), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
 
-def media_of(chat: Sequence[Mapping[str, Any]], kind: str) -> list[Any]:
-    """Give the images ("image"), or videos ("video"), of a conversation, as processors take them."""
-    found: list[Any] = []
-    for message in chat:
-        content = message.get("content")
-        if isinstance(content, str | None):
-            continue
-        found += [_opened(part, kind) for part in content if part.get("type") == kind]
-    return found
+def parts_of(chat: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    """Give the parts of messages that are images ("image"), or videos ("video"), in their order."""
+    contents = [message.get("content") for message in chat]
+    return [
+        part for content in contents if isinstance(content, list) for part in content if kind_of(part) == kind
+    ]
 
 
-def _expand(processor: Any, mark: str, argument: str, items: Sequence[Any]) -> Expand:
-    def expand(index: int) -> Sequence[int]:
-        made = processor(text=[mark], **{argument: [items[index]]}, add_special_tokens=False)
-        return list(made["input_ids"][0])
+def as_text(content: Content) -> str:
+    """Give a content as the text of a result, in which a line names each image and video."""
+    if not isinstance(content, list):
+        return content_text(content)
+    lines: list[str] = []
+    for part in content:
+        kind, data = kind_of(part), part.get("base64")
+        made = {"image": ImagePart, "video": VideoPart}.get(kind or "")
+        if made is None or data is None:
+            lines.append(content_text([part]))
+        else:
+            lines.append(str(made(base64.b64decode(data), part.get("media_type", f"{kind}/*"))))
+    return "\n".join(lines)
 
-    return expand
+
+def kind_of(part: Any) -> str | None:
+    """Give which of `KINDS` a part of a message is; None if it is none."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    kind = {"image_url": "image", "video_url": "video"}.get(kind, kind) if isinstance(kind, str) else None
+    return kind if kind in KINDS else None
 
 
-def _opened(part: Mapping[str, Any], kind: str) -> Any:
-    """Give an image as a PIL image where it is data; a video, a path or an address as they are."""
+def opened(part: Mapping[str, Any], kind: str) -> Any:
+    """Give a part's image as processors take it: opened if it is data, else the path, address or object.
+
+    A video that is data is given as bytes.
+
+    Raises:
+        ValueError: it holds no image, or too large a one.
+        OSError: the data is no image.
+        MissingExtra: it must be opened, and Pillow is not installed.
+    """
     data = part.get("base64")
-    if data is None or kind != "image":
-        return next(value for key, value in part.items() if key not in ("type", "media_type"))
+    if data is not None:
+        raw = base64.b64decode(data)
+        return _image(raw) if kind == "image" else raw
+    value = next((part[key] for key in (kind, "url", "path", f"{kind}_url") if key in part), None)
+    if value is None:
+        raise ValueError(f"a part of type {part.get('type')!r} has none of: base64, {kind}, url, path")
+    return value.get("url") if isinstance(value, Mapping) else value
+
+
+def _image(data: bytes) -> Any:
+    require_pillow()
+    from PIL import Image, ImageOps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we have a bound of our own
+        image = Image.open(io.BytesIO(data))
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"an image of {image.width} × {image.height} is too large")
+    return (ImageOps.exif_transpose(image) or image).convert("RGB")
+
+
+def _opens(data: bytes) -> bool:
     try:
-        from PIL import Image
-    except ImportError:
-        raise MissingExtra("Images in prompts", "pillow", "images") from None
-    return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+        _image(data)
+    except MissingExtra:
+        raise
+    except Exception:  # Pillow raises whatever it likes of broken files
+        return False
+    return True

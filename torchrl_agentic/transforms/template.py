@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torchrl_agentic.ledger import BOUNDARY
 from torchrl_agentic.transforms.encoding import Piece
+from torchrl_agentic.transforms.media import kind_of
 
 Chat = Sequence[Mapping[str, Any]]
 Method = Literal["fixed_base", "prefix"]
@@ -81,6 +82,7 @@ class ChatTemplate:
         self.ends, self.special = tuple(ends), tuple(special)
         self._skeletons: dict[str, Skeleton] = {}
         self._form: Callable[[str], str] | None = _FORMS[0]
+        self._part_form: Callable[[str], str] | None = None  # proved when first needed
         self.method: Method = "fixed_base"
         self.appends, self.keeps_reasoning = False, False
         self._in_parts = not self._takes_strings()
@@ -105,19 +107,28 @@ class ChatTemplate:
         """Give what ends the model's turn, and what follows: new messages, the header of the next answer.
 
         before: the conversation so far, the answer included. sources: of each new message, for the ledger.
+
+        Raises:
+            ValueError: a content is a list of parts, to whose texts the template does something of its own.
         """
+        if self._part_form is None and any(isinstance(message.get("content"), list) for message in new):
+            self._prove_parts()
         skeleton = self._skeleton(before, new)
         texts = [text for message in new for text in _texts(message)]
         owners = [source for message, source in zip(new, sources, strict=True) for _ in _texts(message)]
-        if self._form is None:
+        forms = [self._form_of(message) for message in new for _ in _texts(message)]
+        if None in forms:
             return self._rendered_delta(before, new, owners)
         pieces = [
             Piece(part, BOUNDARY, is_trusted=True)
             if isinstance(part, str)
-            else Piece(self._form(texts[part]), owners[part])
+            else Piece(form(texts[part]) if (form := forms[part]) else "", owners[part])
             for part in skeleton.parts
         ]
         return skeleton.end, pieces
+
+    def _form_of(self, message: Mapping[str, Any]) -> Callable[[str], str] | None:
+        return self._part_form if isinstance(message.get("content"), list) else self._form
 
     def _rendered_delta(self, before: Chat, new: Chat, owners: Sequence[int]) -> tuple[str, list[Piece]]:
         """Render the new messages themselves, where the template does something of its own to their texts."""
@@ -208,19 +219,33 @@ class ChatTemplate:
             raise ValueError("it renders earlier messages otherwise once others follow")
         self._prove_independence()
 
-    def _result(self, text: str, index: int) -> dict[str, Any]:
+    def _result(self, content: str | list[Any], index: int) -> dict[str, Any]:
         return {
             "role": self._tool_role,
-            "content": text,
+            "content": content,
             "tool_call_id": f"call0000{index}",
             "name": "tool",
         }
 
-    def _is_form(self, form: Callable[[str], str]) -> bool:
+    def _prove_parts(self) -> None:
+        """Find out what the template does to the texts of contents that are lists."""
+        if not any(self._is_form(form, in_parts=True) for form in _FORMS):
+            self._part_form = None
+            raise ValueError(
+                "this chat template does something of its own to the texts of results that are lists of "
+                "parts, such as those with images; give another one as chat_template=, or "
+                "ToolCompose(media=False)"
+            )
+
+    def _is_form(self, form: Callable[[str], str], *, in_parts: bool = False) -> bool:
         """Whether results go through the template in this way."""
-        self._form = form
+        if in_parts:
+            self._part_form = form
+        else:
+            self._form = form
         for sample in _SAMPLES:
-            new = [self._result(sample, 0)]
+            two = [{"type": "text", "text": text} for text in (sample, f"\n{sample}")]
+            new = [self._result(two if in_parts else sample, 0)]
             chat = _question(_answer("a"))
             end, pieces = self.delta(chat, new, [0])
             wanted = self._split(self._context(chat, new), new)
@@ -308,7 +333,7 @@ def _with_slots(new: Chat) -> tuple[list[dict[str, Any]], int]:
                 parts.append({**part, "text": _SLOT.format(count)})
                 count += 1
             else:
-                parts.append({"type": part.get("type")})
+                parts.append({"type": kind_of(part) or part.get("type")})
         made.append({**message, "content": parts})
     return made, count
 

@@ -13,13 +13,14 @@ from tensordict import TensorDictBase
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.transforms import Transform
 
+from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import media, telemetry
 from torchrl_agentic.transforms.clip import Clip, Side
 from torchrl_agentic.transforms.drift import Mode, find_drift
-from torchrl_agentic.transforms.encoding import Encoder, Piece
+from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
 from torchrl_agentic.transforms.template import ChatTemplate
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,10 @@ class TurnTokenizer(Transform):
         template_kwargs: more for the template, such as `enable_thinking`.
         tool_role: of messages with results, as `ToolCompose` has it.
         stop_token_ids: what else than `eos_token` ends an answer, such as Llama's `<|eom_id|>`.
-        processor: of a model that sees images; it renders, and says which ids stand for an image.
+        processor: of a model that sees images or videos; it renders, and says what stands for each. One from
+            a tool that it refuses, such as a strip a pixel high, becomes a line of text in the history too.
         max_tool_response_tokens: of a result's text; None: no bound. A longer one is cut in the history too.
+            Images and videos never are.
         max_tool_response_chars: the same in characters.
         tool_response_truncate_side: where is cut: left, middle or right.
         use_inference_chat_template: render the whole conversation anew each turn, as in production, where
@@ -89,7 +92,8 @@ class TurnTokenizer(Transform):
                 "tokenization_sanity_check_mode is strict, ignore_strippable or disable; "
                 f"got {tokenization_sanity_check_mode!r}"
             )
-        self.tokenizer, self.processor = tokenizer, processor
+        self.tokenizer = tokenizer
+        self.expansions = media.Expander(processor)
         self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
         self.encoder = Encoder(tokenizer)
         self.clip = Clip(max_tool_response_tokens, max_tool_response_chars, tool_response_truncate_side)
@@ -142,7 +146,7 @@ class TurnTokenizer(Transform):
         drifts: list[int] = []
         for root, row, before, after, over in zip(roots, rows, befores, afters, done, strict=True):
             known = border.length(before) + 1
-            conversation = self._clipped(after, known)
+            conversation = self._mended(after, known)
             if conversation is not after:
                 border.inner(row.get("history")).set("prompt", border.AgentHistory.around(conversation))
             drifts.append(self._continue(root, row, _chat(conversation), known, over))
@@ -166,7 +170,7 @@ class TurnTokenizer(Transform):
         new.sampled(sampled, None if log_probs is None else log_probs.clamp(max=0).tolist())
         if self.use_inference_chat_template:
             anew = TokenLedger()
-            anew.prompt(self._prompt_ids(chat))
+            anew.prompt(self._prompt_ids([sanitized(message, self.tokenizer) for message in chat]))
             self._write(row, None, anew)
             same = min(len(full), len(anew))
             differs = full[:same] != torch.tensor(anew.ids[:same], device=full.device)
@@ -186,8 +190,8 @@ class TurnTokenizer(Transform):
             sources.append(calls if is_result else PROMPT)
             calls += is_result
         end, pieces = self.template.delta(chat[:known], chat[known:], sources)
-        expand = media.expansions(self.processor, chat[known:])
-        found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expand)
+        expansions = self.expansions(chat[known:])
+        found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expansions)
         if self._has_ended(sampled, end, pieces):
             found = found.after(len(end))
         new.add(found.ids, found.sources)
@@ -204,7 +208,7 @@ class TurnTokenizer(Transform):
 
     def _prompt_ids(self, chat: list[dict[str, Any]]) -> list[int]:
         text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
-        return self.encoder.encode([text], media.expansions(self.processor, chat)).ids
+        return self.encoder.encode([text], self.expansions(chat)).ids
 
     def _write(self, row: TensorDictBase, root: TensorDictBase | None, new: TokenLedger) -> None:
         """Write a ledger behind that of the root, or alone."""
@@ -219,21 +223,46 @@ class TurnTokenizer(Transform):
             row.set(key, value if root is None else torch.cat([root.get(key), value]))
         row.set(ATTENTION, torch.ones_like(row.get(TOKENS), dtype=torch.bool))
 
-    def _clipped(self, conversation: border.Conversation, known: int) -> border.Conversation:
-        """Cut results that are too long; the conversation itself, if there is none."""
-        if self.clip.max_tokens is None and self.clip.max_chars is None:
-            return conversation
+    def _mended(self, conversation: border.Conversation, known: int) -> border.Conversation:
+        """Cut results that are too long, and let no image be one that the processor refuses."""
         messages = border.messages(conversation)
-        cut: dict[int, TensorDictBase] = {}
+        mended: dict[int, TensorDictBase] = {}
         for index in range(known, len(messages)):
             message = border.message_dict(messages[index])
-            if "tool_call_id" in message and isinstance(message["content"], str):
-                text = self.clip(message["content"], self._count)
-                if text != message["content"]:
-                    cut[index] = border.with_content(messages[index], text)
-        if not cut:
+            if "tool_call_id" in message:
+                content = self._mended_content(message["content"])
+                if content != message["content"]:
+                    mended[index] = border.with_content(messages[index], content)
+        if not mended:
             return conversation
-        return border.conversation([cut.get(index, message) for index, message in enumerate(messages)])
+        return border.conversation([mended.get(index, message) for index, message in enumerate(messages)])
+
+    def _mended_content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return self.clip(content, self._count)
+        if not isinstance(content, list):
+            return content
+        parts = [self._shown(part) for part in content]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        cut = iter(self.clip.together(texts, self._count))
+        parts = [{**part, "text": next(cut)} if isinstance(part.get("text"), str) else part for part in parts]
+        return [part for part in parts if part.get("text") != ""]
+
+    def _shown(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Give a part as it is, or a text in place of what the processor refuses."""
+        kind = media.kind_of(part)
+        if kind is None:
+            return part
+        try:
+            self.expansions.text(part, kind)
+        except MissingExtra:
+            raise
+        except Exception as error:  # a processor raises whatever it likes
+            if not self.expansions.takes(kind):
+                raise
+            logger.warning("the processor refuses a tool's %s: %s", kind, error)
+            return {"type": "text", "text": f"[{kind} that cannot be shown: {str(error)[:200]}]"}
+        return part
 
     def _count(self, text: str) -> int:
         return len(self.encoder.encode([Piece(text, 0)]).ids)

@@ -20,6 +20,7 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.media import filled, slotted
 
 logger = logging.getLogger(__name__)
 
@@ -100,21 +101,37 @@ def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseRe
         return ParseResult(message.text, (call,), "")
 
 
-def render(parser: ToolCallParser, turn: RowTurn, tool_role: str) -> Sequence[Mapping[str, JSON]]:
-    """Write the results as messages; where the parser cannot, as plain ones of the tool's role."""
+def render(
+    parser: ToolCallParser, turn: RowTurn, tool_role: str, *, media: bool = False
+) -> Sequence[Mapping[str, JSON]]:
+    """Write the results as messages. media: with their images and videos, where the parser writes text."""
+    rendered: Sequence[Mapping[str, JSON]] | None = None
+    if media:
+        results, slots = slotted(turn.results)
+        if slots:
+            rendered = filled(_messages(parser, turn, results), slots)
+    if rendered is None:
+        rendered = _messages(parser, turn, turn.results)
+    if tool_role == "tool":
+        return rendered
+    return [{**message, "role": tool_role} if message["role"] == "tool" else message for message in rendered]
+
+
+def _messages(
+    parser: ToolCallParser, turn: RowTurn, results: Sequence[ToolResult]
+) -> Sequence[Mapping[str, JSON]]:
+    """Write results as messages; where the parser cannot, as plain ones of the tool's role."""
     try:
-        rendered = parser.render(turn.calls, turn.results)
+        rendered = parser.render(turn.calls, results)
         if any(not isinstance(message["role"], str) or "content" not in message for message in rendered):
             raise TypeError("a message has a role and a content")
     except Exception:
         logger.exception("parser %r cannot render (trajectory %s)", parser, turn.session.trajectory)
         rendered = [
             {"role": "tool", "content": result.text, "tool_call_id": call.call_id}
-            for call, result in zip(turn.calls, turn.results, strict=True)
+            for call, result in zip(turn.calls, results, strict=True)
         ]
-    if tool_role == "tool":
-        return rendered
-    return [{**message, "role": tool_role} if message["role"] == "tool" else message for message in rendered]
+    return rendered
 
 
 def as_record(turn: RowTurn, conversation: border.Conversation, recorded: int) -> Turn:
