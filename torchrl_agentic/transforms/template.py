@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchrl_agentic.ledger import BOUNDARY
+from torchrl_agentic.parsers.defuse import defused
 from torchrl_agentic.transforms.encoding import Piece
 from torchrl_agentic.transforms.media import kind_of
 
@@ -82,7 +83,8 @@ class ChatTemplate:
         self.ends, self.special = tuple(ends), tuple(special)
         self._skeletons: dict[str, Skeleton] = {}
         self._form: Callable[[str], str] | None = _FORMS[0]
-        self._part_form: Callable[[str], str] | None = None  # proved when first needed
+        self._part_form: Callable[[str], str] | None = None
+        self._parts_are_known = False
         self.method: Method = "fixed_base"
         self.appends, self.keeps_reasoning = False, False
         self._in_parts = not self._takes_strings()
@@ -107,33 +109,46 @@ class ChatTemplate:
         """Give what ends the model's turn, and what follows: new messages, the header of the next answer.
 
         before: the conversation so far, the answer included. sources: of each new message, for the ledger.
-
-        Raises:
-            ValueError: a content is a list of parts, to whose texts the template does something of its own.
         """
-        if self._part_form is None and any(isinstance(message.get("content"), list) for message in new):
-            self._prove_parts()
+        if not self._parts_are_known and any(isinstance(message.get("content"), list) for message in new):
+            self._parts_are_known = True
+            self._part_form = next((form for form in _FORMS if self._is_form(form, in_parts=True)), None)
         skeleton = self._skeleton(before, new)
-        texts = [text for message in new for text in _texts(message)]
+        texts = [(message, text) for message in new for text in _texts(message)]
         owners = [source for message, source in zip(new, sources, strict=True) for _ in _texts(message)]
-        forms = [self._form_of(message) for message in new for _ in _texts(message)]
-        if None in forms:
-            return self._rendered_delta(before, new, owners)
+        written: list[str] = []
+        for index, (message, text) in enumerate(texts):
+            form = self._part_form if isinstance(message.get("content"), list) else self._form
+            found = form(text) if form else self._written(before, new, skeleton, index)
+            if found is None:
+                return self._rendered_delta(before, new)
+            written.append(found)
         pieces = [
             Piece(part, BOUNDARY, is_trusted=True)
             if isinstance(part, str)
-            else Piece(form(texts[part]) if (form := forms[part]) else "", owners[part])
+            else Piece(written[part], owners[part])
             for part in skeleton.parts
         ]
         return skeleton.end, pieces
 
-    def _form_of(self, message: Mapping[str, Any]) -> Callable[[str], str] | None:
-        return self._part_form if isinstance(message.get("content"), list) else self._form
+    def _written(self, before: Chat, new: Chat, skeleton: Skeleton, index: int) -> str | None:
+        """Give what the template makes of one text; None if it changes what is around it as well."""
+        _, whole = self._split(self._context(before, new), _with_slots(new, but=index)[0])
+        parts = [part if isinstance(part, str) else _SLOT.format(part) for part in skeleton.parts]
+        at = skeleton.parts.index(index)
+        head, tail = "".join(parts[:at]), "".join(parts[at + 1 :])
+        if len(whole) < len(head) + len(tail) or not (whole.startswith(head) and whole.endswith(tail)):
+            return None
+        return whole[len(head) : len(whole) - len(tail)]
 
-    def _rendered_delta(self, before: Chat, new: Chat, owners: Sequence[int]) -> tuple[str, list[Piece]]:
-        """Render the new messages themselves, where the template does something of its own to their texts."""
-        end, rest = self._split(self._context(before, new), new)
-        return end, [Piece(rest, max(owners, default=BOUNDARY))]
+    def _rendered_delta(self, before: Chat, new: Chat) -> tuple[str, list[Piece]]:
+        """Render the new messages at once, without control tokens in their texts: all is the template's."""
+        clean = [_with_texts(message, [self._defused(text) for text in _texts(message)]) for message in new]
+        end, rest = self._split(self._context(before, new), clean)
+        return end, [Piece(rest, BOUNDARY, is_trusted=True)]
+
+    def _defused(self, text: str) -> str:
+        return defused(text, tuple(sorted({*self.ends, *self.special})))
 
     def _skeleton(self, before: Chat, new: Chat) -> Skeleton:
         empty, count = _with_slots(new)
@@ -227,16 +242,6 @@ class ChatTemplate:
             "name": "tool",
         }
 
-    def _prove_parts(self) -> None:
-        """Find out what the template does to the texts of contents that are lists."""
-        if not any(self._is_form(form, in_parts=True) for form in _FORMS):
-            self._part_form = None
-            raise ValueError(
-                "this chat template does something of its own to the texts of results that are lists of "
-                "parts, such as those with images; give another one as chat_template=, or "
-                "ToolCompose(media=False)"
-            )
-
     def _is_form(self, form: Callable[[str], str], *, in_parts: bool = False) -> bool:
         """Whether results go through the template in this way."""
         if in_parts:
@@ -317,25 +322,31 @@ def _texts(message: Mapping[str, Any]) -> list[str]:
     return [part["text"] for part in content if isinstance(part.get("text"), str)]
 
 
-def _with_slots(new: Chat) -> tuple[list[dict[str, Any]], int]:
-    """Give messages with slots for their texts, and the number of slots."""
+def _with_slots(new: Chat, but: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Give messages with slots for their texts, but for one, and the number of slots; media without data."""
     count = 0
     made: list[dict[str, Any]] = []
     for message in new:
-        content = message.get("content")
-        if isinstance(content, str) or content is None:
-            made.append({**message, "content": _SLOT.format(count)})
-            count += 1
-            continue
-        parts: list[Any] = []
-        for part in content:
-            if isinstance(part.get("text"), str):
-                parts.append({**part, "text": _SLOT.format(count)})
-                count += 1
-            else:
-                parts.append({"type": kind_of(part) or part.get("type")})
-        made.append({**message, "content": parts})
+        texts = _texts(message)
+        slots = [text if count + i == but else _SLOT.format(count + i) for i, text in enumerate(texts)]
+        made.append(_with_texts(message, slots))
+        count += len(texts)
     return made, count
+
+
+def _with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Give a message with other texts, and media without their data, which templates do not write."""
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        return {**message, "content": texts[0]}
+    left = iter(texts)
+    parts = [
+        {**part, "text": next(left)}
+        if isinstance(part.get("text"), str)
+        else {"type": kind_of(part) or part.get("type")}
+        for part in content
+    ]
+    return {**message, "content": parts}
 
 
 def _parted(end: str, rest: str, count: int) -> Skeleton:
