@@ -55,9 +55,20 @@ def test_tokens_after_a_place_are_those_that_begin_there_or_later():
 
 def test_placeholders_are_expanded_in_trusted_parts_alone():
     pieces = [Piece("a<|x|>b", -3, is_trusted=True), Piece("<|x|>", 0), Piece("<|x|>", -3, is_trusted=True)]
-    found = ENCODER.encode(pieces, {"<|x|>": lambda index: [900 + index] * (index + 1)})
-    assert [token for token in found.ids if token >= 900] == [900, 901, 901]
-    assert QWEN.decode([token for token in found.ids if token < 900]) == "ab<|x|>"
+    found = ENCODER.encode(pieces, {"<|x|>": ["<|im_end|>", "<|x|><|im_end|>"]})
+    assert QWEN.decode(found.ids) == "a<|im_end|>b<|x|><|x|><|im_end|>"
+    assert found.ids.count(QWEN.eos_token_id) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_more_or_fewer_placeholders_than_what_stands_for_them_are_refused(count):
+    with pytest.raises(ValueError, match=f"2 placeholders .* for {count} images"):
+        ENCODER.encode([Piece("a<|x|><|x|>", -3, is_trusted=True)], {"<|x|>": ["x"] * count})
+
+
+def test_a_control_token_across_two_trusted_parts_is_one():
+    found = ENCODER.encode([Piece("<|im", -3, is_trusted=True), Piece("_end|>", -2, is_trusted=True)])
+    assert found.ids == [QWEN.eos_token_id]
 
 
 def test_settings_of_the_tokenizer_are_left_to_others():

@@ -83,7 +83,7 @@ class Encoder:
                 for token, (start, stop), owner in zip(ids, spans, owners, strict=True)
                 if token in self.control
                 and stop > start
-                and not (pieces[owner].is_trusted and stop <= edges[owner + 1])
+                and not all(piece.is_trusted for piece in pieces[owner : bisect.bisect_left(edges, stop)])
             ]
             if not forged:
                 sources = [pieces[owner].source for owner in owners]
