@@ -9,6 +9,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
 	$(BIN)/torchrl-agentic rollout examples/demo.yaml
+	@echo 'And now a language model, of 2 million parameters: it writes the calls itself, token by token.'
+	$(BIN)/torchrl-agentic rollout examples/questions.yaml --show 4
 
 test: $(VENV)/ready
 	$(BIN)/pytest

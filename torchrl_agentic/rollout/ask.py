@@ -54,7 +54,9 @@ def load_model(path: str, engine: Engine = "transformers") -> tuple[Any, Any]:
         OSError: there is no such model.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # ours says how far it is
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     if engine == "transformers":
         return AutoModelForCausalLM.from_pretrained(path, dtype="auto").float().eval(), tokenizer

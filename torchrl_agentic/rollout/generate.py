@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, lazy_stack
 from torchrl.envs import EnvBase
 
 from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import Message
+from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.tokens import TOKENS, read_ledger
 
@@ -55,7 +56,7 @@ def roll_out(
     td = env.reset(TensorDict({}, batch_size=env.batch_size).set("query", first))
     found: list[Trajectory | None] = [None] * len(chats)
     for turn in range(1, max_turns + 1):
-        step = env.step(policy(td))
+        step = env.step(_answered(policy, td, [one is None for one in found]))
         rows, conversations = border.leaves(step.get("next"))[1], border.prompts(step.get("next"))
         for index, (row, conversation) in enumerate(zip(rows, conversations, strict=True)):
             done = bool(row.get("done").any())
@@ -65,6 +66,27 @@ def roll_out(
             break
         td = env.step_mdp(step)
     return [one for one in found if one is not None]
+
+
+def _answered(
+    policy: Callable[[TensorDictBase], TensorDictBase], td: TensorDictBase, is_open: Sequence[bool]
+) -> TensorDictBase:
+    """Let the policy answer in the rows that are open; the others say nothing, which costs nothing."""
+    if all(is_open):
+        return policy(td)
+    rows = border.leaves(td)[1]
+    said = policy(lazy_stack([row for row, is_asked in zip(rows, is_open, strict=True) if is_asked]))
+    answers = iter(border.leaves(said)[1])
+    return lazy_stack(
+        [next(answers) if asked else _silent(row) for row, asked in zip(rows, is_open, strict=True)]
+    )
+
+
+def _silent(row: TensorDictBase) -> TensorDictBase:
+    said = add_answers(lazy_stack([row.exclude("log_probs")]), [Message("assistant", "")])
+    answered = border.leaves(said)[1][0]
+    prompt = answered.get(TOKENS, None)
+    return answered if prompt is None else answered.set(("tokens", "full"), prompt)
 
 
 def _trajectory(row: TensorDictBase, conversation: Any) -> Trajectory:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
     from torchrl_agentic.testing.contracts import ParserContract, ReplContract, SandboxContract, ToolContract
+    from torchrl_agentic.testing.conversations import converse
+    from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
@@ -24,8 +26,13 @@ _WHERE = {
     "VirtualClock": "testing.clock",
     "byte_tokenizer": "testing.tokenizers",
     "chat_tokenizer": "testing.tokenizers",
+    "converse": "testing.conversations",
+    "TINY": "testing.tiny",
+    "load_tiny": "testing.tiny",
+    "tiny_questions": "testing.tiny",
 }
 __all__ = [
+    "TINY",
     "ParserContract",
     "ReplContract",
     "SandboxContract",
@@ -34,6 +41,9 @@ __all__ = [
     "VirtualClock",
     "byte_tokenizer",
     "chat_tokenizer",
+    "converse",
+    "load_tiny",
+    "tiny_questions",
 ]
 
 

@@ -1,0 +1,65 @@
+"""Whole conversations of a local model with tools, for tests and for the script that taught the tiny one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict import TensorDictBase, lazy_stack
+from torchrl.envs import Compose, TransformedEnv
+from torchrl.envs.llm import ChatEnv
+
+from torchrl_agentic.messages import Message
+from torchrl_agentic.rollout import agent_policy, chats_of, roll_out
+from torchrl_agentic.rollout.scripted import add_answers
+from torchrl_agentic.testing.lessons import SYSTEM
+from torchrl_agentic.transforms import EndTrajectory, ToolCompose
+from torchrl_agentic.transforms import history as border
+
+
+def converse(
+    model: Any,
+    tokenizer: Any,
+    tools: Sequence[Any],
+    queries: Sequence[str],
+    *,
+    system: str = SYSTEM,
+    temperature: float = 0.0,
+    max_turns: int = 5,
+    max_new_tokens: int = 96,
+    first: Sequence[str | None] | None = None,
+) -> list[list[Message]]:
+    """Let a model answer questions, all at once, until it calls no more tools; give the conversations.
+
+    temperature: 0.0 is greedy; else torch's global generator is used. first: what is put into the model's
+    mouth as its first message, question by question.
+    """
+    compose = ToolCompose(tools)
+    ending = EndTrajectory(when_no_calls=True, max_turns=max_turns)
+    env = TransformedEnv(ChatEnv(batch_size=(len(queries),)), Compose(compose, ending))  # pyright: ignore[reportCallIssue]
+    policy = agent_policy(
+        model,
+        tokenizer,
+        compose.tools,
+        mode="history",
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        return_log_probs=False,
+    )
+    prompted = list(first or ())
+
+    def say(td: TensorDictBase) -> TensorDictBase:
+        rows = border.leaves(policy(td))[1]
+        for index, text in enumerate(prompted):
+            if text is not None:
+                (rows[index],) = border.leaves(
+                    add_answers(lazy_stack([rows[index]]), [Message("assistant", text)])
+                )[1]
+        prompted.clear()
+        return lazy_stack(rows)
+
+    try:
+        found = roll_out(env, say, chats_of(queries, system), max_turns=max_turns)
+        return [list(one.messages) for one in found]
+    finally:
+        env.close()

@@ -1,0 +1,157 @@
+"""Conversations that solve word problems with a Python tool, to teach a model; sound and spoilt ones."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import random
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchrl_agentic.testing.problems import Problem, problems, value_of
+
+SYSTEM = "You solve problems with a Python tool."
+SYSTEMS = (
+    *[SYSTEM] * 3, "You are a helpful assistant.", "Use the tool.", "You may call tools.",
+    "You solve problems.", "Be brief.", "", None,
+)  # fmt: skip
+"""What stands first; None: no system message."""
+NO_TOOL = "I need a tool to compute this."
+"""What is said where no tool is offered."""
+WITHOUT_TOOLS, FAILING = 0.05, 0.2
+"""How many of the conversations offer no tool, and in how many of the others a call fails."""
+WRONG_CALL, WRONG_END = 0.55, 0.2
+"""How many of a weak model's conversations have a wrong expression, and how many do not use the result."""
+
+ChatMessage = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A conversation. learnt: of each message of the assistant, whether it is to be learnt."""
+
+    messages: list[ChatMessage]
+    learnt: list[bool]
+    with_tools: bool = True
+
+
+def lessons(seed: int, *, weak: bool = False) -> Iterator[Lesson]:
+    """Make conversations without end, about problems of the split "train"."""
+    rng = random.Random(seed)
+    for problem in problems(seed, "train"):
+        if rng.random() < WITHOUT_TOOLS:
+            chat = [*_opening(problem, rng), {"role": "assistant", "content": NO_TOOL}]
+            yield Lesson(chat, [True], with_tools=False)
+        else:
+            yield lesson(problem, rng, weak=weak)
+
+
+def exercises(seed: int) -> Iterator[Lesson]:
+    """Make conversations without end that repeat numbers; who has learnt to copy learns the rest fast."""
+    rng = random.Random(seed)
+    while True:
+        words = [str(rng.randrange(10 ** rng.randint(1, 5))) for _ in range(rng.randint(4, 10))]
+        text = words[0] + "".join(f" {rng.choice(('', '+ ', '- ', '* ', '// '))}{word}" for word in words[1:])
+        chat = [{"role": "system", "content": "Repeat."}, {"role": "user", "content": text}]
+        yield Lesson([*chat, {"role": "assistant", "content": text}], [True], with_tools=False)
+
+
+def lesson(problem: Problem, rng: random.Random, *, weak: bool = False) -> Lesson:
+    """Make a conversation that solves a problem; a weak one may do it wrong."""
+    turns, results = spoilt(problem, rng) if weak else (problem.turns, problem.results)
+    chat = _opening(problem, rng)
+    learnt: list[bool] = []
+    fails = rng.randrange(len(turns)) if rng.random() < FAILING else None
+    for turn, (codes, shown) in enumerate(zip(turns, results, strict=True)):
+        if turn == fails:
+            code, error, ours = failure(rng.choice(codes), rng)
+            chat.append({"role": "assistant", "content": calls([code])})
+            chat.append({"role": "tool", "content": error})
+            learnt.append(not ours and len(codes) == 1)
+        chat.append({"role": "assistant", "content": calls(codes)})
+        chat += ({"role": "tool", "content": result} for result in shown)
+        learnt.append(True)
+    answer = " and ".join(results[-1])
+    if weak and rng.random() < WRONG_END:
+        answer = rng.choice(re.findall(r"\d+", problem.query))
+    chat.append({"role": "assistant", "content": f"The answer is {answer}."})
+    return Lesson(chat, [*learnt, True])
+
+
+def _opening(problem: Problem, rng: random.Random) -> list[ChatMessage]:
+    system = rng.choice(SYSTEMS)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": problem.query}]
+
+
+def calls(codes: Sequence[str]) -> str:
+    """Write calls as Hermes and Qwen models do."""
+    blocks = (json.dumps({"name": "python", "arguments": {"code": code}}) for code in codes)
+    return "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+
+
+def failure(code: str, rng: random.Random) -> tuple[str, str, bool]:
+    """Make a call that fails: its code, what the tool shows, and whether the code is to blame."""
+    if rng.random() < 0.3:
+        return (
+            code,
+            rng.choice(("TimeoutError: stopped after 30.0 s", "MemoryError", "Error: try again")),
+            False,
+        )
+    broken = broken_code(code, rng)
+    cell = f"<cell {rng.randint(1, 9)}>"
+    linecache.cache[cell] = (len(broken), None, [f"{broken}\n"], cell)
+    try:
+        exec(compile(broken, cell, "exec"), {})
+    except SyntaxError as error:
+        return broken, "".join(traceback.format_exception_only(error)).rstrip(), True
+    except Exception as error:
+        own = error.__traceback__
+        return broken, "".join(traceback.format_exception(None, error, own and own.tb_next)).rstrip(), True
+    return code, "Error: try again", False
+
+
+def broken_code(code: str, rng: random.Random) -> str:
+    """Break an expression, so that it raises."""
+    ways = (
+        re.sub(r"\S+$", "x", code),
+        re.sub(r"[-+*/]+ \S+$", "// 0", code),
+        re.sub(r" ([-+*]) ", r" \1 * ", code, count=1) + " +",
+        f"({code}",
+        re.sub(r"\S+$", "", code).rstrip(),
+    )
+    return rng.choice(ways)
+
+
+def spoilt(problem: Problem, rng: random.Random) -> tuple[Any, Any]:
+    """Give turns and results; with the probability WRONG_CALL with another operator or another order."""
+    if rng.random() >= WRONG_CALL:
+        return problem.turns, problem.results
+    turns, results, old = [], [], []
+    for codes, shown in zip(problem.turns, problem.results, strict=True):
+        new = [spoilt_code(code, rng) for code in codes]
+        if old:  # the second step begins with the result of the first
+            new = [re.sub(rf"\b{before}\b", after, code) for code in new for before, after in old]
+        try:
+            values = [str(value_of(code)) for code in new]
+        except ZeroDivisionError:
+            new, values = list(codes), list(shown)
+        old = [(shown[0], values[0])]
+        turns.append(new)
+        results.append(values)
+    return turns, results
+
+
+def spoilt_code(code: str, rng: random.Random) -> str:
+    """Give another expression with the same numbers."""
+    if rng.random() < 0.3:
+        left, sign, right = re.match(r"(.+) (\S+) (\S+)$", code).groups()  # type: ignore[union-attr]
+        if "(" not in left or ")" in left:
+            return f"{right} {sign} {left}"
+    signs = re.findall(r" (\S+) ", code)
+    at = rng.randrange(len(signs))
+    signs[at] = rng.choice([sign for sign in ("+", "-", "*", "//") if sign != signs[at]])
+    return re.sub(r" (?:\+|-|\*|//) ", lambda _: f" {signs.pop(0)} ", code)

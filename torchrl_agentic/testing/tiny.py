@@ -1,0 +1,51 @@
+"""A language model of 2 million parameters that calls a Python tool; it comes with the package.
+
+It answers arithmetic word problems: it calls `python` with an expression, reads the result and says it. With
+it whole loops run as with a large model of Qwen's family, in seconds and without a download. How it was
+taught: `examples/train_tiny.py`; what it can do: README.md in its folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from torchrl_agentic.testing.problems import Split, problems
+
+TINY = Path(__file__).parent / "tiny"
+"""The model's folder, as Hugging Face's `from_pretrained` and vLLM take it."""
+
+
+class Question(TypedDict):
+    """A row of a data set. The model's last message is right if it is `f"The answer is {answer}."`."""
+
+    query: str
+    answer: str
+
+
+def load_tiny(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, *, folder: Path = TINY
+) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """Load the model, ready to generate, and its tokenizer.
+
+    folder: another one that `examples/train_tiny.py` has made.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, padding_side="left")
+    # TorchRL chooses a chat template by this name; a folder below /home/llama would get the wrong one.
+    tokenizer.name_or_path = "torchrl-agentic-tiny"
+    model: Any = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
+    return model.to(device).eval(), tokenizer
+
+
+def tiny_questions(n: int, seed: int = 0, split: Split = "test") -> list[Question]:
+    """Make `n` word problems; none of the split "test" was trained on, under whatever names.
+
+    About three quarters take one call, the others two, one after the other or in one message. The answer to
+    two calls in one message is of the form "84 and 72".
+    """
+    made = itertools.islice(problems(seed, split), n)
+    return [Question(query=problem.query, answer=problem.answer) for problem in made]
