@@ -12,9 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.testing import TINY, load_tiny, tiny_questions
 from torchrl_agentic.testing.conversations import converse
-from torchrl_agentic.testing.lessons import broken_code, calls
+from torchrl_agentic.testing.lessons import NO_TOOL, broken_code, calls
 from torchrl_agentic.testing.problems import TEMPLATES, problems, value_of
 from torchrl_agentic.tools import PythonTool
+from torchrl_agentic.transforms import AgentHistory
+from torchrl_agentic.transforms import history as border
 
 TOOL = {
     "type": "function",
@@ -113,6 +115,15 @@ def test_the_assistants_mask_covers_what_it_says_and_nothing_else(tokenizer):
     assert tokenizer.decode(said) == "Both:\n" + calls(["2 + 3", "2 + 3"]) + "The answer is 5 and 5."
 
 
+def test_torchrl_takes_the_folders_template(tokenizer):
+    """It does so only where it finds `{% generation %}`, letter by letter; else it would use one of its own."""
+    plain = [*CHAT[:2], {"role": "assistant", "content": "5"}, {"role": "tool", "content": "6"}]
+    history = AgentHistory.of([border.conversation([border.write_message(message) for message in plain])])[0]
+    shown = history.apply_chat_template(tokenizer=tokenizer, add_generation_prompt=True)
+    assert shown == tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    assert "<tool_response>" in shown
+
+
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("chat", [CHAT, CHAT[1:]], ids=["system", "no system"])
 def test_a_prompt_is_how_the_conversation_goes_on(tokenizer, chat, tools):
@@ -179,9 +190,15 @@ def test_held_out_problems_are_solved_with_the_real_tool(tiny):
     assert all(call.tool == "python" and not call.error for reply in parsed for call in reply.calls)
 
 
+def test_without_tools_it_calls_none(tiny):
+    chats = converse(*tiny, [], [question["query"] for question in tiny_questions(8)])
+    assert [chat[-1].content for chat in chats] == [NO_TOOL] * 8
+
+
 def test_a_call_that_failed_is_made_again(tiny):
     made = list(itertools.islice(problems(0, "test"), 16))
-    first = [calls([broken_code(problem.turns[0][0], random.Random(0))]) for problem in made]
+    rng = random.Random(0)
+    first = [calls([broken_code(problem.turns[0][0], rng)]) for problem in made]
     chats = converse(*tiny, [PythonTool()], [problem.query for problem in made], first=first)
     right = [f"The answer is {problem.answer}." for problem in made]
     assert sum(chat[-1].content == text for chat, text in zip(chats, right, strict=True)) >= 12
