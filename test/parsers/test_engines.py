@@ -1,4 +1,4 @@
-"""Against the real vLLM, SGLang and xgrammar; `make test-engines` installs them."""
+"""Against the real vLLM, SGLang and xgrammar; `make test-vllm` installs them."""
 
 import json
 

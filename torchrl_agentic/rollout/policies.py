@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,10 +9,10 @@ import torch
 from tensordict.nn import TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
-from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.parsers import ToolCallParser, get_parser
+from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools
 from torchrl_agentic.rollout.answers import FullLogProbs, HistoryToTokens, TokensToHistory
+from torchrl_agentic.rollout.engine import EngineSampler, is_engine, structural_tag
 from torchrl_agentic.transforms.tokens import stop_ids
 
 Mode = Literal["tokens", "history"]
@@ -42,12 +41,13 @@ def agent_policy(
     the ids that were sampled. mode="history" is the fallback without `TurnTokenizer`: it renders the
     conversation anew each turn, so that the ids of earlier turns may be others than were sampled.
 
-    Writes ("history", "response") and ("history", "full"), ragged, ("tokens", ...), ("text", ...), ("masks",
-    ...), and ("log_probs", "response") and "full": in nats, of the model's own distribution (temperature 1,
-    whatever is sampled with), NaN for the prompt.
+    Writes ("history", "response") and ("history", "full"), ragged, ("tokens", ...), ("masks", ...), and
+    ("log_probs", "response") and "full": in nats, of the model's own distribution (temperature 1, whatever is
+    sampled with), NaN for the prompt.
 
     Args:
-        model: a transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`.
+        model: a transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`. That one asks Ray for a GPU, but
+            also runs without: after `ray.init(num_gpus=1)`, with vLLM for the CPU.
         tokenizer: its tokenizer, the same as `TurnTokenizer`'s.
         tools: for structural tags, and for the prompt in history mode: `compose.tools`.
         mode: "tokens" or "history", see above.
@@ -57,8 +57,9 @@ def agent_policy(
         top_p: sample from the likeliest tokens that have this probability together.
         stop_token_ids: what else than `eos_token` ends an answer; the same as `TurnTokenizer`'s.
         tool_choice: constrain the calls by a structural tag (vLLM only): "auto", or "required" for one at
-            least. A call is then never malformed, but sampled from a masked distribution, which the log-probs
-            do not describe. None: the model writes what it likes.
+            least. A complete call is then never malformed. The log-probs are those of the masked distribution
+            it was sampled from: for a loss, let `training_policy` compute the model's own. None: the model
+            writes what it likes.
         parallel_tool_calls: whether a constrained answer may hold several.
         chat_template: in history mode, instead of the tokenizer's own.
         generate_kwargs: more for `model.generate`, or for vLLM's `SamplingParams`.
@@ -72,32 +73,30 @@ def agent_policy(
     stops = stop_ids(tokenizer, stop_token_ids)
     if mode not in ("tokens", "history"):
         raise ValueError(f"mode is 'tokens' or 'history'; got {mode!r}")
-    options: dict[str, Any] = {
-        "tokenizer": tokenizer,
-        "input_mode": "tokens",
-        "return_log_probs": return_log_probs,
-        "pad_output": False,
-    }
     if isinstance(model, torch.nn.Module) and hasattr(model, "generate"):
         if tool_choice is not None:
             raise ValueError("structural tags need vLLM; transformers generates without constraints")
-        wrapper = _transformers(model, options, stops, max_new_tokens, temperature, top_p, generate_kwargs)
-    elif _is_vllm(model):
+        options = {
+            "tokenizer": tokenizer,
+            "input_mode": "tokens",
+            "return_log_probs": return_log_probs,
+            "pad_output": False,
+        }
+        sampler = _transformers(model, options, stops, max_new_tokens, temperature, top_p, generate_kwargs)
+    elif is_engine(model):
         sampling: dict[str, Any] = {
             "max_tokens": max_new_tokens,
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(stops),
-            "skip_special_tokens": False,
             **(generate_kwargs or {}),
         }
         if tool_choice is not None:
-            sampling["structured_outputs"] = _structural(parser, tools, tool_choice, parallel_tool_calls)
-        wrapper = _vllm(model, options, sampling)
+            sampling["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
+        sampler = EngineSampler(model, tokenizer, return_log_probs=return_log_probs, **sampling)
     else:
         raise TypeError(f"a transformers model or a vLLM engine is needed; got {type(model).__name__}")
-    wrapper.padding_value = tokenizer.pad_token_id  # TorchRL takes the BOS that some tokenizers put before it
-    modules: list[Any] = [wrapper, TokensToHistory(tokenizer, stop_token_ids)]
+    modules: list[Any] = [sampler, TokensToHistory(tokenizer, stop_token_ids)]
     if mode == "history":
         modules.insert(0, HistoryToTokens(tokenizer, tools, chat_template))
     if return_log_probs:
@@ -155,41 +154,5 @@ def _transformers(
         suppress_tokens=[pad],  # TorchRL would drop it from the middle of an answer
         **(more or {}),
     )
+    wrapper.padding_value = pad  # TorchRL takes the BOS that some tokenizers put before it
     return wrapper
-
-
-def _is_vllm(model: Any) -> bool:
-    return any(kind.__module__.split(".")[0] in ("vllm", "ray") for kind in type(model).__mro__) or (
-        type(model).__name__ == "AsyncVLLM"
-    )
-
-
-def _vllm(model: Any, options: Mapping[str, Any], sampling: dict[str, Any]) -> Any:
-    try:
-        from torchrl.modules.llm.policies import vLLMWrapper
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  in .venv-vllm alone
-    except ImportError:
-        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
-    if options["return_log_probs"]:
-        sampling.setdefault("logprobs", 1)
-    return vLLMWrapper(model, generate=True, generate_kwargs=SamplingParams(**sampling), **options)
-
-
-def _structural(
-    parser: ToolCallParser | str | None,
-    tools: Tools,
-    tool_choice: Literal["auto", "required"],
-    parallel: bool,
-) -> Any:
-    if parser is None:
-        raise ValueError("tool_choice needs parser=, the format in which the model calls tools")
-    tag = get_parser(parser).structural_tag(tools, tool_choice=tool_choice, parallel=parallel)
-    if tag is None:
-        raise ValueError(
-            f"the format {get_parser(parser).name!r} has no structural tag; leave tool_choice out"
-        )
-    try:
-        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
-    return StructuredOutputsParams(structural_tag=json.dumps(tag))

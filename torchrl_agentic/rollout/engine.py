@@ -1,0 +1,122 @@
+"""Generation by vLLM: from the ids of prompts to the ids that an engine samples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import torch
+from tensordict import NonTensorData, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
+
+from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.parsers import ToolCallParser, get_parser
+from torchrl_agentic.parsers.base import Tools
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.tokens import ATTENTION, TOKENS
+
+_FORBID = -100.0
+_NOT_PADDED = NonTensorData(False)
+
+
+class EngineSampler(TensorDictModuleBase):
+    """Samples an answer to each prompt by a vLLM engine; writes what `TransformersWrapper` would write.
+
+    TorchRL's `vLLMWrapper` drops `stop_token_ids` and `structured_outputs` from what it is given, has the
+    engine score every prompt again, and takes many times as long to read what came out.
+
+    Args:
+        engine: a `vllm.LLM`, or TorchRL's `AsyncVLLM`.
+        tokenizer: its tokenizer.
+        sampling: of `vllm.SamplingParams`, beside those that this class needs; they may replace these too.
+        return_log_probs: whether they are wanted.
+
+    Reads ("tokens", "prompt"); writes "tokens", ("masks", "all_attention_mask") and ("log_probs",
+    "response"), in nats, with that of what ended the answer.
+
+    Raises:
+        MissingExtra: vLLM is not installed.
+    """
+
+    def __init__(
+        self, engine: Any, tokenizer: Any, *, return_log_probs: bool = True, **sampling: Any
+    ) -> None:
+        super().__init__()
+        try:
+            from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  in .venv-vllm alone
+        except ImportError:
+            raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+        self.in_keys: Any = [TOKENS]
+        self.out_keys: Any = ["tokens", ATTENTION]
+        if return_log_probs:
+            self.out_keys.append(("log_probs", "response"))
+        self.engine = engine
+        own: dict[str, Any] = {
+            "detokenize": False,  # the message is made from the ids, once
+            "logprobs": 0 if return_log_probs else None,
+            "logit_bias": _without_padding(engine, tokenizer.pad_token_id),
+        }
+        self.sampling = SamplingParams(**{**own, **sampling})
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Sample in each row."""
+        td, rows = border.leaves(tensordict)
+        prompts = [row.get(TOKENS) for row in rows]
+        asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+        found = self.engine.generate(asked, self.sampling, use_tqdm=False)
+        for row, prompt, request in zip(rows, prompts, found, strict=True):
+            (answer,) = request.outputs
+            ids = list(answer.token_ids)
+            response = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
+            full = torch.cat([prompt, response])
+            tokens = {"prompt": prompt, "response": response, "full": full, "padded": _NOT_PADDED}
+            _write(row, "tokens", Tokens, tokens)
+            _write(row, "masks", Masks, {"all_attention_mask": torch.ones_like(full, dtype=torch.bool)})
+            if answer.logprobs is not None:
+                known = [each[token].logprob for token, each in zip(ids, answer.logprobs, strict=True)]
+                log_probs = torch.tensor(known, dtype=torch.float32, device=prompt.device)
+                _write(row, "log_probs", LogProbs, {"response": log_probs})
+        return td
+
+
+def is_engine(model: Any) -> bool:
+    """Say whether it is a `vllm.LLM` or an `AsyncVLLM`, without importing vLLM."""
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    return bool(kinds & {("vllm", "LLM"), ("torchrl", "AsyncVLLM")})
+
+
+def structural_tag(
+    parser: ToolCallParser | str | None,
+    tools: Tools,
+    tool_choice: Literal["auto", "required"],
+    parallel: bool,
+) -> Any:
+    """Give the constraint on calls as vLLM's `structured_outputs`.
+
+    Raises:
+        ValueError: there is no parser, or its format has no structural tag.
+        MissingExtra: vLLM is not installed.
+    """
+    if parser is None:
+        raise ValueError("tool_choice needs parser=, the format in which the model calls tools")
+    tag = get_parser(parser).structural_tag(tools, tool_choice=tool_choice, parallel=parallel)
+    if tag is None:
+        raise ValueError(
+            f"the format {get_parser(parser).name!r} has no structural tag; leave tool_choice out"
+        )
+    try:
+        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+
+
+def _write(row: TensorDictBase, key: str, kind: Any, fields: dict[str, Any]) -> None:
+    row.set(key, kind._from_tensordict(TensorDict(fields, device=row.device)))
+
+
+def _without_padding(engine: Any, pad: int) -> dict[int, float] | None:
+    """Forbid the pad token, as losses take it for padding; None where the model has no such token."""
+    config = getattr(getattr(engine, "llm_engine", None), "model_config", None)
+    return {pad: _FORBID} if config is None or pad < config.get_vocab_size() else None
