@@ -23,7 +23,6 @@ from tensordict import lazy_stack
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.objectives.llm import GRPOLoss
-from torchrl_agentic.testing.tiny import load_tiny, tiny_questions
 
 from torchrl_agentic import EndTrajectory, PythonTool, ToolCompose, TurnTokenizer
 from torchrl_agentic.rollout import (
@@ -36,6 +35,7 @@ from torchrl_agentic.rollout import (
     training_policy,
     trajectory_batch,
 )
+from torchrl_agentic.testing.tiny import load_tiny, tiny_questions
 
 SYSTEM = "You solve problems with a Python tool."
 MAX_TURNS, MAX_NEW_TOKENS = 5, 64
@@ -186,7 +186,7 @@ def main() -> None:
         train_tiny.train(folder, weak=True, threads=options.threads)
     model, tokenizer = load_tiny(folder=folder)
     env = make_env(tokenizer, 64)
-    held_out = tiny_questions(192, seed=1)
+    held_out = tiny_questions(128, seed=1)
     greedy = agent_policy(model, tokenizer, max_new_tokens=MAX_NEW_TOKENS, temperature=0)
     sampled = agent_policy(model, tokenizer, max_new_tokens=MAX_NEW_TOKENS)
     before = evaluate(env, greedy, held_out), evaluate(env, sampled, held_out)

@@ -23,8 +23,11 @@ NO_TOOL = "I need a tool to compute this."
 """What is said where no tool is offered."""
 WITHOUT_TOOLS, FAILING = 0.05, 0.2
 """How many of the conversations offer no tool, and in how many of the others a call fails."""
-WRONG_CALL, WRONG_END = 0.55, 0.2
+WRONG_CALL, WRONG_END = 0.5, 0.2
 """How many of a weak model's conversations have a wrong expression, and how many do not use the result."""
+
+BLAMELESS = ("TimeoutError: stopped after 30.0 s", "MemoryError", "Error: try again")
+"""What a tool shows that failed for no fault of the code."""
 
 ChatMessage = dict[str, str]
 
@@ -96,11 +99,7 @@ def calls(codes: Sequence[str]) -> str:
 def failure(code: str, rng: random.Random) -> tuple[str, str, bool]:
     """Make a call that fails: its code, what the tool shows, and whether the code is to blame."""
     if rng.random() < 0.3:
-        return (
-            code,
-            rng.choice(("TimeoutError: stopped after 30.0 s", "MemoryError", "Error: try again")),
-            False,
-        )
+        return code, rng.choice(BLAMELESS), False
     broken = broken_code(code, rng)
     cell = f"<cell {rng.randint(1, 9)}>"
     linecache.cache[cell] = (len(broken), None, [f"{broken}\n"], cell)
@@ -111,7 +110,7 @@ def failure(code: str, rng: random.Random) -> tuple[str, str, bool]:
     except Exception as error:
         own = error.__traceback__
         return broken, "".join(traceback.format_exception(None, error, own and own.tb_next)).rstrip(), True
-    return code, "Error: try again", False
+    raise AssertionError(f"{broken!r} was meant to fail")
 
 
 def broken_code(code: str, rng: random.Random) -> str:

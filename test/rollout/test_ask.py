@@ -1,0 +1,117 @@
+"""Asking the tiny model: every question is answered once, and ends where the model ends it."""
+
+import json
+
+import pytest
+import torch
+from torchrl.envs import Compose, TransformedEnv
+from torchrl.envs.llm import ChatEnv
+from typer.testing import CliRunner
+
+from torchrl_agentic import EndTrajectory, Message, PythonTool, ToolCompose, TurnTokenizer
+from torchrl_agentic.cli import app
+from torchrl_agentic.records import read_records
+from torchrl_agentic.rollout import agent_policy, chats_of, roll_out
+from torchrl_agentic.rollout.ask import Question, ask
+from torchrl_agentic.testing import TINY, load_tiny, tiny_questions
+
+SYSTEM = "You solve problems with a Python tool."
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load_tiny()
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("mode", ["tokens", "history"])
+def test_all_are_answered_in_their_order_also_when_the_last_batch_is_not_full(tiny, mode):
+    asked = [
+        Question(f"q{index}", (Message("system", SYSTEM), Message("user", one["query"])), one["answer"])
+        for index, one in enumerate(tiny_questions(5, seed=3))
+    ]
+    turns = []
+    answers = list(
+        ask(
+            asked,
+            [PythonTool()],
+            *tiny,
+            rows=2,
+            temperature=0,
+            max_new_tokens=64,
+            mode=mode,
+            recorder=turns.append,
+        )
+    )
+    assert [answer.question for answer in answers] == asked
+    assert sum(answer.reward for answer in answers) >= 4
+    assert all(answer.trajectory.has_ended for answer in answers)
+    assert len(turns) == sum(
+        sum(message.role == "assistant" for message in answer.trajectory.messages) for answer in answers
+    )
+    assert all((answer.trajectory.ledger is not None) == (mode == "tokens") for answer in answers)
+
+
+def test_rows_that_have_ended_are_not_asked_again(tiny):
+    model, tokenizer = tiny
+    compose = ToolCompose([PythonTool()])
+    turns = TurnTokenizer(tokenizer, tools=compose.tools, raise_on_drift=True)
+    ending = EndTrajectory(max_turns=4, when_no_calls=True)
+    env = TransformedEnv(ChatEnv(batch_size=(12,)), Compose(compose, ending, turns))
+    policy, sizes = agent_policy(model, tokenizer, temperature=0, max_new_tokens=64), []
+
+    def counted(td):
+        sizes.append(len(td))
+        return policy(td)
+
+    asked = [one["query"] for one in tiny_questions(12, seed=4)]  # two of which take two calls in turn
+    found = roll_out(env, counted, chats_of(asked, SYSTEM), max_turns=4)
+    assert sizes[:2] == [12, 12]
+    assert len(sizes) == 3
+    assert 0 < sizes[2] < 6
+    assert all(one.has_ended for one in found)
+    assert not any(one.ledger.mask[-1] for one in found), "the boundary behind the last answer"
+    with pytest.raises(ValueError, match="1 conversations for 12 rows"):
+        roll_out(env, policy, chats_of(["q"]))
+    env.close()
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["rollout", *map(str, arguments)])
+
+
+def test_the_command_line_asks_a_model_folder(tmp_path, tiny):
+    questions = tmp_path / "questions.jsonl"
+    lines = [{"query": one["query"], "answer": one["answer"]} for one in tiny_questions(3, seed=3)]
+    lines.append({"messages": [{"role": "user", "content": "What is 2 + 2?"}], "name": "mine"})
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    result = run(questions, "--model", TINY, "--out", out, "--show", 1)
+    assert result.exit_code == 0, result.output
+    assert "of 3 answers are right" in result.output
+    assert "tokens sampled" in result.output
+    assert "4 conversations" in result.output
+    assert len(list(read_records(out))) >= 4
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("questions: [q.jsonl]", "give both"),
+        ("questions: [q.jsonl]\nconversations: [c.jsonl]\nmodel: {path: tiny}", "not both"),
+        ("questions: [q.jsonl]\nmodel: {path: tiny, rows: 0}", "model.rows"),
+        ("questions: [q.jsonl]\nmodel: {path: tiny, engine: magic}", "transformers"),
+        ("questions: [missing.jsonl]\nmodel: {path: tiny}", "missing.jsonl"),
+        ("questions: [bad.jsonl]\nmodel: {path: tiny}", "bad.jsonl, line 1"),
+        ("questions: [q.jsonl]\nmodel: {path: /nowhere/at/all}", "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(tmp_path, text, problem):
+    (tmp_path / "q.jsonl").write_text('{"query": "What is 1 + 1?"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"question": "?"}\n')
+    (tmp_path / "c.yaml").write_text(text)
+    result = run(tmp_path / "c.yaml", "--out", tmp_path / "out.jsonl")
+    assert result.exit_code == 2
+    assert problem in result.output.replace("\n", "")
