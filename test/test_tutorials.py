@@ -19,6 +19,8 @@ def registered(monkeypatch: pytest.MonkeyPatch):
     PARSERS.update(before)
 
 
+# TorchRL computes log-probs with an argument that PyTorch deprecates.
+@pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
