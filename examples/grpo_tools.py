@@ -10,6 +10,7 @@ answers within each group, and takes a few steps along the gradient of `GRPOLoss
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import random
 import sys
@@ -83,8 +84,9 @@ def train(
     target: float = 0.9,
     seed: int = 0,
     out: Path | None = None,
-) -> list[dict[str, float]]:
-    """Train a model; give a row of figures per iteration, which also goes to `curve.csv` in `out`.
+    curve: list[dict[str, float]],
+) -> None:
+    """Train a model; add a row of figures per iteration to the curve, and to `curve.csv` in `out`.
 
     target: the success at temperature 1, over the last four iterations, at which training ends early.
     """
@@ -96,7 +98,7 @@ def train(
         training_policy(model, tokenizer), masking_strategy="rlhf", clip_epsilon=0.2, entropy_bonus=False
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    began, curve = time.perf_counter(), []
+    began = time.perf_counter()
     for iteration in range(iterations):
         asked = tiny_questions(prompts, seed=seed * 10_000 + iteration, split="train")
         repeated = [one for one in asked for _ in range(group)]
@@ -134,7 +136,6 @@ def train(
         if len(curve) >= 4 and sum(row["success"] for row in curve[-4:]) / 4 >= target:
             break
     env.close()
-    return curve
 
 
 def write_curve(curve: Sequence[dict[str, float]], out: Path) -> None:
@@ -191,9 +192,17 @@ def main() -> None:
     sampled = agent_policy(model, tokenizer, max_new_tokens=MAX_NEW_TOKENS)
     before = evaluate(env, greedy, held_out), evaluate(env, sampled, held_out)
     print(f"before: {before[0]:.1%} right when greedy, {before[1]:.1%} when sampled", flush=True)
-    curve = train(
-        model, tokenizer, iterations=options.iterations, lr=options.lr, seed=options.seed, out=options.out
-    )
+    curve: list[dict[str, float]] = []
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training early, and shows what it was good for
+        train(
+            model,
+            tokenizer,
+            curve=curve,
+            iterations=options.iterations,
+            lr=options.lr,
+            seed=options.seed,
+            out=options.out,
+        )
     after = evaluate(env, greedy, held_out), evaluate(env, sampled, held_out)
     env.close()
     print(f"after: {after[0]:.1%} right when greedy, {after[1]:.1%} when sampled, of {len(held_out)}")

@@ -4,8 +4,9 @@
 
 Makes word problems and conversations that solve them, trains a tokenizer on these, then a Qwen2 of 2 million
 parameters, by supervised learning on what the assistant says. The model is then put before problems of the
-other split, with a real `PythonTool`. With `--weak` it ends as one that reinforcement learning can mend: it
-calls the tool as it should, but many of its conversations have taught it a wrong expression or a wrong end.
+other split, with a real `PythonTool`. With `--weak` the model of the package goes on instead, to become
+one that reinforcement learning can mend: it calls the tool, but many of its conversations have taught it a
+wrong expression or a wrong end.
 
 Same seed, steps and threads on the same machine: same weights.
 """
@@ -50,8 +51,9 @@ PARSER = get_parser("hermes")
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 VOCABULARY = 1024
-STEPS, WEAK_STEPS, BATCH, CURVE_EVERY, ASKED = 1500, 80, 16, 200, 64
+STEPS, WEAK_STEPS, BATCH, CURVE_EVERY, ASKED = 1200, 80, 16, 200, 64
 WEAK_RATE = 0.12
+"""Of the learning rates, where the weak model goes on from a trained one."""
 Chat = Sequence[Message]
 
 

@@ -23,7 +23,7 @@ NO_TOOL = "I need a tool to compute this."
 """What is said where no tool is offered."""
 WITHOUT_TOOLS, FAILING = 0.05, 0.2
 """How many of the conversations offer no tool, and in how many of the others a call fails."""
-WRONG_CALL, WRONG_END = 0.5, 0.2
+WRONG_CALL, WRONG_END = 0.45, 0.15
 """How many of a weak model's conversations have a wrong expression, and how many do not use the result."""
 
 BLAMELESS = ("TimeoutError: stopped after 30.0 s", "MemoryError", "Error: try again")
