@@ -2,5 +2,8 @@
 
 import signal
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background jobs of a shell
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests, and what they start, interrupt
+# A shell's background job ignores these; tests, and what they start, are to be interrupted by them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

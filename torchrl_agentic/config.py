@@ -8,9 +8,9 @@ import importlib
 import importlib.util
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 import pydantic
 import yaml
@@ -198,19 +198,9 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
         ConfigError: a file is missing or none of these; the message names file and line.
     """
     found: list[Conversation] = []
-    for name in config.conversations:
-        path = folder / name
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from None
-        for place, item in _items(path, text):
-            conversation = _conversation(place, item, f"{path.stem}-{len(found)}")
-            names = {other.name for other in found}
-            copies = (f"{conversation.name} ({n})" for n in itertools.count(2))
-            while conversation.name in names:
-                conversation = dataclasses.replace(conversation, name=next(copies))
-            found.append(conversation)
+    for path, place, item in _read(config.conversations, folder):
+        conversation = _conversation(place, item, f"{path.stem}-{len(found)}")
+        found.append(_renamed(conversation, found))
     if not found:
         raise ConfigError(f"no conversations in {', '.join(config.conversations)}")
     return found
@@ -223,14 +213,9 @@ def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
         ConfigError: a file is missing or none of these; the message names file and line.
     """
     found: list[Question] = []
-    for name in config.questions:
-        path = folder / name
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from None
-        for place, item in _items(path, text):
-            found.append(_question(place, item, f"{path.stem}-{len(found)}", config.system_prompt))
+    for path, place, item in _read(config.questions, folder):
+        question = _question(place, item, f"{path.stem}-{len(found)}", config.system_prompt)
+        found.append(_renamed(question, found))
     if not found:
         raise ConfigError(f"no questions in {', '.join(config.questions)}")
     return found
@@ -255,6 +240,31 @@ def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
     )
+
+
+Named = TypeVar("Named", Conversation, Question)
+
+
+def _renamed(item: Named, others: Sequence[Named]) -> Named:
+    """Give an item with a name that no other one has."""
+    names = {other.name for other in others}
+    copies = (f"{item.name} ({n})" for n in itertools.count(2))
+    name = item.name
+    while name in names:
+        name = next(copies)
+    return dataclasses.replace(item, name=name)
+
+
+def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, Any]]:
+    """Give what files hold: the file, the place in it, the item."""
+    for name in names:
+        path = folder / name
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        for place, item in _items(path, text):
+            yield path, place, item
 
 
 def _items(path: Path, text: str) -> list[tuple[str, Any]]:
