@@ -4,8 +4,8 @@ Train a model that calls tools
 
 Reinforcement learning with tools in the loop, on two CPU cores: a tiny model samples answers, its calls run
 in the sandbox, and `GRPOLoss` raises the probability of what led to right answers. The whole program, which
-takes a weak model from below 40 % to above 85 % right answers, is ``examples/grpo_tools.py``; its curve is
-at the end. Here are its parts, and one step of it.
+takes a weak model from 23.4% to 78.1% right answers on held-out problems, is
+``examples/grpo_tools.py``; its curve is ``examples/grpo_curve.png``. Here are its parts, and one step of it.
 """
 
 # %%
