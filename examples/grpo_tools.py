@@ -79,7 +79,7 @@ def train(
     iterations: int = 60,
     prompts: int = 16,
     group: int = 8,
-    lr: float = 2e-4,
+    lr: float = 1e-4,
     minibatch: int = 32,
     target: float = 0.9,
     seed: int = 0,
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"))
     parser.add_argument("--model", type=Path, help="where to begin; else a weak model is made in OUT/weak")
     parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
