@@ -47,7 +47,7 @@ def test_turn(benchmark: Any, how: str, messages: int) -> None:
     chat = [*chat, {"role": "assistant", "content": WORDS * 2 + CALL}]
     chat.append({"role": "tool", "content": WORDS * 2, "tool_call_id": "call_99_0"})
     if how == "TurnTokenizer":
-        benchmark(lambda: turns._continue(root, TensorDict({}), chat, len(chat) - 1, False))
+        benchmark(lambda: turns._continue(root, TensorDict({}), chat[:-1], chat[-1:], False))
     else:
         benchmark(
             lambda: torch.tensor(

@@ -111,14 +111,26 @@ def _summarize(turns: dict[str, list[Turn]]) -> list[ToolSummary]:
     return summarize(turn for found in turns.values() for turn in found)
 
 
+def _dispatching(settings: RolloutConfig, parser: str) -> dict[str, Any]:
+    """Give what both kinds of rollout hand on to `ToolCompose`."""
+    from torchrl_agentic.config import make_limits
+
+    return {
+        "parser": parser,
+        "rate_limits": make_limits(settings),
+        "per_call_timeout": settings.per_call_timeout,
+        "per_turn_timeout": settings.per_turn_timeout,
+    }
+
+
 def _replay(
     console: Console, settings: RolloutConfig, folder: Path, parser: str, record: Callable[[str, Turn], None]
 ) -> _Found:
-    from torchrl_agentic.config import load_conversations, make_limits, make_tools
+    from torchrl_agentic.config import load_conversations, make_tools
     from torchrl_agentic.rollout import replay
 
     conversations = load_conversations(settings, folder)
-    tools, limits = make_tools(settings, folder), make_limits(settings)
+    tools = make_tools(settings, folder)
     with progress(console) as bar:
         task = bar.add_task("turns", total=sum(len(item.turns) for item in conversations))
 
@@ -129,11 +141,8 @@ def _replay(
         differences = replay(
             conversations,
             tools,
-            parser=parser,
-            rate_limits=limits,
-            per_call_timeout=settings.per_call_timeout,
-            per_turn_timeout=settings.per_turn_timeout,
             on_turn=on_turn,
+            **_dispatching(settings, parser),
         )
     compared = sum(bool(expected) for conversation in conversations for expected in conversation.expected)
     prompts = {conversation.name: conversation.prompt for conversation in conversations}
@@ -147,13 +156,13 @@ def _ask(
 
     import torch
 
-    from torchrl_agentic.config import load_questions, make_limits, make_tools
+    from torchrl_agentic.config import load_questions, make_tools
     from torchrl_agentic.rollout.ask import ask, load_model
 
     chosen = settings.model
     assert chosen is not None
     questions = load_questions(settings, folder)
-    tools, limits = make_tools(settings, folder), make_limits(settings)
+    tools, dispatching = make_tools(settings, folder), _dispatching(settings, parser)
     path = chosen.path
     if path == "tiny":
         from torchrl_agentic.testing.tiny import TINY
@@ -171,17 +180,9 @@ def _ask(
             tools,
             model,
             tokenizer,
-            parser=parser,
-            rows=chosen.rows,
-            max_turns=chosen.max_turns,
-            max_new_tokens=chosen.max_new_tokens,
-            temperature=chosen.temperature,
-            mode=chosen.mode,
-            tool_choice=chosen.tool_choice,
-            rate_limits=limits,
-            per_call_timeout=settings.per_call_timeout,
-            per_turn_timeout=settings.per_turn_timeout,
             recorder=lambda turn: pending.setdefault(turn.row, []).append(turn),
+            **chosen.model_dump(exclude={"path", "engine", "seed"}),
+            **dispatching,
         ):
             for turn in pending.pop(len(answers) % min(chosen.rows, len(questions)), []):
                 record(answer.question.name, turn)

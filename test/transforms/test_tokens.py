@@ -211,7 +211,7 @@ def test_each_way_to_end_an_answer_goes_on_as_the_family_does(name, end, expecte
     sampled = tokenizer("a", add_special_tokens=False)["input_ids"]
     sampled += [tokenizer.convert_tokens_to_ids(end)] if end else []
     ledger.sampled(sampled)
-    turns._add_delta(ledger, sampled, chat, 2, 0)
+    turns._add_delta(ledger, sampled, chat[:2], chat[2:], 0)
     assert tokenizer.decode(ledger.ids).startswith(expected)
 
 
@@ -307,7 +307,7 @@ def test_no_drift_over_a_thousand_random_conversations(name):
                 chat.append({"role": "user", "content": "and then?"})
             full = torch.cat([root["tokens", "prompt"], sampled_ids(tokenizer, said)])
             root["tokens", "full"] = full
-            assert turns._continue(root, row, chat, known, turn == 2) == 0
+            assert turns._continue(root, row, chat[:known], chat[known:], turn == 2) == 0
             assert torch.equal(row["tokens", "prompt"][: len(full)], full)
 
 
@@ -488,9 +488,8 @@ def test_what_a_template_does_of_its_own_to_results_leaves_its_control_tokens_as
         ids = turns.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces]).ids
         plain = [{"role": "tool", "content": text} for text in texts]
         whole = turns.encoder.encode([Piece(turns.template.render(chat + plain), 0, is_trusted=True)]).ids
-        before = turns.encoder.encode(
-            [Piece(turns.template.render(chat, generation_prompt=False)[: -len(end) - 1], 0, is_trusted=True)]
-        ).ids
+        rendered = turns.template.render(chat).removesuffix(f"{end}\n<|im_start|>assistant\n")
+        before = turns.encoder.encode([Piece(rendered, 0, is_trusted=True)]).ids
         if not attack:
             assert before + ids == whole
         controls = [[i for i in found if i in turns.encoder.control] for found in (before + ids, whole)]

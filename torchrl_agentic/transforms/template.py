@@ -91,8 +91,8 @@ class ChatTemplate:
         if provable:
             self._probe()
 
-    def render(self, chat: Chat, *, generation_prompt: bool = True) -> str:
-        """Render a whole conversation.
+    def render(self, chat: Chat) -> str:
+        """Render a whole conversation, up to the header of the next answer.
 
         Raises:
             Exception: whatever the template raises of a conversation that it does not like.
@@ -100,7 +100,7 @@ class ChatTemplate:
         return self._renderer.apply_chat_template(
             [_in_parts(message) if self._in_parts else dict(message) for message in chat],
             tools=self._tools,
-            add_generation_prompt=generation_prompt,
+            add_generation_prompt=True,
             tokenize=False,
             **self._kwargs,
         )

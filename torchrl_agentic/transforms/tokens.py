@@ -29,6 +29,8 @@ TOKENS, ATTENTION = ("tokens", "prompt"), ("masks", "all_attention_mask")
 LEDGER = {"mask": torch.bool, "sources": torch.int64, "log_probs": torch.float32}
 _DRIFT = (telemetry.KEY, "token_drift")
 
+Messages = list[dict[str, Any]]
+
 
 class TurnTokenizer(Transform):
     """Writes ("tokens", "prompt"): exactly the ids so far, then those of the messages that tools put in.
@@ -132,7 +134,7 @@ class TurnTokenizer(Transform):
         for row, conversation, begins in zip(rows, border.prompts(stack), chosen, strict=True):
             ledger = TokenLedger()
             if begins:
-                ledger.prompt(self._prompt_ids(_chat(conversation)))
+                ledger.prompt(self._prompt_ids(_chat(border.messages(conversation))))
             self._write(row, None, ledger)
         drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
         return stack.set(_DRIFT, drift)
@@ -149,15 +151,25 @@ class TurnTokenizer(Transform):
             conversation = self._mended(after, known)
             if conversation is not after:
                 border.inner(row.get("history")).set("prompt", border.AgentHistory.around(conversation))
-            drifts.append(self._continue(root, row, _chat(conversation), known, over))
+            messages = border.messages(conversation)
+            # A fixed base needs nothing of what went before: reading it would cost more with each turn.
+            before_new = _chat(messages[:known]) if over or self._renders_all else []
+            drifts.append(self._continue(root, row, before_new, _chat(messages[known:]), over))
         shape = stack.get("done").shape
         drift = torch.tensor(drifts, device=stack.device).reshape(shape)
         return stack.set(_DRIFT, drift)
 
+    @property
+    def _renders_all(self) -> bool:
+        return self.use_inference_chat_template or self.template.method == "prefix"
+
     def _continue(
-        self, root: TensorDictBase, row: TensorDictBase, chat: list[dict[str, Any]], known: int, over: bool
+        self, root: TensorDictBase, row: TensorDictBase, before: Messages, added: Messages, over: bool
     ) -> int:
-        """Write what a row's next prompt is; give its drift."""
+        """Write what a row's next prompt is, with the messages that were added; give its drift.
+
+        before: the conversation up to the answer, where all is rendered or the trajectory is over.
+        """
         prompt, full = root.get(TOKENS, None), root.get(("tokens", "full"), None)
         if prompt is None or full is None or not torch.equal(full[: len(prompt)], prompt):
             raise RuntimeError(
@@ -165,32 +177,32 @@ class TurnTokenizer(Transform):
                 'writes ("tokens", "full") behind it: agent_policy(...)'
             )
         new = TokenLedger()
+        if self.use_inference_chat_template:
+            chat = [sanitized(message, self.tokenizer) for message in (*before, *added)]
+            new.prompt(self._prompt_ids(chat))
+            self._write(row, None, new)
+            same = min(len(full), len(new))
+            differs = full[:same] != torch.tensor(new.ids[:same], device=full.device)
+            return len(full) - (int(differs.int().argmax()) if bool(differs.any()) else same)
         sampled = full[len(prompt) :].tolist()
         log_probs = root.get(("log_probs", "response"), None)
         new.sampled(sampled, None if log_probs is None else log_probs.clamp(max=0).tolist())
-        if self.use_inference_chat_template:
-            anew = TokenLedger()
-            anew.prompt(self._prompt_ids([sanitized(message, self.tokenizer) for message in chat]))
-            self._write(row, None, anew)
-            same = min(len(full), len(anew))
-            differs = full[:same] != torch.tensor(anew.ids[:same], device=full.device)
-            return len(full) - (int(differs.int().argmax()) if bool(differs.any()) else same)
         calls = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
-        self._add_delta(new, sampled, chat, known, max(0, calls))
+        self._add_delta(new, sampled, before, added, max(0, calls))
         self._write(row, root, new)
-        return self._drift(row, chat) if over else 0
+        return self._drift(row, [*before, *added]) if over else 0
 
     def _add_delta(
-        self, new: TokenLedger, sampled: Sequence[int], chat: list[dict[str, Any]], known: int, calls: int
+        self, new: TokenLedger, sampled: Sequence[int], before: Messages, added: Messages, calls: int
     ) -> None:
         """Add to the sampled tokens those of the messages that follow, and the header of the next answer."""
         sources: list[int] = []
-        for message in chat[known:]:
+        for message in added:
             is_result = "tool_call_id" in message
             sources.append(calls if is_result else PROMPT)
             calls += is_result
-        end, pieces = self.template.delta(chat[:known], chat[known:], sources)
-        expansions = self.expansions(chat[known:])
+        end, pieces = self.template.delta(before, added, sources)
+        expansions = self.expansions(added)
         found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expansions)
         if self._has_ended(sampled, end, pieces):
             found = found.after(len(end))
@@ -206,18 +218,15 @@ class TurnTokenizer(Transform):
         header = pieces[0].text if pieces else ""
         return any(special in header for special in self.template.special)
 
-    def _prompt_ids(self, chat: list[dict[str, Any]]) -> list[int]:
+    def _prompt_ids(self, chat: Messages) -> list[int]:
         text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
         return self.encoder.encode([text], self.expansions(chat)).ids
 
     def _write(self, row: TensorDictBase, root: TensorDictBase | None, new: TokenLedger) -> None:
         """Write a ledger behind that of the root, or alone."""
-        made = {
-            TOKENS: torch.tensor(new.ids, dtype=torch.int64),
-            ("ledger", "mask"): torch.tensor(new.mask, dtype=torch.bool),
-            ("ledger", "sources"): torch.tensor(new.sources, dtype=torch.int64),
-            ("ledger", "log_probs"): torch.tensor(new.log_probs, dtype=torch.float32),
-        }
+        made: dict[Any, torch.Tensor] = {TOKENS: torch.tensor(new.ids, dtype=torch.int64)}
+        for name, dtype in LEDGER.items():
+            made["ledger", name] = torch.tensor(getattr(new, name), dtype=dtype)
         for key, value in made.items():
             value = value if row.device is None else value.to(row.device)
             row.set(key, value if root is None else torch.cat([root.get(key), value]))
@@ -267,7 +276,7 @@ class TurnTokenizer(Transform):
     def _count(self, text: str) -> int:
         return len(self.encoder.encode([Piece(text, 0)]).ids)
 
-    def _drift(self, row: TensorDictBase, chat: list[dict[str, Any]]) -> int:
+    def _drift(self, row: TensorDictBase, chat: Messages) -> int:
         if self.sanity_check_mode == "disable":
             return 0
         found = find_drift(
@@ -356,5 +365,5 @@ def read_ledger(row: TensorDictBase) -> TokenLedger:
     return ledger
 
 
-def _chat(conversation: border.Conversation) -> list[dict[str, Any]]:
-    return [border.message_dict(message) for message in border.messages(conversation)]
+def _chat(messages: Sequence[TensorDictBase]) -> Messages:
+    return [border.message_dict(message) for message in messages]
