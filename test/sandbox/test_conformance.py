@@ -1,6 +1,7 @@
 """The cases themselves: each can fail, says what failed, and is left out only where the sandbox says why."""
 
 import asyncio
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,14 @@ async def test_a_case_fails_where_nothing_stops_its_attack(name: str):
         pytest.skip(reason)
     with pytest.raises(AssertionError):
         await case.hold(Undeclared)
+
+
+async def test_an_open_file_is_attacked_in_a_host_that_has_many_open():
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(open(os.devnull))
+        with pytest.raises(AssertionError):
+            await named("filesystem: files that others have open are out of reach").hold(Undeclared)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/sysvipc"), reason="no System V objects to be seen here")

@@ -148,13 +148,13 @@ async def programs_that_run_cannot_be_overwritten(sandbox: Sandbox) -> None:
 async def files_that_others_have_open_are_out_of_reach(sandbox: Sandbox) -> None:
     code = """
         for pid in processes():
-            for number in range(40):
+            for number in {number_of_secret, *range(40)}:
                 path = f'/proc/{pid}/fd/{number}'
                 if os.path.isfile(path):
                     attempt(path, lambda: expect(secret in open(path, errors='replace').read()))
     """
-    with secret_file():
-        await nothing_gets_through(sandbox, code, secret=SECRET)
+    with secret_file() as number:
+        await nothing_gets_through(sandbox, code, secret=SECRET, number_of_secret=number)
 
 
 @group.case("host_files")
