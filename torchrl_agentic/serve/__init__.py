@@ -1,0 +1,1 @@
+"""Services for machines without a cloud: what `torchrl-agentic serve` starts, as Starlette applications."""
