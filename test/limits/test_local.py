@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_agentic.limits import RateLimiter
-from torchrl_agentic.limits.local import Slot
+from torchrl_agentic.limits import RateLimiter, Slot
 from torchrl_agentic.testing import VirtualClock
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.schedule import dependencies
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.limits.local import Slot
+from torchrl_agentic.limits import Slot
 from torchrl_agentic.messages import (
     JSON,
     ParsedCall,
