@@ -1,7 +1,17 @@
-"""Rate limits: of one process (`local`), and of all that share a service (`cluster`)."""
+"""Rate limits: of one process (`local`), and of all processes that share a service (`cluster`)."""
 
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Slot
 from torchrl_agentic.limits.breaker import CircuitOpen
+from torchrl_agentic.limits.cluster import ClusterRateLimiter
+from torchrl_agentic.limits.lease import LimitsDiffer
 from torchrl_agentic.limits.local import RateLimiter
 
-__all__ = ["CircuitOpen", "Limiter", "LimiterStats", "RateLimiter", "Slot"]
+__all__ = [
+    "CircuitOpen",
+    "ClusterRateLimiter",
+    "Limiter",
+    "LimiterStats",
+    "LimitsDiffer",
+    "RateLimiter",
+    "Slot",
+]

@@ -1,0 +1,164 @@
+"""Leases for the processes of one machine: one of them serves the others over a socket, whoever is first."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import math
+import os
+import socket
+import socketserver
+import stat
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.lease import Lease, LeaseServer, LimitsDiffer, Report
+
+RETRY_S = 0.01
+_servers: dict[Path, _Server] = {}
+_lock = threading.Lock()
+
+
+class MachineTransport:
+    """A connection to the process that serves a name; becomes that process if there is none.
+
+    The socket lies in a folder that only this user can enter. If the process that serves ends, one of the
+    others takes its place.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path = _folder() / hashlib.sha256(name.encode()).hexdigest()[:24]
+        self._stream: Any = None
+
+    def sync(self, report: Report, timeout: float) -> Lease:
+        """Exchange a report for a lease; see `Transport`."""
+        until = time.monotonic() + timeout
+        line = json.dumps(dataclasses.asdict(report)).encode() + b"\n"
+        while True:
+            try:
+                return self._ask(line, until)
+            except TimeoutError:
+                self._hang_up()
+                raise
+            except OSError:
+                self._hang_up()
+                if not _serve(self._path):
+                    time.sleep(RETRY_S)
+                if time.monotonic() >= until:
+                    raise
+
+    def _ask(self, line: bytes, until: float) -> Lease:
+        left = max(0.001, until - time.monotonic())
+        if self._stream is None:
+            with contextlib.ExitStack() as stack:
+                connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                connection.settimeout(left)
+                connection.connect(str(self._path))
+                self._stream = connection.makefile("rwb")
+                self._connection = connection
+                stack.pop_all()
+        self._connection.settimeout(left)
+        self._stream.write(line)
+        self._stream.flush()
+        answer = self._stream.readline()
+        if not answer:
+            raise ConnectionResetError("the process that gave out the leases has ended")
+        fields: dict[str, Any] = json.loads(answer)
+        if "refusal" in fields:
+            raise LimitsDiffer(fields["refusal"])
+        fields["starts"] = tuple(fields["starts"])
+        return Lease(**fields)
+
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.close()
+            self._connection.close()
+            self._stream = None
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: Path, lock: int, began: float) -> None:
+        self.lock_file, self.lease_server, self.one_at_a_time = lock, LeaseServer(began), threading.Lock()
+        super().__init__(str(path), _Client)
+
+    def answer(self, line: bytes) -> bytes:
+        fields: dict[str, Any] = json.loads(line)
+        fields["limits"] = Limits(**fields["limits"])
+        report = Report(**fields)
+        with self.one_at_a_time:
+            os.utime(self.lock_file)  # whoever comes after us knows until when there were leases
+            try:
+                answer = dataclasses.asdict(self.lease_server.sync(report, time.monotonic()))
+            except LimitsDiffer as error:
+                answer = {"refusal": str(error)}
+        return json.dumps(answer).encode() + b"\n"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over a client that went away, or wrote what is no report."""
+
+
+class _Client(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, _Server)
+        for line in self.rfile:
+            self.wfile.write(self.server.answer(line))
+
+
+def _serve(path: Path) -> bool:
+    """Serve a name in this process, unless another one does; False: one does, or is about to."""
+    with _lock:
+        if path in _servers:
+            return True
+        # A lock of POSIX: children of a fork do not inherit it, so that it ends with this process alone.
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return False
+        found = os.fstat(lock)
+        age = max(0.0, time.time() - found.st_mtime) if found.st_size else math.inf
+        os.pwrite(lock, b".", 0)
+        path.unlink(missing_ok=True)
+        server = _servers[path] = _Server(path, lock, time.monotonic() - age)
+        threading.Thread(target=server.serve_forever, name="torchrl_agentic-leases", daemon=True).start()
+        return True
+
+
+def _forget() -> None:
+    """After a fork: the parent serves, and only it; our copy of its socket would outlive it."""
+    global _lock
+    _lock = threading.Lock()
+    for server in _servers.values():
+        server.socket.close()
+        os.close(server.lock_file)
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _folder() -> Path:
+    """Give a folder that belongs to this user alone.
+
+    Raises:
+        PermissionError: it belongs to somebody else, or others may enter it.
+    """
+    folder = Path(
+        os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), f"torchrl_agentic-{os.getuid()}"
+    )
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} has to be a folder that belongs to this user alone")
+    return folder

@@ -1,0 +1,66 @@
+"""Leases over a Ray cluster: a named actor gives them out, and outlives the jobs that use it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.limits.lease import Lease, LeaseServer, LimitsDiffer, Report
+
+NAMESPACE = "torchrl_agentic"
+
+
+class LeaseActor:
+    """A `LeaseServer` as an actor. Begun anew after its node has failed, it waits until old leases end."""
+
+    def __init__(self) -> None:
+        self._server = LeaseServer(time.monotonic())
+
+    def sync(self, report: Report) -> Lease | LimitsDiffer:
+        """Take a report; a refusal is a value here, since Ray would wrap an exception."""
+        try:
+            return self._server.sync(report, time.monotonic())
+        except LimitsDiffer as error:
+            return error
+
+
+class RayTransport:
+    """Reports to the actor of one name.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        RuntimeError: it is not initialised.
+    """
+
+    def __init__(self, name: str) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtra("a limiter over a Ray cluster", "ray", "ray") from None
+        if not ray.is_initialized():
+            raise RuntimeError("a limiter over Ray needs ray.init() first")
+        self._ray: Any = ray
+        self._name = f"limiter:{name}"
+        self._actor: Any = None
+
+    def sync(self, report: Report, timeout: float) -> Lease:
+        """Exchange a report for a lease; see `Transport`."""
+        ray = self._ray
+        if not ray.is_initialized():  # else the next line would start a cluster
+            raise ConnectionError("Ray has been shut down")
+        try:
+            if self._actor is None:
+                options = {"name": self._name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+                remote = ray.remote(LeaseActor).options(get_if_exists=True, max_restarts=-1, **options)
+                self._actor = remote.remote()
+                timeout = max(timeout, 60.0)  # a worker process starts for it
+            answer = ray.get(self._actor.sync.remote(report), timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError("the actor that gives out the leases did not answer in time") from None
+        except (ray.exceptions.RayError, ValueError) as error:
+            self._actor = None  # it may have moved, or be gone
+            raise ConnectionError(f"the actor that gives out the leases: {error}") from error
+        if isinstance(answer, LimitsDiffer):
+            raise answer
+        return answer
