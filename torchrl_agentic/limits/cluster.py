@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -31,6 +32,10 @@ class Transport(Protocol):
             LimitsDiffer: others use the limiter with other limits.
             OSError: the server cannot be reached, or did not answer in time.
         """
+        ...
+
+    def close(self) -> None:
+        """Hang up; a later `sync` calls again."""
         ...
 
 
@@ -92,6 +97,7 @@ class ClusterRateLimiter(Limiter):
         self._is_asleep = False
         self.reports = 0
         self._transport = _transport(self.name, self._over)
+        weakref.finalize(self, self._transport.close)
         self._exchange()
 
     def stats(self) -> LimiterStats:

@@ -45,10 +45,10 @@ class MachineTransport:
             try:
                 return self._ask(line, until)
             except TimeoutError:
-                self._hang_up()
+                self.close()
                 raise
             except OSError:
-                self._hang_up()
+                self.close()
                 if not _serve(self._path):
                     time.sleep(RETRY_S)
                 if time.monotonic() >= until:
@@ -76,7 +76,8 @@ class MachineTransport:
         fields["starts"] = tuple(fields["starts"])
         return Lease(**fields)
 
-    def _hang_up(self) -> None:
+    def close(self) -> None:
+        """Hang up; see `Transport`."""
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 self._stream.close()

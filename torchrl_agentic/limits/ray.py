@@ -64,3 +64,6 @@ class RayTransport:
         if isinstance(answer, LimitsDiffer):
             raise answer
         return answer
+
+    def close(self) -> None:
+        """Do nothing: Ray keeps the connections."""

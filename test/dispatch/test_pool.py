@@ -1,0 +1,147 @@
+"""Blocking work of many callers: bounded, in order, and nothing that goes wrong keeps a slot."""
+
+import asyncio
+import os
+import threading
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from torchrl_agentic import InfrastructureError
+from torchrl_agentic.dispatch import ExecutionPool, PoolMode, init_execution_pool
+from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
+
+
+@pytest.fixture(params=["thread", "process"])
+async def pool(request: pytest.FixtureRequest) -> AsyncGenerator[ExecutionPool]:
+    async with init_execution_pool(
+        4, enable_global_rate_limit=False, rate_limit=2, mode=request.param
+    ) as pool:
+        yield pool
+
+
+async def test_work_runs_where_it_was_asked_to():
+    for mode, elsewhere in ((PoolMode.ThreadMode, False), (PoolMode.ProcessMode, True)):
+        async with init_execution_pool(2, False, 2, mode) as pool:
+            assert (await pool.execute(os.getpid) != os.getpid()) is elsewhere
+
+
+async def test_results_come_in_the_order_of_their_calls(pool: ExecutionPool):
+    captured = 10  # functions travel by value, with what they have captured
+
+    def work(number: int, *, factor: int) -> int:
+        time.sleep(0.01 * (3 - number % 3))
+        return captured + number * factor
+
+    found = await asyncio.gather(*(pool.execute(work, number, factor=2) for number in range(8)))
+    assert found == [10 + 2 * number for number in range(8)]
+
+
+async def test_no_more_run_at_once_than_the_limit(pool: ExecutionPool, tmp_path: Path):
+    """Each counts those that have begun and not ended, in files that all processes see."""
+
+    def work(number: int, folder: str) -> int:
+        mine = Path(folder, str(number))
+        mine.touch()
+        seen = 0
+        for _ in range(20):
+            seen = max(seen, len(os.listdir(folder)))
+            time.sleep(0.002)
+        mine.unlink()
+        return seen
+
+    seen = await asyncio.gather(*(pool.execute(work, number, str(tmp_path)) for number in range(6)))
+    assert max(seen) <= 2
+
+
+async def test_an_error_reaches_its_caller_and_gives_the_slot_back(pool: ExecutionPool):
+    """Of 20 calls one is rotten; the other 19 are untouched."""
+
+    def work(number: int) -> int:
+        if number == 10:
+            raise KeyError("rotten")
+        return number
+
+    calls = [pool.execute(work, number) for number in range(20)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(found.pop(10), KeyError)
+    assert found == [number for number in range(20) if number != 10]
+    assert pool.limiter is not None
+    assert pool.limiter.stats().in_flight == 0
+
+
+async def test_an_error_that_cannot_travel_says_what_it_was():
+    class Stubborn(Exception):
+        def __reduce__(self) -> str:
+            raise TypeError("no")
+
+    def work() -> None:
+        raise Stubborn("deep inside")
+
+    async with init_execution_pool(1, False, None, "process") as pool:
+        with pytest.raises(RuntimeError, match="Stubborn: deep inside"):
+            await pool.execute(work)
+
+
+async def test_a_cancelled_call_gives_slot_and_worker_up(pool: ExecutionPool):
+    hung = [asyncio.create_task(pool.execute(time.sleep, 600)) for _ in range(2)]
+    assert pool.limiter is not None
+    while pool.limiter.stats().in_flight < 2:
+        await asyncio.sleep(0.01)
+    for task in hung:
+        task.cancel()
+    await asyncio.gather(*hung, return_exceptions=True)
+    assert await asyncio.wait_for(pool.execute(os.getpid), 30)
+    assert pool.limiter.stats().in_flight == 0
+
+
+async def test_a_process_that_dies_takes_no_other_call_along():
+    async with init_execution_pool(2, False, None, "process") as pool:
+        dies, lives = await asyncio.gather(
+            pool.execute(os._exit, 3), pool.execute(os.getpid), return_exceptions=True
+        )
+        assert isinstance(dies, InfrastructureError)
+        assert isinstance(lives, int)
+        assert await pool.execute(os.getpid)
+
+
+async def test_threads_work_at_the_same_time():
+    barrier = threading.Barrier(3)
+    async with init_execution_pool(3, False, None) as pool:
+        await asyncio.wait_for(asyncio.gather(*(pool.execute(barrier.wait) for _ in range(3))), 10)
+
+
+async def test_a_limit_for_all_is_shared_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    name = uuid.uuid4().hex
+    one, other = (init_execution_pool(4, rate_limit=1, name=name, over="here") for _ in range(2))
+    assert isinstance(one.limiter, ClusterRateLimiter)
+    async with one.limiter.slot():
+        call = asyncio.create_task(other.execute(os.getpid))
+        done, _ = await asyncio.wait([call], timeout=0.3)
+        assert not done
+    assert await asyncio.wait_for(call, 20) == os.getpid()
+    for pool in (one, other):
+        await pool.close()
+
+
+def test_the_limit_can_be_this_processs_own_or_none():
+    assert isinstance(init_execution_pool(1, False, 3).limiter, RateLimiter)
+    assert init_execution_pool(1, rate_limit=None).limiter is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"num_workers": 0}, "num_workers"),
+        ({}, "name="),
+        ({"mode": "rocket"}, "rocket"),
+        ({"rate_limit": 0, "name": "x"}, "max_concurrent"),
+    ],
+)
+def test_what_means_nothing_is_refused(bad: dict, says: str):
+    with pytest.raises(ValueError, match=says):
+        init_execution_pool(**bad)

@@ -1,0 +1,64 @@
+"""What a process does that shares a limiter with others; each writes when its calls begin and end."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torchrl_agentic.limits import ClusterRateLimiter
+
+
+async def call_for(limiter: ClusterRateLimiter, log: Path, seconds: float, at_once: int) -> None:
+    """Call as often as the limiter allows, for some seconds."""
+    until = time.monotonic() + seconds
+    with log.open("a") as file:
+
+        async def one() -> None:
+            while time.monotonic() < until:
+                async with limiter.slot():
+                    began = time.monotonic()
+                    await asyncio.sleep(0.005)
+                    print(began, time.monotonic(), file=file)
+
+        await asyncio.gather(*(one() for _ in range(at_once)))
+
+
+def overlap(logs: list[Path]) -> int:
+    """Count how many calls ran at once, at most."""
+    events: list[tuple[float, int]] = []
+    for log in logs:
+        for line in log.read_text().splitlines():
+            began, ended = map(float, line.split())
+            events += [(began, 1), (ended, -1)]
+    most = now = 0
+    for _, change in sorted(events):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def calls(log: Path) -> int:
+    """Count the calls of a process."""
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def main(name: str, limit: str, log: str, seconds: str, over: str) -> None:
+    """Call under a limiter; `hold` for seconds: take all of it, say so, and never give it back."""
+    limiter = ClusterRateLimiter(name, max_concurrent=int(limit), ttl=0.5, over=over)  # type: ignore[arg-type]
+    if seconds == "hold":
+        asyncio.run(hold(limiter, int(limit), lambda: print("held", flush=True)))
+    else:
+        asyncio.run(call_for(limiter, Path(log), float(seconds), int(limit) * 2))
+
+
+async def hold(limiter: ClusterRateLimiter, limit: int, say: Callable[[], object]) -> None:
+    """Take all slots, say so, and keep them."""
+    for _ in range(limit):
+        await limiter.slot().acquire()
+    say()
+    await asyncio.sleep(600)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,224 @@
+"""Processes that name the same limiter keep its limits together, whoever of them dies."""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from sharing import calls, overlap
+
+from torchrl_agentic import InfrastructureError
+from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
+from torchrl_agentic.limits.lease import Lease, LeaseServer, Report
+
+SHARING = Path(__file__).with_name("sharing.py")
+TTL = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid.uuid4().hex
+
+
+def _start(name: str, limit: int, log: Path, seconds: float | str) -> subprocess.Popen[str]:
+    words = [sys.executable, str(SHARING), name, str(limit), str(log), str(seconds), "machine"]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def _ended(*processes: subprocess.Popen[str]) -> Generator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_processes_keep_a_limit_together_and_none_is_left_out(name: str, tmp_path: Path):
+    logs = [tmp_path / str(number) for number in range(3)]
+    processes = [_start(name, 4, log, 1.5) for log in logs]
+    with _ended(*processes):
+        assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert overlap(logs) <= 4
+    assert min(map(calls, logs)) > 20
+
+
+def test_whoever_serves_may_be_killed_and_the_limit_holds(name: str, tmp_path: Path):
+    logs = [tmp_path / str(number) for number in range(3)]
+    first = _start(name, 2, logs[0], "hold")
+    with _ended(first):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        others = [_start(name, 2, log, 4) for log in logs[1:]]
+        with _ended(*others):
+            time.sleep(1)
+            first.kill()
+            assert [process.wait(60) for process in others] == [0, 0]
+    assert overlap(logs[1:]) <= 2
+    assert min(map(calls, logs[1:])) > 0
+
+
+async def test_what_a_killed_process_held_comes_back(name: str, tmp_path: Path):
+    limiter = ClusterRateLimiter(name, max_concurrent=3, ttl=TTL, over="machine")
+    holder = _start(name, 3, tmp_path / "log", "hold")
+    with _ended(holder):
+        assert holder.stdout is not None
+        await asyncio.to_thread(holder.stdout.readline)
+        waiting = asyncio.create_task(limiter.wait())
+        done, _ = await asyncio.wait([waiting], timeout=2 * TTL)
+        assert not done
+        holder.kill()
+        await asyncio.wait_for(waiting, 10)
+        limiter.release()
+
+
+async def test_limits_of_other_names_are_others(name: str):
+    one = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL, over="machine")
+    other = ClusterRateLimiter(name + "2", max_concurrent=1, ttl=TTL, over="machine")
+    async with one.slot(), other.slot():
+        assert one.stats().in_flight == other.stats().in_flight == 1
+
+
+async def test_a_pickled_limiter_shares_the_limits(name: str):
+    one = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL, over="machine")
+    other = pickle.loads(pickle.dumps(one))
+    async with one.slot():
+        waiting = asyncio.create_task(other.wait())
+        done, _ = await asyncio.wait([waiting], timeout=2 * TTL)
+        assert not done
+    await asyncio.wait_for(waiting, 10)
+    other.release()
+
+
+async def test_other_limits_for_a_name_in_use_are_refused(name: str):
+    one = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
+    async with one.slot():
+        with pytest.raises(LimitsDiffer, match="max_concurrent=2"):
+            ClusterRateLimiter(name, max_concurrent=3, ttl=TTL, over="machine")
+
+
+async def test_calls_need_no_report_each(name: str):
+    limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
+    for _ in range(2000):
+        async with limiter.slot():
+            pass
+    assert limiter.reports < 200
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process")
+async def test_a_forked_child_has_a_lease_of_its_own(name: str):
+    limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
+    async with limiter.slot():
+        program = f"""
+import asyncio, os
+from torchrl_agentic.limits import ClusterRateLimiter
+limiter = ClusterRateLimiter({name!r}, max_concurrent=2, ttl={TTL}, over="machine")
+async def call():
+    async with limiter.slot():
+        print("ran", limiter.stats().in_flight, flush=True)
+asyncio.run(call())
+if not os.fork():
+    asyncio.run(call())
+    os._exit(0)
+os.wait()
+"""
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+        out, _ = await asyncio.wait_for(child.communicate(), 30)
+    assert out == b"ran 1\nran 1\n"
+
+
+class _Cut:
+    """A `Transport` to a server here, whose line can be cut."""
+
+    def __init__(self) -> None:
+        self.server = LeaseServer(float("-inf"))
+        self.is_cut = False
+
+    def sync(self, report: Report, timeout: float) -> Lease:
+        if self.is_cut:
+            raise ConnectionError("cut")
+        return self.server.sync(report, time.monotonic())
+
+    def close(self) -> None:
+        pass
+
+
+async def test_without_contact_calls_end_before_others_get_their_share(name: str):
+    line = _Cut()
+    limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=line)
+    began = asyncio.Event()
+
+    async def call() -> None:
+        async with limiter.slot():
+            began.set()
+            await asyncio.sleep(600)
+
+    task = asyncio.create_task(call())
+    await began.wait()
+    line.is_cut = True
+    with pytest.raises(InfrastructureError, match="lost"):
+        await asyncio.wait_for(task, 10)
+    waiting = asyncio.create_task(limiter.wait())
+    done, _ = await asyncio.wait([waiting], timeout=TTL)
+    assert not done  # nothing starts without contact
+    line.is_cut = False
+    await asyncio.wait_for(waiting, 10)
+    limiter.release()
+
+
+async def test_a_rate_is_kept_together(name: str):
+    """The burst of 3 at once, and then one each 50 ms, whoever calls."""
+    one, other = (
+        ClusterRateLimiter(name, rate_per_second=20, burst=3, ttl=TTL, over="machine") for _ in range(2)
+    )
+    starts: list[float] = []
+
+    async def call(limiter: ClusterRateLimiter) -> None:
+        async with limiter.slot():
+            starts.append(time.monotonic())
+
+    await asyncio.gather(*(call(limiter) for limiter in (one, other) for _ in range(8)))
+    for first, start in enumerate(starts):
+        for count, later in enumerate(starts[first:], 1):
+            assert count <= 20 * (later - start + 0.3) + 3
+
+
+async def test_an_overload_is_told_to_all(name: str):
+    one, other = (ClusterRateLimiter(name, max_concurrent=8, ttl=TTL, over="machine") for _ in range(2))
+    async with one.slot():
+        one.overloaded(retry_after=0.2)
+        while one.stats().overloads == 0:
+            await asyncio.sleep(0.01)
+    async with other.slot():
+        assert other.stats().concurrent == 4
+
+
+def test_a_folder_that_others_can_enter_is_refused(name: str, tmp_path: Path):
+    (tmp_path / f"torchrl_agentic-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="this user alone"):
+        ClusterRateLimiter(name, max_concurrent=1, over="machine")
+
+
+@pytest.mark.parametrize("bad", [{"ttl": 0}, {"max_concurrent": 0}, {"over": "carrier pigeon"}])
+def test_what_means_nothing_is_refused(name: str, bad: dict):
+    with pytest.raises(ValueError, match=next(iter(bad)) if "over" not in bad else "pigeon"):
+        ClusterRateLimiter(name, **bad)
+
+
+def test_a_limiter_needs_a_name():
+    with pytest.raises(ValueError, match="name"):
+        ClusterRateLimiter("", max_concurrent=1)
