@@ -130,7 +130,7 @@ class ToolResult:
 
     `is_error` follows from `status`; give either. `stop` ends the trajectory after this turn. `reward` and
     `metrics` are the tool's own, None and empty where it has none. The dispatcher fills in `timing` and
-    notes.
+    notes; a tool that waits in a line of its own gives the seconds of that as `timing.queue_s`.
     """
 
     parts: tuple[ToolResultPart, ...] = ()

@@ -98,6 +98,8 @@ class Tool(ABC):
     name: what the model writes; unique in a ToolCompose. description, input_schema: what the model is told.
     output_schema: for readers. wants_state: whether `ToolContext.state` is filled. effects: see `Effects`;
     None means PURE for a tool without sessions and `Effects(writes=[name])` for a tool with them.
+    has_deadline: whether it waits in a line of its own, and ends by itself: no `per_call_timeout` then, and
+    the waiting that `ToolResult.timing` tells of counts as such.
     """
 
     name: str = ""
@@ -106,6 +108,7 @@ class Tool(ABC):
     output_schema: Schema | None = None
     wants_state: bool = False
     effects: Effects | None = None
+    has_deadline: bool = False
 
     @abstractmethod
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:

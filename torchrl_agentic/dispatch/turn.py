@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.dispatch.schedule import dependencies
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.limits import Slot
+from torchrl_agentic.limits.base import LOST
 from torchrl_agentic.messages import (
     JSON,
     ParsedCall,
@@ -152,7 +153,7 @@ class TurnRun:
                 entry.slot = bound.limiter.slot()
                 await entry.slot.acquire()
             entry.began = self._loop.time()
-            timeout = dispatcher.per_call_timeout
+            timeout = None if bound.tool.has_deadline else dispatcher.per_call_timeout
             if timeout is not None:
                 entry.timer = self._loop.call_later(timeout, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
@@ -182,6 +183,8 @@ class TurnRun:
             reason = f": {error}" if str(error) else ""
             return sound(_failure(Status.TIMEOUT, f"Error: {name} timed out{reason}"))
         if isinstance(error, asyncio.CancelledError):
+            if entry.slot is not None and entry.slot.is_lost:
+                return _failure(Status.INFRA, f"Error: {name} is not available at the moment: {LOST}")
             return _failure(Status.CANCELLED, f"Error: {name} was cancelled")
         return self._crash(entry, error)
 
@@ -242,6 +245,8 @@ class TurnRun:
             return
         now = self._loop.time()
         began = entry.began if entry.began is not None else now
+        if result.timing is not None:  # of a tool that waits in a line of its own
+            began = min(now, began + result.timing.queue_s)
         timing = Timing(self._started, began - self._started_at, now - began)
         # The result is ours: made here, or copied from what the tool returned and may return again.
         object.__setattr__(result, "timing", timing)

@@ -1,0 +1,243 @@
+"""The tool `code_interpreter`: a model's Python in a Sandbox Fusion service."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import signal
+from collections.abc import Mapping, Sequence
+
+from torchrl_agentic.messages import (
+    JSON,
+    FileRefPart,
+    ImagePart,
+    Status,
+    TextPart,
+    Timing,
+    ToolResult,
+    ToolResultPart,
+)
+from torchrl_agentic.schema import Schema
+from torchrl_agentic.tool import Tool, ToolContext
+from torchrl_agentic.tools.sandbox_fusion.client import (
+    LANGUAGES,
+    Outcome,
+    RunResult,
+    SandboxFusionClient,
+    service_url,
+)
+from torchrl_agentic.tools.service import Patience, shared_limiter
+from torchrl_agentic.tools.text import middle_out
+
+_STATUS = {
+    Outcome.SUCCESS: Status.OK,
+    Outcome.COMPILE_TIMEOUT: Status.TIMEOUT,
+    Outcome.RUN_TIMEOUT: Status.TIMEOUT,
+}
+
+
+class SandboxFusionTool(Tool):
+    """Runs each call from scratch in a Sandbox Fusion service. The model chooses the code, and nothing else.
+
+    Args:
+        sandbox_fusion_url: of the service, or of its `/run_code`; None: that in SANDBOX_FUSION_ENDPOINT.
+            `torchrl-agentic serve sandbox` starts one here.
+        num_workers: how many calls of this process are under way at once.
+        rate_limit: how many of all processes are; with enable_global_rate_limit=False, of this one alone.
+            None: no limit. The limit belongs to the service: tools that name the same URL share it.
+        default_timeout: seconds that the code may run, and as many for compiling it.
+        default_language: one of the languages of the service.
+        memory_limit_mb: -1 for none.
+        files: path → content, put beside the code. fetch_files: paths that come back, as `FileRefPart`s
+            and, for images, as `ImagePart`s.
+        jupyter: run the code as a cell, whose last value and figures are shown.
+        cap_output: keep long output of Python from blocking the service, see `capped`.
+        patience: how long to go on where the service is busy or fails.
+        output_max_chars: longer output loses its middle.
+
+    Raises:
+        ValueError: no URL, no such language, or a number that means nothing.
+    """
+
+    name: str = "code_interpreter"
+    description: str = "A tool for executing code."
+    input_schema: Schema = {  # noqa: RUF012  read only
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The code to execute."}},
+        "required": ["code"],
+    }
+    has_deadline: bool = True
+
+    def __init__(
+        self,
+        sandbox_fusion_url: str | None = None,
+        *,
+        name: str = "code_interpreter",
+        description: str | None = None,
+        num_workers: int = 10,
+        rate_limit: int | None = 10,
+        default_timeout: float = 30.0,
+        default_language: str = "python",
+        enable_global_rate_limit: bool = True,
+        memory_limit_mb: int = 1024,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        jupyter: bool = False,
+        cap_output: bool = True,
+        patience: Patience | None = None,
+        output_max_chars: int = 8192,
+    ) -> None:
+        if not default_timeout > 0:
+            raise ValueError(f"default_timeout must be above 0 seconds; got {default_timeout}")
+        if default_language not in LANGUAGES:
+            raise ValueError(f"no language {default_language!r}; there are {', '.join(LANGUAGES)}")
+        if not (memory_limit_mb > 0 or memory_limit_mb == -1):
+            raise ValueError(f"memory_limit_mb must be above 0, or -1 for none; got {memory_limit_mb}")
+        for what, number in (("num_workers", num_workers), ("rate_limit", rate_limit)):
+            if number is not None and number < 1:
+                raise ValueError(f"{what} must be 1 or more; got {number}")
+        self.name = name
+        self.description = self.description if description is None else description
+        self.url = service_url(sandbox_fusion_url)
+        self.num_workers, self.rate_limit = num_workers, rate_limit
+        self.default_timeout, self.default_language = default_timeout, default_language
+        self.enable_global_rate_limit = enable_global_rate_limit
+        self.memory_limit_mb = memory_limit_mb
+        self.files, self.fetch_files = dict(files or {}), tuple(fetch_files)
+        self.jupyter, self.cap_output = jupyter, cap_output
+        self.patience = patience or Patience()
+        self.output_max_chars = output_max_chars
+        self._client: SandboxFusionClient | None = None
+
+    def spec(self) -> dict[str, JSON]:
+        """Describe the tool as verl does, with `strict`."""
+        found = super().spec()
+        found["function"] = {**found["function"], "strict": False}
+        return found
+
+    async def setup(self) -> None:
+        """Join those that share the limit of the service."""
+        limiter = shared_limiter(f"sandbox_fusion {self.url}", self.rate_limit, self.enable_global_rate_limit)
+        self._client = SandboxFusionClient(
+            self.url, limiter=limiter, max_connections=self.num_workers, patience=self.patience
+        )
+
+    async def teardown(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
+
+    @property
+    def client(self) -> SandboxFusionClient:
+        """What talks to the service, for rewards under the same limit.
+
+        Raises:
+            RuntimeError: the tool is not set up.
+        """
+        if self._client is None:
+            raise RuntimeError(f"{self.name!r} is not set up: await tool.setup() first")
+        return self._client
+
+    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
+        """Run the code, and show what it printed and how it ended."""
+        del ctx
+        if self._client is None:
+            await self.setup()
+        code = str(args["code"])
+        if self.jupyter:
+            result = await self.client.run_jupyter(
+                [code],
+                total_timeout=self.default_timeout,
+                memory_limit_mb=self.memory_limit_mb,
+                files=self.files,
+                fetch_files=self.fetch_files,
+            )
+        else:
+            result = await self.client.run_code(
+                code,
+                language=self.default_language,
+                run_timeout=self.default_timeout,
+                memory_limit_mb=self.memory_limit_mb,
+                files=self.files,
+                fetch_files=self.fetch_files,
+                cap_output=self.cap_output,
+            )
+        return self._shown(result)
+
+    def _shown(self, result: RunResult) -> ToolResult:
+        text = self._text(result)
+        shown = middle_out(text, self.output_max_chars)
+        parts: list[ToolResultPart] = [TextPart(shown)]
+        parts += [image for item in result.display for image in _images(item)]
+        for path, data in result.files.items():
+            kind = _image_type(data)
+            parts.append(FileRefPart(path, kind))
+            if kind is not None:
+                parts.append(ImagePart(data, kind))
+        meta = {
+            "outcome": str(result.outcome),
+            "exit_code": result.exit_code,
+            "signal": _signal(result.exit_code),
+            "run_seconds": result.seconds,
+            "compile_seconds": result.compile_seconds,
+            "tries": result.tries,
+            "pod": result.pod,
+            "truncated": shown != text,
+            "undecodable": result.undecodable,
+        }
+        status = _STATUS.get(result.outcome, Status.ERROR)
+        return ToolResult(
+            tuple(parts), meta=meta, status=status, timing=Timing(0.0, result.queue_s, result.run_s)
+        )
+
+    def _text(self, result: RunResult) -> str:
+        lines = [result.stdout.rstrip("\n")] if result.stdout.strip() else []
+        for item in result.display:
+            if item.get("text/plain") and not _images(item):
+                lines.append(str(item["text/plain"]))
+        if result.stderr.strip():
+            lines.append(f"[stderr]\n{result.stderr.rstrip()}")
+        for error in result.errors:
+            trace: JSON = error.get("traceback") or [f"{error.get('ename')}: {error.get('evalue')}"]
+            lines.append(trace if isinstance(trace, str) else "\n".join(map(str, trace)))
+        if result.outcome in (Outcome.COMPILE_FAILED, Outcome.COMPILE_TIMEOUT):
+            lines.append(f"[compiling failed]\n{result.compile_output.rstrip()}".rstrip())
+        seconds = f"{self.default_timeout:g} s"
+        if result.outcome is Outcome.COMPILE_TIMEOUT:
+            lines.append(f"[compiling was stopped after {seconds}]")
+        elif result.outcome is Outcome.RUN_TIMEOUT:
+            lines.append(f"[stopped after {seconds}]")
+        elif name := _signal(result.exit_code):
+            lines.append(f"[killed by {name}]")
+        elif result.outcome is Outcome.RUN_FAILED and not result.errors:
+            lines.append(f"[exit {result.exit_code}]")
+        return "\n".join(lines) or "[no output]"
+
+
+def _signal(exit_code: int | None) -> str | None:
+    if exit_code is None or exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def _images(item: Mapping[str, JSON]) -> list[ImagePart]:
+    """Give the images among what a cell has shown."""
+    found: list[ImagePart] = []
+    for kind in ("image/png", "image/jpeg"):
+        try:
+            data = base64.b64decode(str(item[kind])) if kind in item else b""
+        except binascii.Error:
+            continue
+        if _image_type(data) == kind:
+            found.append(ImagePart(data, kind))
+    return found
+
+
+def _image_type(data: bytes) -> str | None:
+    for start, kind in ((b"\x89PNG\r\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg")):
+        if data.startswith(start):
+            return kind
+    return None
