@@ -1,0 +1,229 @@
+"""A client retries what is worth it, holds no slot meanwhile, and never outlives its deadline."""
+
+import asyncio
+import email.utils
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrl_agentic.limits import CircuitOpen, RateLimiter
+from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
+from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, retry_after_s
+
+QUICK = Patience(deadline_s=5, tries=4, first_s=0.01, longest_s=0.02)
+OK = Reply(body={"fine": True})
+
+
+async def _ask(replies, *, patience=QUICK, limiter=None, timeout=2.0, check=None):
+    async with scripted_server(replies) as server:
+        async with ServiceClient("the service", limiter, patience=patience) as client:
+            try:
+                return await client.post(f"{server.url}/x", {"q": 1}, timeout=timeout, check=check), server
+            except ServiceError as error:
+                return error, server
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Reply(429),
+        Reply(502),
+        Reply(503),
+        Reply(504),
+        Reply(how="cut"),
+        Reply(body={"a": "b" * 50}, how="half"),
+    ],
+    ids=["429", "502", "503", "504", "cut", "half"],
+)
+async def test_what_may_pass_is_tried_again(bad):
+    answer, server = await _ask([bad, bad, OK])
+    assert answer.data == {"fine": True}
+    assert (answer.tries, len(server.requests)) == (3, 3)
+
+
+async def test_a_try_that_takes_too_long_is_tried_again():
+    answer, server = await _ask([Reply(how="hang"), OK], timeout=0.1)
+    assert answer.data == {"fine": True}
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (Reply(500, {"detail": "boom"}), "server"),
+        (Reply(200, b"<html>hello"), "garbage"),
+        (Reply(200, b""), "garbage"),
+        (Reply(200, b"[" * 100_000), "garbage"),
+    ],
+)
+async def test_what_will_not_pass_is_not(bad, reason):
+    error, server = await _ask([bad])
+    assert isinstance(error, ServiceError)
+    assert error.reason == reason
+    assert len(server.requests) == 1
+
+
+async def test_a_refusal_is_an_answer():
+    answer, _ = await _ask([Reply(422, {"detail": "no code"})])
+    assert (answer.status, answer.data) == (422, {"detail": "no code"})
+    answer, _ = await _ask([Reply(404, b"not here")])
+    assert (answer.status, answer.data) == (404, "not here")
+
+
+async def test_a_check_makes_failures_of_answers_that_look_fine():
+    def check(data):
+        if data.get("status") == "SandboxError":
+            raise ServiceError("the sandbox failed", "sandbox_error", is_transient=True)
+
+    answer, _ = await _ask([Reply(body={"status": "SandboxError"}), OK], check=check)
+    assert answer.tries == 2
+
+
+async def test_tries_come_to_an_end():
+    error, server = await _ask([Reply(503, b"busy")])
+    assert isinstance(error, ServiceError)
+    assert error.reason == "busy"
+    assert "503: busy" in str(error)
+    assert len(server.requests) == QUICK.tries
+
+
+async def test_the_deadline_bounds_tries_and_pauses_together():
+    """The service asks for an hour; the error says what it answered last."""
+    patience = Patience(deadline_s=0.3, tries=100, first_s=0.01)
+    began = asyncio.get_running_loop().time()
+    error, server = await _ask([Reply(429, headers={"Retry-After": "3600"})], patience=patience)
+    assert isinstance(error, ServiceError)
+    assert error.reason == "deadline"
+    assert "429" in str(error)
+    assert len(server.requests) == 1
+    assert asyncio.get_running_loop().time() - began < 3
+
+
+async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
+    error, _ = await _ask([Reply(how="hang")], timeout=60, patience=Patience(deadline_s=0.2))
+    assert isinstance(error, ServiceError)
+    assert error.reason == "deadline"
+
+
+async def test_no_slot_is_held_while_backing_off():
+    """The first call is told to come again; only if it lets go of the slot, the second one gets through."""
+    limiter = RateLimiter(max_concurrent=1)
+    second_came = asyncio.Event()
+
+    async def answer(path: str, data: dict) -> Reply:
+        if data["who"] == "second":
+            second_came.set()
+            return OK
+        if second_came.is_set():
+            return OK
+        return Reply(502)
+
+    async with scripted_server(answer) as server:
+        patience = Patience(deadline_s=10, tries=1000, first_s=0.02, longest_s=0.02)
+        async with ServiceClient("the service", limiter, patience=patience) as client:
+            first = asyncio.create_task(client.post(server.url, {"who": "first"}, timeout=5))
+            while not server.requests:
+                await asyncio.sleep(0.01)
+            await client.post(server.url, {"who": "second"}, timeout=5)
+            assert (await first).tries > 1
+    assert limiter.stats().in_flight == 0
+
+
+async def test_the_limiter_learns_from_what_the_service_says():
+    limiter = RateLimiter(max_concurrent=8)
+    await _ask([Reply(429), OK], limiter=limiter)
+    stats = limiter.stats()
+    assert (stats.overloads, stats.concurrent) == (1, 4)
+
+
+async def test_a_service_that_does_not_work_is_left_alone():
+    limiter = RateLimiter(break_after=2, break_seconds=60)
+    async with scripted_server([Reply(500)]) as server:
+        async with ServiceClient("the service", limiter, patience=QUICK) as client:
+            for _ in range(2):
+                with pytest.raises(ServiceError):
+                    await client.post(server.url, {}, timeout=1)
+            with pytest.raises(CircuitOpen):
+                await client.post(server.url, {}, timeout=1)
+    assert len(server.requests) == 2
+
+
+async def test_connections_are_used_again():
+    async with scripted_server([OK]) as server, ServiceClient("the service", max_connections=2) as client:
+        await asyncio.gather(*(client.post(server.url, {}, timeout=5) for _ in range(20)))
+    assert server.connections <= 2
+    assert len(server.requests) == 20
+
+
+async def test_a_cancelled_call_gives_its_slot_back():
+    limiter = RateLimiter(max_concurrent=1)
+    async with scripted_server([Reply(how="hang")]) as server:
+        async with ServiceClient("the service", limiter) as client:
+            task = asyncio.create_task(client.post(server.url, {}, timeout=60))
+            while not server.requests:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert limiter.stats().in_flight == 0
+
+
+async def test_nobody_there_is_said_so():
+    async with ServiceClient("the service", patience=QUICK) as client:
+        with pytest.raises(ServiceError, match="cannot be reached") as info:
+            await client.post("http://127.0.0.1:1/x", {}, timeout=1)
+    assert info.value.reason == "connection"
+
+
+async def test_waiting_is_told_apart_from_running():
+    limiter = RateLimiter(max_concurrent=1)
+    async with limiter.slot():
+        call = asyncio.create_task(_ask([OK], limiter=limiter))
+        await asyncio.sleep(0.1)
+    answer, _ = await call
+    assert answer.queue_s >= 0.09
+    assert answer.run_s < 0.09 + 1
+
+
+async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    answer, _ = await _ask([OK])
+    assert answer.data == {"fine": True}
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("0", None),
+        ("-3", None),
+        ("nan", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_retry_after_in_seconds(header, seconds):
+    assert retry_after_s(header, time.time()) == seconds
+
+
+def test_retry_after_as_a_date():
+    now = 1_700_000_000.0
+    assert retry_after_s(email.utils.formatdate(now + 30, usegmt=True), now) == 30
+    assert retry_after_s(email.utils.formatdate(now - 30, usegmt=True), now) is None
+
+
+@given(st.text() | st.floats().map(str))
+def test_no_retry_after_is_a_mistake_of_ours(header):
+    seconds = retry_after_s(header, 0.0)
+    assert seconds is None or seconds > 0 or math.isnan(seconds)
+
+
+@pytest.mark.parametrize("name", ["deadline_s", "tries", "first_s", "longest_s"])
+def test_patience_without_meaning_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        Patience(**{name: 0})

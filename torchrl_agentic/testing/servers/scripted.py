@@ -1,0 +1,99 @@
+"""An HTTP server that answers as it is told, rightly or not, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer.
+
+    body: JSON, or bytes as they are. how: whole; "half": the connection is cut in the middle of it; "cut":
+    nothing comes; "hang": nothing comes, ever.
+    """
+
+    status: int = 200
+    body: Any = field(default_factory=dict[str, Any])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    how: Literal["whole", "half", "cut", "hang"] = "whole"
+
+    def encoded(self) -> bytes:
+        """Give the bytes of the response."""
+        body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@dataclass(slots=True)
+class Scripted:
+    """The running server: its URL, the requests so far (path and JSON), and how many connections it saw."""
+
+    url: str = ""
+    requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    connections: int = 0
+    open_now: int = 0
+
+
+@contextlib.asynccontextmanager
+async def scripted_server(
+    replies: Sequence[Reply] | Callable[[str, Any], Any],
+) -> AsyncGenerator[Scripted]:
+    """Serve on loopback; after the last reply it comes again. Or a function of path and JSON, awaited."""
+    server = Scripted()
+    script = list(replies) if not callable(replies) else []
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def answer(path: str, data: Any) -> Reply:
+        if callable(replies):
+            return await replies(path, data)
+        return script.pop(0) if len(script) > 1 else script[0]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        server.connections += 1
+        server.open_now += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                path = head.split(b" ", 2)[1].decode()
+                lengths = [
+                    line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+                ]
+                data = json.loads(await reader.readexactly(int(lengths[0]))) if lengths else None
+                server.requests.append((path, data))
+                reply = await answer(path, data)
+                if reply.how == "hang":
+                    await reader.read()
+                if reply.how in ("cut", "hang"):
+                    return
+                encoded = reply.encoded()
+                writer.write(encoded if reply.how == "whole" else encoded[:-10])
+                await writer.drain()
+                if reply.how == "half":
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            server.open_now -= 1
+            tasks.discard(task)
+            writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    server.url = f"http://127.0.0.1:{port}"
+    try:
+        yield server
+    finally:
+        listening.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
