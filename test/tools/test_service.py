@@ -18,12 +18,14 @@ OK = Reply(body={"fine": True})
 
 
 async def _ask(replies, *, patience=QUICK, limiter=None, timeout=2.0, check=None):
-    async with scripted_server(replies) as server:
-        async with ServiceClient("the service", limiter, patience=patience) as client:
-            try:
-                return await client.post(f"{server.url}/x", {"q": 1}, timeout=timeout, check=check), server
-            except ServiceError as error:
-                return error, server
+    async with (
+        scripted_server(replies) as server,
+        ServiceClient("the service", limiter, patience=patience) as client,
+    ):
+        try:
+            return await client.post(f"{server.url}/x", {"q": 1}, timeout=timeout, check=check), server
+        except ServiceError as error:
+            return error, server
 
 
 @pytest.mark.parametrize(
@@ -141,13 +143,15 @@ async def test_the_limiter_learns_from_what_the_service_says():
 
 async def test_a_service_that_does_not_work_is_left_alone():
     limiter = RateLimiter(break_after=2, break_seconds=60)
-    async with scripted_server([Reply(500)]) as server:
-        async with ServiceClient("the service", limiter, patience=QUICK) as client:
-            for _ in range(2):
-                with pytest.raises(ServiceError):
-                    await client.post(server.url, {}, timeout=1)
-            with pytest.raises(CircuitOpen):
+    async with (
+        scripted_server([Reply(500)]) as server,
+        ServiceClient("the service", limiter, patience=QUICK) as client,
+    ):
+        for _ in range(2):
+            with pytest.raises(ServiceError):
                 await client.post(server.url, {}, timeout=1)
+        with pytest.raises(CircuitOpen):
+            await client.post(server.url, {}, timeout=1)
     assert len(server.requests) == 2
 
 
@@ -160,14 +164,16 @@ async def test_connections_are_used_again():
 
 async def test_a_cancelled_call_gives_its_slot_back():
     limiter = RateLimiter(max_concurrent=1)
-    async with scripted_server([Reply(how="hang")]) as server:
-        async with ServiceClient("the service", limiter) as client:
-            task = asyncio.create_task(client.post(server.url, {}, timeout=60))
-            while not server.requests:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+    async with (
+        scripted_server([Reply(how="hang")]) as server,
+        ServiceClient("the service", limiter) as client,
+    ):
+        task = asyncio.create_task(client.post(server.url, {}, timeout=60))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     assert limiter.stats().in_flight == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -65,10 +66,8 @@ async def scripted_server(
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 path = head.split(b" ", 2)[1].decode()
-                lengths = [
-                    line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
-                ]
-                data = json.loads(await reader.readexactly(int(lengths[0]))) if lengths else None
+                length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+                data = json.loads(await reader.readexactly(int(length[1]))) if length else None
                 server.requests.append((path, data))
                 reply = await answer(path, data)
                 if reply.how == "hang":
