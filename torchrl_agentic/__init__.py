@@ -19,11 +19,12 @@ _WHERE = {
     ),
     "schema": ("json_schema_from_pydantic", "validate_args"),
     "tool": ("Effects", "Tool", "ToolContext", "Toolset"),
-    "limits": ("RateLimiter",),
+    "limits": ("ClusterRateLimiter", "RateLimiter"),
     "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
     "records": ("Recorder", "read_records"),
     "tools": (
-        "FileEditTool", "FileReadTool", "FileWriteTool", "PythonTool", "ShellTool", "StopTool", "as_tool",
+        "FileEditTool", "FileReadTool", "FileWriteTool", "PythonTool", "SandboxFusionTool", "SearchTool",
+        "ShellTool", "StopTool", "as_tool",
     ),
     "ledger": ("TokenLedger",),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
@@ -36,6 +37,7 @@ __all__ = [
     "PARSERS",
     "AgentHistory",
     "CallError",
+    "ClusterRateLimiter",
     "DispatchResult",
     "Effects",
     "EndTrajectory",
@@ -54,6 +56,8 @@ __all__ = [
     "RateLimiter",
     "Recorder",
     "SandboxError",
+    "SandboxFusionTool",
+    "SearchTool",
     "ShellTool",
     "Status",
     "StopSignal",
@@ -86,7 +90,7 @@ __all__ = [
 if TYPE_CHECKING:
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
     from torchrl_agentic.ledger import TokenLedger
-    from torchrl_agentic.limits import RateLimiter
+    from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
     from torchrl_agentic.messages import (
         CallError,
         DispatchResult,
@@ -113,6 +117,8 @@ if TYPE_CHECKING:
         FileReadTool,
         FileWriteTool,
         PythonTool,
+        SandboxFusionTool,
+        SearchTool,
         ShellTool,
         StopTool,
         as_tool,

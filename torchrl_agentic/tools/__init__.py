@@ -1,22 +1,55 @@
 """Tools that come with the package.
 
-To add one: subclass `Tool` in a file of its own, and let a test inherit `testing.ToolContract`.
+To add one: subclass `Tool` in a file of its own, and let a test inherit `testing.ToolContract`. The names are
+loaded when they are first used: a tool that speaks HTTP takes longer to import than all the others.
 """
 
-from torchrl_agentic.errors import StopSignal
-from torchrl_agentic.tools.files import FileEditTool, FileReadTool, FileWriteTool
-from torchrl_agentic.tools.legacy import as_tool
-from torchrl_agentic.tools.python import PythonTool
-from torchrl_agentic.tools.shell import ShellTool
-from torchrl_agentic.tools.stop import StopTool
+from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from torchrl_agentic.errors import StopSignal
+
+if TYPE_CHECKING:
+    from torchrl_agentic.tools.files import FileEditTool, FileReadTool, FileWriteTool
+    from torchrl_agentic.tools.legacy import as_tool
+    from torchrl_agentic.tools.python import PythonTool
+    from torchrl_agentic.tools.sandbox_fusion import SandboxFusionClient, SandboxFusionTool
+    from torchrl_agentic.tools.search import SearchTool
+    from torchrl_agentic.tools.shell import ShellTool
+    from torchrl_agentic.tools.stop import StopTool
+
+_WHERE = {
+    "FileEditTool": "files",
+    "FileReadTool": "files",
+    "FileWriteTool": "files",
+    "PythonTool": "python",
+    "SandboxFusionClient": "sandbox_fusion",
+    "SandboxFusionTool": "sandbox_fusion",
+    "SearchTool": "search",
+    "ShellTool": "shell",
+    "StopTool": "stop",
+    "as_tool": "legacy",
+}
 __all__ = [
     "FileEditTool",
     "FileReadTool",
     "FileWriteTool",
     "PythonTool",
+    "SandboxFusionClient",
+    "SandboxFusionTool",
+    "SearchTool",
     "ShellTool",
     "StopSignal",
     "StopTool",
     "as_tool",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
