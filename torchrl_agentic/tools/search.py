@@ -19,8 +19,8 @@ BETWEEN_QUERIES = "\n---\n"
 class SearchTool(Tool):
     """Searches documents for several queries at once.
 
-    The result is the JSON `{"result": "Doc 1 (Title: …)\\n…"}` that models trained with verl know, queries
-    apart by `---`.
+    The result is the JSON that models trained with verl know: `{"result": "Doc 1 (Title: …) …"}`, with `---`
+    between queries.
 
     Args:
         retrieval_service_url: what takes `{queries, topk, return_scores}`, e.g. http://localhost:8000/retrieve;

@@ -79,7 +79,7 @@ async def scripted_server(
                 await writer.drain()
                 if reply.how == "half":
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             server.open_now -= 1
