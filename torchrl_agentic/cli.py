@@ -1,4 +1,4 @@
-"""The command line: `torchrl-agentic rollout …`, `torchrl-agentic check …`."""
+"""The command line: `torchrl-agentic rollout …`, `torchrl-agentic check …`, `torchrl-agentic serve …`."""
 
 from __future__ import annotations
 
@@ -221,6 +221,45 @@ def check_sandbox(
     from torchrl_agentic.cli_sandbox import try_cases
 
     raise typer.Exit(try_cases(name, only, Console()))
+
+
+@app.command("serve sandbox")
+def serve_sandbox(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8080,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(help="How many programs run at once; otherwise one more than there are processors."),
+    ] = None,
+    max_queue: Annotated[int, typer.Option(help="How many wait; others are told to come back later.")] = 256,
+    memory_mb: Annotated[int, typer.Option(help="How much memory a program may take, in MiB.")] = 1024,
+    max_body_mb: Annotated[int, typer.Option(help="How long a request may be, in MiB.")] = 32,
+) -> None:
+    """Run code that is sent over HTTP, each program in its own sandbox; the protocol is Sandbox Fusion's."""
+    from torchrl_agentic import cli_serve
+
+    code = cli_serve.serve_sandbox(
+        host,
+        port,
+        max_concurrency=max_concurrency,
+        max_queue=max_queue,
+        memory_mb=memory_mb,
+        max_body_mb=max_body_mb,
+    )
+    raise typer.Exit(code)
+
+
+@app.command("serve search")
+def serve_search(
+    path: Annotated[Path, typer.Argument(help="A folder of text files, or a .jsonl file of documents.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    topk: Annotated[int, typer.Option(help="How many documents a query gets if it does not say.")] = 3,
+) -> None:
+    """Search documents of this machine, as a retrieval service for search agents does, by BM25."""
+    from torchrl_agentic import cli_serve
+
+    raise typer.Exit(cli_serve.serve_search(path, host, port, topk=topk))
 
 
 def _check_parser(config: Path | None, name: str | None, model: str | None) -> None:

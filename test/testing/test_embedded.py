@@ -1,0 +1,35 @@
+"""`serving`: any ASGI application, in a thread or in a process of its own."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from torchrl_agentic.testing.servers.embedded import serving
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    """Say hello, to whatever is asked."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+
+def test_an_application_is_served_until_the_block_ends():
+    with serving(hello) as url:
+        assert httpx.get(url, trust_env=False).text == "hello"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, trust_env=False)
+
+
+def test_what_a_function_makes_is_served_by_another_process():
+    with serving("starlette.applications:Starlette") as url:
+        answer = httpx.get(url, trust_env=False, timeout=30)
+    assert answer.status_code == 404
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, trust_env=False)
+
+
+def test_a_process_that_cannot_start_refuses_connections():
+    with serving("torchrl_agentic.no_such_module:app") as url, pytest.raises(httpx.TransportError):
+        httpx.get(url, trust_env=False, timeout=30)

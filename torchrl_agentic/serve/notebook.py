@@ -1,0 +1,95 @@
+"""Runs cells, one after the other, in an interpreter of their own."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.repl import Repl, ReplDisplay, ReplResult
+from torchrl_agentic.repl.default import repl_in
+from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.serve.wire import CommandResult, Json, RunJupyter, jupyter_answer, refusal
+from torchrl_agentic.serve.workspace import fetch, put
+
+KERNEL = "python3"
+_NAMES = {"timeout": "CellTimeoutError", "died": "DeadKernelError", "limit": "ResourceLimitError"}
+_LIMIT = """\
+import resource
+with open("/proc/self/statm") as _file:
+    _most = int(_file.read().split()[0]) * resource.getpagesize() + {bytes}
+_hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (_most if _hard < 0 else min(_most, _hard),) * 2)
+del _file, _most, _hard, resource"""
+
+
+async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox]) -> Json:
+    """Run cells, and give the answer for whoever sent them. Later cells run after an error.
+
+    Raises:
+        BadRequest: the files cannot be written.
+    """
+    if request.kernel != KERNEL:
+        return refusal(
+            jupyter_answer(None, []), f"there is no kernel {request.kernel!r} here, only {KERNEL!r}"
+        )
+    try:
+        async with repl_in(make_sandbox()) as repl:
+            await put(repl.sandbox, request.files)
+            driver, cells = await _run(request, repl)
+            return jupyter_answer(driver, cells, await fetch(repl.sandbox, request.fetch_files))
+    except InfrastructureError as error:
+        return refusal(jupyter_answer(None, []), str(error))
+
+
+async def _run(request: RunJupyter, repl: Repl) -> tuple[CommandResult, list[Json]]:
+    """Run the cells until they have ended, or their time has."""
+    began = time.perf_counter()
+    cells: list[Json] = []
+    limited = False
+    for code in request.cells:
+        if request.memory_limit_MB > 0 and not limited:
+            await repl.execute(_LIMIT.format(bytes=request.memory_limit_MB << 20), timeout=None)
+            limited = True
+        left = request.total_timeout - (time.perf_counter() - began)
+        if left <= 0:
+            break
+        found = await repl.execute(code, timeout=min(left, request.cell_timeout or left))
+        cells.append(_cell(found))
+        if found.state_lost:
+            limited = False  # a new interpreter answers from now on
+    seconds = time.perf_counter() - began
+    if seconds >= request.total_timeout:
+        count = f"{len(cells)} of {len(request.cells)}"
+        said = f"the cells took more than {request.total_timeout:g} s; {count} were run"
+        return CommandResult("TimeLimitExceeded", seconds, None, "", said), cells
+    return CommandResult("Finished", seconds, 0, "", ""), cells
+
+
+def _cell(found: ReplResult) -> Json:
+    shown = [_display(each) for each in found.display]
+    if found.value is not None:
+        shown.append({"text/plain": found.value})
+    return {
+        "stdout": found.background + found.stdout,
+        "stderr": found.stderr,
+        "display": shown,
+        "error": _errors(found),
+    }
+
+
+def _display(shown: ReplDisplay) -> Json:
+    data = shown.data
+    return {shown.media_type: base64.b64encode(data).decode("ascii") if isinstance(data, bytes) else data}
+
+
+def _errors(found: ReplResult) -> list[Json]:
+    error = found.error
+    if error is not None:
+        return [
+            {"ename": error.ename, "evalue": error.evalue, "traceback": error.traceback.splitlines()},
+        ]
+    if found.status in _NAMES:
+        return [{"ename": _NAMES[found.status], "evalue": found.message, "traceback": [found.message]}]
+    return []

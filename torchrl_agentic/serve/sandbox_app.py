@@ -1,0 +1,114 @@
+"""A server that runs code in sandboxes of this machine, for clients that speak Sandbox Fusion's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from torchrl_agentic.sandbox import ResourceLimits, Sandbox, default_sandbox
+from torchrl_agentic.serve.admission import Admission
+from torchrl_agentic.serve.code import run_code
+from torchrl_agentic.serve.languages import Language, languages_in
+from torchrl_agentic.serve.notebook import run_jupyter
+from torchrl_agentic.serve.wire import Json, RunCode, RunJupyter
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+MAX_QUEUE = 256
+MAX_BODY_BYTES = 32 << 20
+MEMORY_BYTES = 1 << 30
+"""How much memory all processes of a run may take together."""
+MAX_PROCESSES = 64
+"""How many there may be of them; a runtime such as Node's starts a dozen threads, which count."""
+
+
+def run_limits(memory_bytes: int = MEMORY_BYTES) -> ResourceLimits:
+    """Give the limits of each run's sandbox; its time, and the memory of a process, come with the request."""
+    return ResourceLimits(
+        cpu_seconds=None,
+        wall_seconds=None,
+        memory_bytes=None,
+        memory_total_bytes=memory_bytes,
+        max_processes=MAX_PROCESSES,
+    )
+
+
+def default_concurrency() -> int:
+    """Give how many runs this machine has processors for, and one that starts meanwhile."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def sandbox_app(
+    *,
+    make_sandbox: Callable[[], Sandbox] | None = None,
+    max_concurrency: int | None = None,
+    max_queue: int = MAX_QUEUE,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> Starlette:
+    """Make the server: `POST /run_code`, `POST /run_jupyter`, `GET /v1/ping`.
+
+    Each request gets a sandbox of its own, which ends with the answer, or when the client hangs up. Of those
+    that come while all places are taken, `max_queue` wait, and the rest are answered with status 429 and
+    a header Retry-After.
+
+    Args:
+        make_sandbox: gives a new sandbox that is not open yet; None: the strongest of this machine, with
+            `run_limits()`.
+        max_concurrency: how many run at once; None: one more than there are processors. Time in the queue
+            does not count as time of the run.
+        max_queue: how many wait.
+        max_body_bytes: longer requests are answered with status 413.
+
+    Raises:
+        SandboxError: there is no sandbox on this machine.
+        MissingExtra: Starlette is not installed.
+        ValueError: a number makes no sense.
+    """
+    from torchrl_agentic.serve.http import Post, json_app
+
+    concurrency = default_concurrency() if max_concurrency is None else max_concurrency
+    runs = _Runs(
+        make_sandbox or (lambda: default_sandbox(run_limits())),
+        Admission(max_concurrency=concurrency, max_queue=max_queue),
+    )
+    return json_app(
+        {"/run_code": Post(RunCode, runs.code), "/run_jupyter": Post(RunJupyter, runs.jupyter)},
+        max_body_bytes=max_body_bytes,
+        start=runs.languages,
+    )
+
+
+class _Runs:
+    """Runs what it is asked to when there is a place for it."""
+
+    def __init__(self, make_sandbox: Callable[[], Sandbox], admission: Admission) -> None:
+        make_sandbox()  # a machine without one is told of it here
+        self._make_sandbox, self._admission = make_sandbox, admission
+        self._languages: Mapping[str, Language] | None = None
+        self._looking = asyncio.Lock()
+
+    async def languages(self) -> Mapping[str, Language]:
+        """Give the languages that programs may be written in; looked up once.
+
+        Raises:
+            SandboxError: a sandbox cannot be opened.
+        """
+        async with self._looking:
+            if self._languages is None:
+                async with self._make_sandbox() as sandbox:
+                    self._languages = await languages_in(sandbox)
+        return self._languages
+
+    async def code(self, request: RunCode) -> Json:
+        """Run a program."""
+        languages = await self.languages()
+        async with self._admission.place():
+            return await run_code(request, self._make_sandbox, languages)
+
+    async def jupyter(self, request: RunJupyter) -> Json:
+        """Run cells."""
+        async with self._admission.place():
+            return await run_jupyter(request, self._make_sandbox)

@@ -1,0 +1,146 @@
+"""What is sent to and from the server that runs code: the JSON of Sandbox Fusion."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+
+from torchrl_agentic.sandbox.inside.files import inside
+
+Json: TypeAlias = dict[str, Any]
+"""A JSON object as it goes over the wire."""
+Name = Literal[
+    "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust",
+    "cuda", "lua", "R", "perl", "D_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest",
+    "verilog", "python_gpu", "lean", "swift", "racket",
+]  # fmt: skip
+"""The languages that the protocol knows; which of them run here is another question."""
+
+
+def _decoded(data: object) -> object:
+    if not isinstance(data, str):
+        return data
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"a file is sent as base64: {error}") from None
+
+
+def _below_work(path: str) -> str:
+    try:
+        steps = inside(path)
+    except PermissionError as error:
+        raise ValueError(f"{error}; files are written below it, by relative paths") from None
+    if not steps:
+        raise ValueError(f"{path!r} is a folder, not a file")
+    return path
+
+
+Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
+Files = dict[Annotated[str, AfterValidator(_below_work)], Annotated[bytes | None, BeforeValidator(_decoded)]]
+
+
+class RunCode(BaseModel):
+    """A program to run. files: what lies beside it. fetch_files: what is sent back of it."""
+
+    code: str
+    language: Name
+    compile_timeout: Seconds = 10.0
+    run_timeout: Seconds = 10.0
+    memory_limit_MB: int = Field(-1, le=1 << 20)
+    stdin: str | None = None
+    files: Files = Field(default_factory=dict)
+    fetch_files: list[str] = Field(default_factory=list)
+
+
+class RunJupyter(BaseModel):
+    """Cells to run one after the other in a new interpreter. cell_timeout: of each cell; 0 for none."""
+
+    cells: list[str]
+    cell_timeout: Seconds = 0.0
+    total_timeout: Seconds = 45.0
+    memory_limit_MB: int = Field(-1, le=1 << 20)
+    kernel: str = "python3"
+    files: Files = Field(default_factory=dict)
+    fetch_files: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended.
+
+    status: "Error" if it could not be run, through no fault of its own. return_code: negative for a signal,
+    None if it was stopped at its time.
+    """
+
+    status: Literal["Finished", "Error", "TimeLimitExceeded"]
+    execution_time: float | None = None
+    return_code: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended by itself, with nothing to complain about."""
+        return self.status == "Finished" and self.return_code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The files that were asked for. missing: a sentence for each that cannot be had."""
+
+    files: Mapping[str, bytes]
+    missing: tuple[str, ...] = ()
+
+
+NOTHING = Fetched({})
+
+
+def code_answer(
+    compiled: CommandResult | None, ran: CommandResult | None, fetched: Fetched = NOTHING
+) -> Json:
+    """Make the answer to `/run_code`."""
+    status, message = _verdict([each for each in (compiled, ran) if each is not None], fetched)
+    return {
+        "status": status,
+        "message": message,
+        "compile_result": None if compiled is None else asdict(compiled),
+        "run_result": None if ran is None else asdict(ran),
+        **_ending(fetched),
+    }
+
+
+def jupyter_answer(driver: CommandResult | None, cells: list[Json], fetched: Fetched = NOTHING) -> Json:
+    """Make the answer to `/run_jupyter`."""
+    status, message = _verdict([] if driver is None else [driver], fetched)
+    return {
+        "status": status,
+        "message": message,
+        "driver": None if driver is None else asdict(driver),
+        "cells": cells,
+        **_ending(fetched),
+    }
+
+
+def refusal(answer: Json, message: str) -> Json:
+    """Say in an answer why nothing was run, or what was lost, without blaming the code."""
+    return {**answer, "status": "SandboxError", "message": message}
+
+
+def _verdict(results: list[CommandResult], fetched: Fetched) -> tuple[str, str]:
+    errors = [result.stderr or "" for result in results if result.status == "Error"]
+    if errors:
+        return "SandboxError", errors[0]
+    status = "Success" if all(result.succeeded for result in results) else "Failed"
+    return status, "; ".join(fetched.missing)
+
+
+def _ending(fetched: Fetched) -> Json:
+    files = {path: base64.b64encode(data).decode("ascii") for path, data in fetched.files.items()}
+    return {"executor_pod_name": os.environ.get("MY_POD_NAME"), "files": files}

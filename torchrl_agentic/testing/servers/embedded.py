@@ -1,0 +1,88 @@
+"""Runs a server on loopback: an ASGI application in a thread, or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from typing import Any
+
+from torchrl_agentic.errors import MissingExtra
+
+END_S = 20.0
+"""How long a server may take to end."""
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Generator[str]:
+    """Serve an application on a free port, and give its URL.
+
+    app: an ASGI application, served by a thread of this process; or "module:function", which makes one and is
+    called in a process of its own.
+
+    Raises:
+        MissingExtra: uvicorn is not installed.
+        RuntimeError: the application does not start, or end.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with _in_process(app, listening) if isinstance(app, str) else _in_thread(app, listening):
+            yield url
+
+
+@contextlib.contextmanager
+def _in_thread(app: Any, listening: socket.socket) -> Generator[None]:
+    server = _server(app)
+    thread = threading.Thread(target=_serve, args=(server, listening), daemon=True, name="serving")
+    thread.start()
+    try:
+        yield  # the socket takes connections already; they are served once the application has started
+    finally:
+        server.should_exit = True
+        thread.join(END_S)
+        if thread.is_alive():
+            raise RuntimeError(f"the server has not ended within {END_S:g} s")
+
+
+@contextlib.contextmanager
+def _in_process(factory: str, listening: socket.socket) -> Generator[None]:
+    fd = listening.fileno()
+    # Without -m's folder of the caller, the package might be another one than ours.
+    argv = [sys.executable, "-m", __name__, factory, str(fd)]
+    process = subprocess.Popen(
+        argv, pass_fds=(fd,), env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    )
+    listening.close()  # who connects after the process has died is refused, and does not wait for ever
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(END_S)
+
+
+def _server(app: Any) -> Any:
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtra("a server", "uvicorn", "serve") from None
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="auto", ws="none", timeout_graceful_shutdown=5
+    )
+    return uvicorn.Server(config)
+
+
+def _serve(server: Any, listening: socket.socket) -> None:
+    asyncio.run(server.serve(sockets=[listening]))
+
+
+if __name__ == "__main__":
+    module, _, function = sys.argv[1].partition(":")
+    _serve(
+        _server(getattr(importlib.import_module(module), function)()), socket.socket(fileno=int(sys.argv[2]))
+    )
