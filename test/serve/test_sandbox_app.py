@@ -15,7 +15,14 @@ import httpx
 import pytest
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
-from torchrl_agentic.sandbox import ForkServerSandbox, Sandbox, zygotes
+from torchrl_agentic.sandbox import (
+    BubblewrapSandbox,
+    ForkServerSandbox,
+    LandlockSandbox,
+    Sandbox,
+    zygotes,
+)
+from torchrl_agentic.sandbox.default import tiers
 from torchrl_agentic.serve import sandbox_app as app_module
 from torchrl_agentic.serve.admission import Admission
 from torchrl_agentic.serve.refusals import Overloaded
@@ -187,6 +194,29 @@ async def test_a_sandbox_that_is_lost_is_a_sandbox_error(shared: Shared):
             assert "lost" in answer.json()["message"]
             again = (await client.post("/run_code", json=_program("print(1)"))).json()
             assert again["status"] == "Success"
+
+
+@pytest.mark.parametrize("kind", [BubblewrapSandbox, LandlockSandbox])
+def test_weaker_sandboxes_serve_too(kind: type[Sandbox]):
+    """There a program is a command: it is started, not forked."""
+    reason = dict(tiers())[kind]
+    if reason is not None:
+        pytest.skip(reason)
+    with (
+        serving(sandbox_app(make_sandbox=lambda: kind(run_limits()))) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as client,
+    ):
+        numpy = "import numpy, sys\nprint(input(), numpy.ones(2).sum())\nsys.exit(3)"
+        body = _program(numpy, stdin="in", memory_limit_MB=128, files={"a": "YQ=="}, fetch_files=["a"])
+        answer = client.post("/run_code", json=body).json()
+        assert (answer["run_result"]["stdout"], answer["run_result"]["stderr"]) == ("in 2.0\n", "")
+        assert (answer["status"], answer["run_result"]["return_code"]) == ("Failed", 3)
+        assert answer["files"] == {"a": "YQ=="}
+        body = _program("print(1, flush=True)\nwhile True: pass", run_timeout=0.5)
+        ran = client.post("/run_code", json=body).json()["run_result"]
+        assert (ran["status"], ran["stdout"]) == ("TimeLimitExceeded", "1\n")
+        cells = client.post("/run_jupyter", json={"cells": ["x = 1", "x"]}).json()["cells"]
+        assert cells[1]["display"] == [{"text/plain": "1"}]
 
 
 def _failing(error: Exception) -> Callable[[], Sandbox]:
