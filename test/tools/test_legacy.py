@@ -114,7 +114,10 @@ def gone(pid, seconds=20):
     """Whether a process ends, or waits only for its parent to look."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if not alive(pid) or Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):  # the second: it went while the file was read
             return True
         time.sleep(0.02)
     return False

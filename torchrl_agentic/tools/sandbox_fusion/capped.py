@@ -15,17 +15,38 @@ HEAD_BYTES, TAIL_BYTES = 48 << 10, 16 << 10
 _PROGRAM = r"""
 import base64, os, select, signal, sys
 def run():
-    code = base64.b64decode(@CODE@).decode("utf-8", "surrogatepass")
-    import builtins, linecache, types
-    main = types.ModuleType("__main__", None)
-    main.__file__, main.__builtins__ = "main.py", builtins
-    sys.modules["__main__"], sys.argv = main, ["main.py"]
-    linecache.cache["main.py"] = (len(code), None, code.splitlines(True), "main.py")
-    def show(kind, error, trace):
-        import traceback
-        traceback.print_exception(kind, error, trace and trace.tb_next)
-    hook, sys.excepthook = sys.excepthook, show
-    exec(compile(code, "main.py", "exec"), main.__dict__)
+    code = base64.b64decode(@CODE@)
+    import types
+    try:
+        with open(__file__, "wb") as file:  # tracebacks show its lines
+            file.write(code)
+    except OSError:
+        pass
+    old = sys.modules["__main__"].__dict__
+    main = types.ModuleType("__main__")
+    main.__dict__.update((name, old[name]) for name in old if name[:2] == "__" and name != "__doc__")
+    sys.modules["__main__"] = main
+    try:
+        return exec(compile(code, __file__, "exec"), main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        failed = error.with_traceback(error.__traceback__.tb_next)
+    try:
+        sys.excepthook(type(failed), failed, failed.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__.tb_next
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(failed), failed, failed.__traceback__)
+    if isinstance(failed, KeyboardInterrupt):
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    raise SystemExit(1)
 def read_along():
     ends = [os.pipe(), os.pipe()]
     child = os.fork()

@@ -170,6 +170,8 @@ class SandboxFusionClient:
                 "refused",
                 status=answer.status,
             )
+        if fields_of(answer.data) is None:
+            raise ServiceError(f"the sandbox service answered no result: {str(answer.data)[:300]}", "garbage")
         return answer
 
     async def close(self) -> None:

@@ -1,0 +1,465 @@
+"""The tool and client of Sandbox Fusion, against our server over HTTP, and servers that misbehave."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tensordict import TensorDict
+from torchrl.envs import Compose, TransformedEnv
+from torchrl.envs.llm import ChatEnv
+
+from torchrl_agentic import (
+    EndTrajectory,
+    ImagePart,
+    Message,
+    PythonTool,
+    SandboxFusionTool,
+    Status,
+    ToolCompose,
+)
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.schema import tidy
+from torchrl_agentic.serve.sandbox_app import sandbox_app
+from torchrl_agentic.testing import ScriptedPolicy, ToolContract
+from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
+from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
+from torchrl_agentic.tools.service import Patience
+from torchrl_agentic.transforms import history as border
+
+QUICK = Patience(deadline_s=5, tries=3, first_s=0.01, longest_s=0.02)
+pytestmark = pytest.mark.usefixtures("own_limits")
+
+
+@pytest.fixture
+def own_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[str]:
+    """A real one where SANDBOX_FUSION_URL names it, else ours."""
+    if url := os.environ.get("SANDBOX_FUSION_URL"):
+        yield url
+        return
+    with serving(sandbox_app(max_queue=1000)) as url:
+        yield url
+
+
+async def _call(tool: Any, code: str):
+    dispatcher = Dispatcher([tool])
+    try:
+        async with dispatcher.session("t") as session:
+            return (await session.run([ParsedCall(tool.name, {"code": code}, "c1")]))[0]
+    finally:
+        await dispatcher.close()
+
+
+class TestSandboxFusionTool(ToolContract):
+    good: ClassVar = {"code": "print(1)"}
+    bad: ClassVar = ({}, {"code": 3})
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: str, own_limits: None) -> None:
+        self.url = server
+
+    def make(self) -> SandboxFusionTool:
+        return SandboxFusionTool(self.url)
+
+
+NOTE_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "code_interpreter",
+        "description": "A tool for executing code.",
+        "strict": False,
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The code to execute.", "enum": None}},
+            "required": ["code"],
+        },
+    },
+}
+
+
+def test_the_schema_is_that_of_the_design_note_but_for_its_null():
+    assert SandboxFusionTool("http://x").spec() == tidy(NOTE_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "parts"),
+    [
+        ("print(6 * 7)", Status.OK, ["42"]),
+        ("x = 1", Status.OK, ["[no output]"]),
+        ("import sys; print('a'); print('b', file=sys.stderr)", Status.OK, ["a", "[stderr]\nb"]),
+        ("print('a'); 1 / 0", Status.ERROR, ["a", 'main.py"', "ZeroDivisionError", "[exit 1]"]),
+        ("print('before', flush=True)\nraise SystemExit(7)", Status.ERROR, ["before", "[exit 7]"]),
+        ("def f(:", Status.ERROR, ["SyntaxError", "[exit 1]"]),
+        ("import os; print('x', flush=True); os.kill(os.getpid(), 9)", Status.ERROR, ["x", "by SIGKILL]"]),
+        ("print(__name__, __file__)", Status.OK, ["__main__", "main.py"]),
+        ("print('ünï')", Status.OK, ["ünï"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("cap_output", [True, False])
+async def test_each_end_of_a_program_is_told(
+    server: str, code: str, status: Status, parts: list[str], cap_output
+):
+    result = await _call(SandboxFusionTool(server, cap_output=cap_output), code)
+    assert result.status is status, result.text
+    for part in parts:
+        assert part in result.text
+    assert "capped" not in result.text
+    assert result.timing is not None
+
+
+async def test_a_program_that_does_not_end_is_stopped_and_what_it_said_is_kept(server: str):
+    tool = SandboxFusionTool(server, default_timeout=1.0)
+    result = await _call(tool, "print('partial', flush=True)\nwhile True: pass")
+    assert result.status is Status.TIMEOUT
+    assert "partial" in result.text
+    assert "[stopped after 1 s]" in result.text
+
+
+@pytest.mark.parametrize("size", [180 << 10, 1 << 20, 20 << 20])
+async def test_much_output_blocks_nobody(server: str, size: int):
+    tool = SandboxFusionTool(server, default_timeout=20)
+    code = f"print('first')\nprint('x' * {size})\nprint('last')\n"
+    code += "import sys\nprint('e' * 300000, file=sys.stderr)"
+    result = await _call(tool, code)
+    assert result.status is Status.OK, result.text[:500]
+    assert "first" in result.text
+    client = SandboxFusionClient(server)
+    run = await client.run_code(code, run_timeout=20)
+    await client.close()
+    assert run.stdout.startswith("first\nxxx")
+    assert run.stdout.endswith("last\n")
+    assert "bytes left out" in run.stdout
+    assert len(run.stdout) < 100_000
+
+
+async def test_output_of_a_process_that_stays_does_not_hold_a_program_up(server: str):
+    code = "import os, time\nif not os.fork():\n    time.sleep(5)\n    os._exit(0)\nprint('done')"
+    result = await _call(SandboxFusionTool(server, default_timeout=4), code)
+    assert "done" in result.text
+
+
+async def test_the_model_chooses_neither_language_nor_time(server: str):
+    dispatcher = Dispatcher([SandboxFusionTool(server, default_timeout=5)])
+    args = {"code": "print('python')", "language": "bash", "timeout": 9999, "executes": "True"}
+    async with dispatcher.session("t") as session:
+        (result,) = await session.run([ParsedCall("code_interpreter", args, "c1")])
+    await dispatcher.close()
+    assert result.text == "python"
+
+
+async def test_other_languages(server: str):
+    result = await _call(SandboxFusionTool(server, default_language="bash"), "echo $((6 * 7))")
+    assert result.text == "42"
+
+
+async def test_a_program_that_does_not_compile_is_told(server: str):
+    tool = SandboxFusionTool(server, default_language="cpp")
+    result = await _call(tool, "int main() { retrun 0; }")
+    if result.status is Status.INFRA:  # a server without a compiler says so
+        assert "cpp" in result.text
+    else:
+        assert result.status is Status.ERROR
+        assert "[compiling failed]" in result.text
+        assert "retrun" in result.text
+
+
+async def test_cells_show_their_last_value_and_figures(server: str):
+    tool = SandboxFusionTool(server, jupyter=True)
+    assert (await _call(tool, "6 * 7")).text == "42"
+    result = await _call(tool, "print('said')\n1 / 0")
+    assert result.status is Status.ERROR
+    assert "said" in result.text
+    assert "ZeroDivisionError" in result.text
+
+
+async def test_files_go_in_and_come_back(server: str):
+    tool = SandboxFusionTool(server, files={"in.txt": b"hello"}, fetch_files=["out.txt"])
+    result = await _call(tool, "open('out.txt', 'w').write(open('in.txt').read().upper())")
+    assert result.status is Status.OK, result.text
+    assert "[file out.txt]" in result.text
+    async with SandboxFusionClient(server) as client:
+        run = await client.run_code("open('a', 'wb').write(bytes(range(256)))", fetch_files=["a"])
+    assert run.files == {"a": bytes(range(256))}
+
+
+async def test_images_come_back_as_images():
+    png = "iVBORw0KGgo="
+    shown = {"status": "Success", "driver": {"status": "Finished", "return_code": 0}, "cells": [
+        {"stdout": "", "display": [{"image/png": png, "text/plain": "<Figure>"}], "error": []}]}  # fmt: skip
+    async with scripted_server([Reply(body=shown)]) as scripted:
+        result = await _call(SandboxFusionTool(scripted.url, jupyter=True), "plot()")
+    assert any(isinstance(part, ImagePart) for part in result.parts)
+    assert "<Figure>" not in [str(part) for part in result.parts]
+
+
+async def test_rewards_use_the_client_of_the_tool_and_with_it_its_limit(server: str):
+    tool = SandboxFusionTool(server)
+    await tool.setup()
+    run = await tool.client.run_code("print(input())", stdin="149")
+    assert (run.outcome, run.stdout, run.exit_code) == (Outcome.SUCCESS, "149\n", 0)
+    assert tool.client.service.limiter is not None
+    assert tool.client.service.limiter.stats().granted == 1
+    await tool.teardown()
+
+
+FINE = {
+    "status": "Success",
+    "run_result": {"status": "Finished", "return_code": 0, "stdout": "ok", "stderr": ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("replies", "text"),
+    [
+        ([Reply(500, {"detail": "boom"})], "500"),
+        ([Reply(422, {"detail": "bad"})], "refused"),
+        ([Reply(200, b"<html>")], "no JSON"),
+        ([Reply(body={"hello": 1})], "no result"),
+        ([Reply(body=[1, 2])], "no result"),
+        ([Reply(body={"status": "Success"})], "without a result"),
+        ([Reply(body={"status": "Success", "run_result": None})], "without a result"),
+        ([Reply(body={**FINE, "files": {"a": "*"}})], "no base64"),
+        ([Reply(body={"status": "SandboxError", "message": "no pod"})], "no pod"),
+        ([Reply(how="cut")], "cannot be reached"),
+        ([Reply(body=FINE, how="half")], "cannot be reached"),
+        ([Reply(503, b"busy")], "busy"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_the_service_does_wrong_is_nobodys_fault_who_reads_it(replies, text):
+    async with scripted_server(replies) as scripted:
+        result = await _call(SandboxFusionTool(scripted.url, patience=QUICK), "print(1)")
+    assert result.status is Status.INFRA, result.text
+    assert text in result.text
+    assert "no output" not in result.text
+
+
+async def test_a_sandbox_error_is_tried_again():
+    replies = [Reply(body={"status": "SandboxError", "message": "stdin race"}), Reply(body=FINE)]
+    async with scripted_server(replies) as scripted:
+        result = await _call(SandboxFusionTool(scripted.url, patience=QUICK), "print(1)")
+    assert result.text == "ok"
+    assert result.meta is not None
+    assert result.meta["tries"] == 2
+
+
+async def test_nulls_where_text_is_expected_are_no_text():
+    run = {"status": "Finished", "return_code": 0, "stdout": None, "stderr": None, "execution_time": None}
+    async with scripted_server(
+        [Reply(body={"status": "Success", "compile_result": None, "run_result": run})]
+    ) as s:
+        assert (await _call(SandboxFusionTool(s.url), "x")).text == "[no output]"
+
+
+async def test_output_that_is_no_text_is_flagged():
+    run = {"status": "Finished", "return_code": 0, "stdout": "[DecodeError] 'utf-8' codec", "stderr": ""}
+    async with scripted_server([Reply(body={"status": "Success", "run_result": run})]) as s:
+        result = await _call(SandboxFusionTool(s.url), "x")
+    assert result.meta is not None
+    assert result.meta["undecodable"]
+
+
+async def test_what_is_sent_is_what_the_service_expects():
+    async with scripted_server([Reply(body=FINE)]) as scripted:
+        tool = SandboxFusionTool(
+            f"{scripted.url}/run_code",
+            default_timeout=7,
+            memory_limit_mb=-1,
+            cap_output=False,
+            files={"f": b"x"},
+        )
+        await _call(tool, "print(1)")
+    assert scripted.requests == [
+        ("/run_code", {
+            "code": "print(1)", "language": "python", "compile_timeout": 7, "run_timeout": 7,
+            "memory_limit_MB": -1, "stdin": None, "files": {"f": "eA=="}, "fetch_files": [],
+        })
+    ]  # fmt: skip
+
+
+def test_the_endpoint_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SANDBOX_FUSION_ENDPOINT", "http://there:8080/")
+    assert SandboxFusionTool().url == "http://there:8080"
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"sandbox_fusion_url": ""}, "serve sandbox"),
+        ({"sandbox_fusion_url": "there:8080"}, "http://"),
+        ({"default_language": "klingon"}, "klingon"),
+        ({"default_timeout": 0}, "default_timeout"),
+        ({"memory_limit_mb": 0}, "memory_limit_mb"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"rate_limit": 0}, "rate_limit"),
+    ],
+)
+def test_a_configuration_that_means_nothing_is_refused(bad: dict, says: str):
+    with pytest.raises(ValueError, match=says):
+        SandboxFusionTool(**{"sandbox_fusion_url": "http://x", **bad})
+
+
+async def test_a_limiter_is_for_this_process_alone_where_it_is_asked_to():
+    async with scripted_server([Reply(body=FINE)]) as scripted:
+        tool = SandboxFusionTool(scripted.url, enable_global_rate_limit=False)
+        assert (await _call(tool, "x")).text == "ok"
+
+
+PROBLEM = "In a class of 152 students, how many study neither?"
+TURNS = [
+    'First. <tool_call>{"name": "code_interpreter", "arguments": {"code": "print(152 - 149)"}}</tool_call>',
+    'Next. <tool_call>{"name": "code_interpreter", "arguments": {"code": "print(152 - 3)"}}</tool_call>',
+    "#### 149",
+]
+
+
+def _env(tool: SandboxFusionTool, rows: int) -> TransformedEnv:
+    compose = ToolCompose([tool], parser="hermes")
+    return TransformedEnv(
+        ChatEnv(batch_size=(rows,)), Compose(compose, EndTrajectory(max_turns=5, when_no_calls=True))
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_problem_is_solved_in_three_turns_whoever_solves_others_meanwhile(server: str, rows: int):
+    """The reference case of the design note; of 100 at once, each gets the results of its own calls."""
+    script = [
+        [turn.replace("149", str(149 + row)).replace("- 3", f"- {3 - row}") for turn in TURNS]
+        for row in range(rows)
+    ]
+    env = _env(SandboxFusionTool(server, num_workers=20, rate_limit=20), rows)
+    td = env.reset(TensorDict({"query": [PROBLEM] * rows}, batch_size=(rows,)))
+    policy = ScriptedPolicy(script)
+    for _ in TURNS:
+        step = env.step(policy(td))
+        td = step["next"] if bool(step["next", "done"].all()) else env.step_mdp(step)
+    env.close()
+    assert bool(td["done"].all())
+    for row, conversation in enumerate(border.prompts(td.to_lazystack(0))):
+        messages = [border.read_message(message) for message in border.messages(conversation)]
+        assert [message.role for message in messages] == [
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "tool",
+            "assistant",
+        ]
+        assert [message.text for message in messages if message.role == "tool"] == [
+            str(3 - row),
+            str(149 + row),
+        ]
+
+
+async def test_an_answer_that_was_cut_off_runs_nothing():
+    """A generation that reached its length: its call looks whole, and must not run."""
+    async with scripted_server([Reply(body=FINE)]) as scripted:
+
+        def run() -> list[str]:
+            env = _env(SandboxFusionTool(scripted.url), 1)
+            cut = Message("assistant", TURNS[0], is_complete=False)
+            td = env.reset(TensorDict({"query": [PROBLEM]}, batch_size=(1,)))
+            step = env.step(ScriptedPolicy([[cut]])(td))["next"]
+            env.close()
+            (row,) = border.prompts(step.to_lazystack(0))
+            return [border.read_message(message).text for message in border.messages(row)]
+
+        texts = await asyncio.to_thread(run)
+    assert texts == [PROBLEM, TURNS[0]]
+    assert scripted.requests == []
+
+
+def test_processes_that_name_the_same_service_share_its_limit(tmp_path: Path):
+    """Two processes with four calls each at a limit of three: never more than three are inside at once."""
+    program = """
+import asyncio, sys
+from torchrl_agentic import SandboxFusionTool, ToolContext
+async def main():
+    tool = SandboxFusionTool(sys.argv[1], rate_limit=3)
+    await tool.setup()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    await asyncio.gather(*(tool.run({"code": "1"}, ToolContext(call_id=str(i))) for i in range(6)))
+    await tool.teardown()
+asyncio.run(main())
+"""
+    inside = most = 0
+
+    async def answer(path: str, data: Any) -> Reply:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.1)
+        inside -= 1
+        return Reply(body=FINE)
+
+    async def main() -> int:
+        async with scripted_server(answer) as scripted:
+            words = [sys.executable, "-c", program, scripted.url]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            both = [await asyncio.create_subprocess_exec(*words, **pipes) for _ in range(2)]
+            for process in both:
+                assert process.stdout is not None
+                await process.stdout.readline()
+            done = await asyncio.wait_for(asyncio.gather(*(one.communicate(b"go\n") for one in both)), 60)
+            assert len(done) == 2
+            assert [one.returncode for one in both] == [0, 0]
+            return len(scripted.requests)
+
+    assert asyncio.run(main()) == 12
+    assert 1 < most <= 3
+
+
+async def test_a_cancelled_call_holds_nothing_any_more(server: str):
+    tool = SandboxFusionTool(server, rate_limit=1)
+    await tool.setup()
+    hung = asyncio.create_task(tool.client.run_code("while True: pass", run_timeout=60))
+    assert tool.client.service.limiter is not None
+    while not tool.client.service.limiter.stats().in_flight:
+        await asyncio.sleep(0.01)
+    hung.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await hung
+    run = await asyncio.wait_for(tool.client.run_code("print(1)"), 30)
+    assert run.stdout == "1\n"
+    await tool.teardown()
+
+
+async def test_no_language_is_invented(server: str):
+    async with SandboxFusionClient(server) as client:
+        with pytest.raises(ValueError, match="klingon"):
+            await client.run_code("x", language="klingon")
+
+
+async def test_python_that_cannot_be_parsed_is_named_with_its_line(server: str):
+    result = await _call(SandboxFusionTool(server), "a = 1\nb = (\n")
+    assert 'main.py", line 2' in result.text
+
+
+def test_by_hand_it_needs_no_setup(server: str):
+    from torchrl_agentic import ToolContext
+
+    async def main() -> str:
+        tool = SandboxFusionTool(server)
+        result = await tool.run({"code": "print(1)"}, ToolContext(call_id="c"))
+        await tool.teardown()
+        return result.text
+
+    assert asyncio.run(main()) == "1"
+
+
+def test_it_stands_in_for_the_python_tool():
+    tool = SandboxFusionTool("http://x", name="python", description=PythonTool.description)
+    assert (tool.name, tool.description) == ("python", PythonTool.description)
