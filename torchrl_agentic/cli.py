@@ -223,6 +223,26 @@ def check_sandbox(
     raise typer.Exit(try_cases(name, only, Console()))
 
 
+@app.command("check load")
+def check_load(
+    tool: Annotated[
+        str, typer.Option(help="As in a YAML file: sandbox_fusion, search, python, …, or file.py:function.")
+    ] = "sandbox_fusion",
+    concurrency: Annotated[int, typer.Option(min=1, help="How many trajectories call at once.")] = 16,
+    calls: Annotated[int, typer.Option(min=1, help="How many calls there are in all.")] = 500,
+    options: Annotated[str, typer.Option(help="The tool's options, as JSON.")] = "{}",
+    args: Annotated[str | None, typer.Option(help="What it is called with, as JSON.")] = None,
+) -> None:
+    """Call a tool many times at once: the rate reached, how long calls wait and run, what goes wrong.
+
+    Services that its options name no URL of are started here.
+    """
+    from torchrl_agentic.cli_load import check_load
+
+    code = check_load(Console(), tool, options, args, calls=calls, concurrency=concurrency)
+    raise typer.Exit(code)
+
+
 @app.command("serve sandbox")
 def serve_sandbox(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8080,

@@ -38,7 +38,7 @@ def table(summaries: Sequence[ToolSummary]) -> Table:
         times = (quantile(item.run_s, 0.5), quantile(item.run_s, 0.95), quantile(item.queue_s, 0.95))
         counts = (str(item.calls), str(item.calls - item.errors))
         made.add_row(
-            Text(_printable(item.tool)), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds
+            Text(printable(item.tool)), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds
         )
     return made
 
@@ -55,25 +55,25 @@ def conversation(
             head = (
                 f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
             )
-            head = _printable(head)
+            head = printable(head)
             style = "bold red" if result.is_error else "bold yellow"
             parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
-    return Panel(Group(*parts), title=Text(_printable(name)), title_align="left")
+    return Panel(Group(*parts), title=Text(printable(name)), title_align="left")
 
 
 def _message(message: Message, lines: int, width: int) -> Text:
     style = f"bold {_ROLE_STYLE.get(message.role, '')}"
-    return Text.assemble((f"{_printable(message.role)}\n", style), _clip(message.text.strip(), lines, width))
+    return Text.assemble((f"{printable(message.role)}\n", style), _clip(message.text.strip(), lines, width))
 
 
 def _clip(text: str, lines: int, width: int) -> str:
     """Show the first lines of a text, wrapped."""
-    wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(_printable(line), width) or [""]]
+    wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(printable(line), width) or [""]]
     more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
     return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Keep control characters from the terminal."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
@@ -86,7 +86,7 @@ def verdict(compared: int, differences: Sequence[Difference]) -> Group | Text:
         Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")
     ]
     for item in differences:
-        name = _printable(item.conversation)
+        name = printable(item.conversation)
         lines.append(Text(f"  {name}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}"))
     return Group(*lines)
 

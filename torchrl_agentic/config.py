@@ -21,7 +21,16 @@ from torchrl_agentic.repl import repl_in
 from torchrl_agentic.rollout.ask import Question
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
-from torchrl_agentic.tools import FileEditTool, FileReadTool, FileWriteTool, PythonTool, ShellTool, StopTool
+from torchrl_agentic.tools import (
+    FileEditTool,
+    FileReadTool,
+    FileWriteTool,
+    PythonTool,
+    SandboxFusionTool,
+    SearchTool,
+    ShellTool,
+    StopTool,
+)
 
 Options = dict[str, Any]
 _TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[str, ...]]] = {
@@ -34,6 +43,39 @@ _TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[s
     "file_write": (lambda sandbox, options: FileWriteTool(sandbox(), **options), ()),
     "file_edit": (lambda sandbox, options: FileEditTool(sandbox(), **options), ()),
     "stop": (lambda sandbox, options: StopTool(**options), ()),
+    "sandbox_fusion": (
+        lambda sandbox, options: SandboxFusionTool(**options),
+        (
+            "sandbox_fusion_url",
+            "name",
+            "description",
+            "num_workers",
+            "rate_limit",
+            "default_timeout",
+            "default_language",
+            "enable_global_rate_limit",
+            "memory_limit_mb",
+            "fetch_files",
+            "jupyter",
+            "cap_output",
+            "output_max_chars",
+        ),
+    ),
+    "search": (
+        lambda sandbox, options: SearchTool(**options),
+        (
+            "retrieval_service_url",
+            "name",
+            "description",
+            "topk",
+            "num_workers",
+            "rate_limit",
+            "timeout",
+            "enable_global_rate_limit",
+            "max_queries",
+            "output_max_chars",
+        ),
+    ),
 }
 """What makes each tool, and the options it takes."""
 
@@ -68,8 +110,9 @@ class RolloutConfig(pydantic.BaseModel):
     conversations, questions and the files of functions are relative to the YAML file, `out` to the working
     folder. system_prompt: before each question that is a text.
 
-    tools: one entry each: `python`, `shell`, `file_read`, `file_write`, `file_edit`, `stop`, with options or
-    without, or `function: "file.py:name"`. limits: tool name → the arguments of `RateLimiter`.
+    tools: one entry each: `python`, `shell`, `file_read`, `file_write`, `file_edit`, `stop`,
+    `sandbox_fusion`, `search`, with options or without, or `function: "file.py:name"`. limits: tool name →
+    the arguments of `RateLimiter`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
