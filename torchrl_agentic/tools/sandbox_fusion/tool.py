@@ -54,6 +54,7 @@ class SandboxFusionTool(Tool):
         cap_output: keep long output of Python from blocking the service, see `capped`.
         patience: how long to go on where the service is busy or fails.
         output_max_chars: longer output loses its middle.
+        strict: as the schema says it; None: it does not.
 
     Raises:
         ValueError: no URL, no such language, or a number that means nothing.
@@ -86,6 +87,7 @@ class SandboxFusionTool(Tool):
         cap_output: bool = True,
         patience: Patience | None = None,
         output_max_chars: int = 8192,
+        strict: bool | None = False,
     ) -> None:
         if not default_timeout > 0:
             raise ValueError(f"default_timeout must be above 0 seconds; got {default_timeout}")
@@ -107,12 +109,14 @@ class SandboxFusionTool(Tool):
         self.jupyter, self.cap_output = jupyter, cap_output
         self.patience = patience or Patience()
         self.output_max_chars = output_max_chars
+        self.strict = strict
         self._client: SandboxFusionClient | None = None
 
     def spec(self) -> dict[str, JSON]:
         """Describe the tool as verl does, with `strict`."""
         found = super().spec()
-        found["function"] = {**found["function"], "strict": False}
+        if self.strict is not None:
+            found["function"] = {**found["function"], "strict": self.strict}
         return found
 
     async def setup(self) -> None:

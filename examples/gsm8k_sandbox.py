@@ -1,0 +1,83 @@
+"""Word problems over several turns, with the code in a sandbox service: rewards by a right answer.
+
+    python examples/gsm8k_sandbox.py --url http://localhost:8080
+
+First a recorded conversation of GSM8K is replayed and its results are compared, then a real model, the tiny one,
+solves problems. Without --url a service is started here. All turns go to a file of JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from torchrl_agentic import PythonTool, Recorder, SandboxFusionTool, read_records
+from torchrl_agentic.config import RolloutConfig, load_conversations, load_questions
+from torchrl_agentic.rollout import replay
+from torchrl_agentic.rollout.ask import ask, load_model
+from torchrl_agentic.testing import TINY
+from torchrl_agentic.testing.servers.embedded import serving
+
+HERE = Path(__file__).parent
+SERVICE = "torchrl_agentic.serve.sandbox_app:sandbox_app"
+
+
+def main() -> None:
+    """Replay, ask, and say how much was right."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="of a Sandbox Fusion service; else one is started here")
+    parser.add_argument("--model", default=str(TINY), help="a Hugging Face folder or name")
+    parser.add_argument("--questions", type=int, default=24)
+    parser.add_argument("--rate-limit", type=int, default=10, help="calls at once, of all who use the service")
+    parser.add_argument("--out", type=Path, default=Path("rollouts/gsm8k.jsonl"))
+    options = parser.parse_args()
+    config = RolloutConfig(conversations=["gsm8k_code_interpreter.json"])
+    problems = RolloutConfig.model_validate(
+        {
+            "questions": ["questions.jsonl"],
+            "model": {"path": options.model},
+            "system_prompt": "You solve problems with a Python tool.",
+        }
+    )
+    with contextlib.ExitStack() as stack:
+        url = options.url or stack.enter_context(serving(SERVICE))
+        recorder = stack.enter_context(Recorder(options.out))
+
+        recorded = load_conversations(config, HERE)
+        tool = SandboxFusionTool(url, rate_limit=options.rate_limit)
+        differences = replay(recorded, [tool], parser="hermes", on_turn=lambda _, turn: recorder(turn))
+        turns = sum(len(one.turns) for one in recorded)
+        print(f"replayed {turns} turns of GSM8K; {len(differences)} results differ from the recorded ones")
+
+        # The tiny model was taught with a tool that is described so, and shows the last value of the code.
+        python = SandboxFusionTool(
+            url,
+            name="python",
+            description=PythonTool.description,
+            jupyter=True,
+            memory_limit_mb=-1,
+            rate_limit=options.rate_limit,
+            strict=None,
+        )
+        python.input_schema = PythonTool.input_schema
+        model, tokenizer = load_model(options.model)
+        questions = load_questions(problems, HERE)[: options.questions]
+        right = 0.0
+        for answer in ask(
+            questions,
+            [python],
+            model,
+            tokenizer,
+            max_turns=5,
+            max_new_tokens=96,
+            temperature=0.0,
+            recorder=recorder,
+        ):
+            right += answer.reward or 0.0
+        print(f"{right:.0f} of {len(questions)} problems solved with the code in {url}")
+    print(f"{len(read_records(options.out))} turns in {options.out}")
+
+
+if __name__ == "__main__":
+    main()
