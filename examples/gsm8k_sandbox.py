@@ -25,11 +25,15 @@ SERVICE = "torchrl_agentic.serve.sandbox_app:sandbox_app"
 
 def main() -> None:
     """Replay, ask, and say how much was right."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", help="of a Sandbox Fusion service; else one is started here")
     parser.add_argument("--model", default=str(TINY), help="a Hugging Face folder or name")
     parser.add_argument("--questions", type=int, default=24)
-    parser.add_argument("--rate-limit", type=int, default=10, help="calls at once, of all who use the service")
+    parser.add_argument(
+        "--rate-limit", type=int, default=10, help="calls at once, of all who use the service"
+    )
     parser.add_argument("--out", type=Path, default=Path("rollouts/gsm8k.jsonl"))
     options = parser.parse_args()
     config = RolloutConfig(conversations=["gsm8k_code_interpreter.json"])
@@ -76,7 +80,7 @@ def main() -> None:
         ):
             right += answer.reward or 0.0
         print(f"{right:.0f} of {len(questions)} problems solved with the code in {url}")
-    print(f"{len(read_records(options.out))} turns in {options.out}")
+    print(f"{sum(1 for _ in read_records(options.out))} turns in {options.out}")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.search import SearchTool
     from torchrl_agentic.tools.shell import ShellTool
     from torchrl_agentic.tools.stop import StopTool
+    from torchrl_agentic.tools.web import HttpTool
 
 _WHERE = {
     "FileEditTool": "files",
     "FileReadTool": "files",
     "FileWriteTool": "files",
+    "HttpTool": "web",
     "PythonTool": "python",
     "SandboxFusionClient": "sandbox_fusion",
     "SandboxFusionTool": "sandbox_fusion",
@@ -36,6 +38,7 @@ __all__ = [
     "FileEditTool",
     "FileReadTool",
     "FileWriteTool",
+    "HttpTool",
     "PythonTool",
     "SandboxFusionClient",
     "SandboxFusionTool",

@@ -1,0 +1,195 @@
+"""A web server that answers as it is told: well, slowly, wrongly, too much, or not at all.
+
+    async with WebServer({"/": page(b"hello")}) as server:
+        ... server.url("/") ...
+
+It writes raw bytes to sockets, since what is to be tried is what no library would send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import itertools
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeAlias
+
+MAX_HEAD_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request that came in, and the connection to answer it on. number: of the connection, from 0."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    number: int
+    writer: asyncio.StreamWriter
+    closing: asyncio.Event
+
+    async def send(self, *pieces: bytes) -> None:
+        """Write bytes as they are."""
+        self.writer.writelines(pieces)
+        await self.writer.drain()
+
+    async def stall(self) -> None:
+        """Do nothing until the server ends."""
+        await self.closing.wait()
+
+
+Act: TypeAlias = Callable[[Visit], Awaitable[None]]
+"""What is done with a visit. If it returns the connection is kept; it closes the writer to end it."""
+
+
+class WebServer:
+    """Listens on a loopback address while it is entered, and does for each path what `acts` says.
+
+    Other paths are answered 404. visits: what has come in. connections: how many have been made.
+    """
+
+    def __init__(
+        self,
+        acts: Mapping[str, Act] | None = None,
+        *,
+        host: str = "127.0.0.1",
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.acts: dict[str, Act] = dict(acts or {})
+        self.host = host
+        self.port = 0
+        self.visits: list[Visit] = []
+        self.connections = 0
+        self._ssl_context = ssl_context
+        self._closing = asyncio.Event()
+        self._open: set[asyncio.Task[None]] = set()
+
+    def url(self, path: str = "/", *, host: str | None = None) -> str:
+        """Give the URL of a path, by the address or by a name that leads there."""
+        scheme = "https" if self._ssl_context else "http"
+        literal = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host or literal}:{self.port}{path}"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(
+            self._serve, self.host, 0, ssl=self._ssl_context, limit=MAX_HEAD_BYTES
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        self._closing.set()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # In a task of our own: asyncio complains of one of its own that is cancelled.
+        task = asyncio.create_task(self._talk(reader, writer, self.connections))
+        self.connections += 1
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        try:
+            while not writer.is_closing():
+                visit = await self._read(reader, writer, number)
+                self.visits.append(visit)
+                await self.acts.get(visit.path.partition("?")[0], _missing)(visit)
+        except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Visit:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head[:-4].split("\r\n")
+        method, path, _ = first.split(" ", 2)
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        return Visit(method, path, headers, body, number, writer, self._closing)
+
+
+def answer(
+    body: bytes = b"",
+    kind: str | None = "text/plain",
+    status: str = "200 OK",
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """Write a plain answer; headers that are given replace ours."""
+    ours = {"Content-Length": str(len(body))} | ({"Content-Type": kind} if kind else {}) | dict(headers or {})
+    lines = "".join(f"{name}: {value}\r\n" for name, value in ours.items())
+    return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode("latin-1") + body
+
+
+def page(
+    body: bytes = b"",
+    kind: str | None = "text/plain",
+    status: str = "200 OK",
+    headers: Mapping[str, str] | None = None,
+) -> Act:
+    """Answer well."""
+    return raw(answer(body, kind, status, headers), close=False)
+
+
+def redirect(location: str, status: str = "302 Found") -> Act:
+    """Send the visitor elsewhere."""
+    return page(b"moved", status=status, headers={"Location": location})
+
+
+def raw(*pieces: bytes, close: bool = True) -> Act:
+    """Answer with these very bytes."""
+
+    async def act(visit: Visit) -> None:
+        await visit.send(*pieces)
+        if close:
+            visit.writer.close()
+
+    return act
+
+
+def stalling(*pieces: bytes) -> Act:
+    """Answer with these bytes, and then with nothing: half an answer, or none."""
+
+    async def act(visit: Visit) -> None:
+        await visit.send(*pieces)
+        await visit.stall()
+
+    return act
+
+
+def pouring(head: bytes, more: Iterable[bytes], *, pause: float = 0.0) -> Act:
+    """Answer with a head and then bytes without end, or one now and then."""
+
+    async def act(visit: Visit) -> None:
+        await visit.send(head)
+        for piece in more:
+            await visit.send(piece)
+            await asyncio.sleep(pause)
+
+    return act
+
+
+def bomb(megabytes: int, kind: str = "text/plain") -> Act:
+    """Answer with a few kilobytes that are so many megabytes once they are decompressed."""
+    packed = gzip.compress(b" " * (megabytes << 20))
+    return page(packed, kind, headers={"Content-Encoding": "gzip"})
+
+
+def endless_headers() -> Act:
+    """Answer with headers, and never with anything else."""
+    return pouring(b"HTTP/1.1 200 OK\r\n", (b"X-%d: %s\r\n" % (n, b"y" * 1000) for n in itertools.count()))
+
+
+async def _missing(visit: Visit) -> None:
+    await visit.send(answer(b"no such page", status="404 Not Found"))
