@@ -2,8 +2,8 @@
 
     python examples/gsm8k_sandbox.py --url http://localhost:8080
 
-First a recorded conversation of GSM8K is replayed and its results are compared, then a real model, the tiny one,
-solves problems. Without --url a service is started here. All turns go to a file of JSON lines.
+First a recorded conversation of GSM8K is replayed and its results are compared, then a real model, the tiny
+one, solves problems. Without --url a service is started here. All turns go to a file of JSON lines.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def test_failures_are_counted_by_their_status_and_shown():
 
 
 def test_a_function_of_ones_own(tmp_path: Path):
-    code = 'def double(x: int) -> int:\n    """Double it.\n\n    Args:\n        x: What.\n    """\n    return 2 * x'
+    told = '"""Double it.\n\n    Args:\n        x: What.\n    """'
+    code = f"def double(x: int) -> int:\n    {told}\n    return 2 * x"
     (tmp_path / "mine.py").write_text(code)
     found = _run("--tool", "mine.py:double", "--args", '{"x": 4}', "--calls", "50")
     assert found.exit_code == 0, found.output

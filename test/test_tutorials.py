@@ -19,7 +19,10 @@ def registered(monkeypatch: pytest.MonkeyPatch):
     PARSERS.update(before)
 
 
-# TorchRL computes log-probs with an argument that PyTorch deprecates.
+# TorchRL computes log-probs with an argument that PyTorch deprecates; Ray leaves pipes open, and announces
+# what will change.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

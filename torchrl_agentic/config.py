@@ -25,6 +25,7 @@ from torchrl_agentic.tools import (
     FileEditTool,
     FileReadTool,
     FileWriteTool,
+    HttpTool,
     PythonTool,
     SandboxFusionTool,
     SearchTool,
@@ -59,6 +60,20 @@ _TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[s
             "jupyter",
             "cap_output",
             "output_max_chars",
+        ),
+    ),
+    "http": (
+        lambda sandbox, options: HttpTool(**options),
+        (
+            "allowed_hosts",
+            "timeout",
+            "max_response_bytes",
+            "methods",
+            "ports",
+            "max_redirects",
+            "html",
+            "output_max_chars",
+            "name",
         ),
     ),
     "search": (
@@ -111,7 +126,7 @@ class RolloutConfig(pydantic.BaseModel):
     folder. system_prompt: before each question that is a text.
 
     tools: one entry each: `python`, `shell`, `file_read`, `file_write`, `file_edit`, `stop`,
-    `sandbox_fusion`, `search`, with options or without, or `function: "file.py:name"`. limits: tool name →
+    `sandbox_fusion`, `search`, `http`, with options or without, or `function: "file.py:name"`. limits: tool name →
     the arguments of `RateLimiter`.
     """
 

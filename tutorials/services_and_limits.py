@@ -1,0 +1,117 @@
+"""
+Services, and limits that a cluster keeps
+=========================================
+
+Code that a model writes runs in a sandbox service, which many workers use at once. This goes from the service,
+which runs on this machine, to rollouts on two workers of Ray that share one limit.
+"""
+
+# %%
+# A sandbox service
+# -----------------
+# On the command line it is ``torchrl-agentic serve sandbox --port 8080``. Here it is a process that ends with
+# this program. It speaks the protocol of Sandbox Fusion, so any such service can stand in its place.
+import contextlib
+import time
+
+from torchrl_agentic.testing.servers.embedded import serving
+
+stack = contextlib.ExitStack()
+url = stack.enter_context(serving("torchrl_agentic.serve.sandbox_app:sandbox_app"))
+
+# %%
+# The tool and its client
+# -----------------------
+# `SandboxFusionTool` is what a model calls. Its client is there for rewards too, so that both keep one limit.
+# Every way in which a run can end is told apart; what the service does wrong is an error of its own.
+import asyncio
+
+from torchrl_agentic.tools.sandbox_fusion import SandboxFusionClient
+
+
+async def by_hand() -> None:
+    async with SandboxFusionClient(url) as client:
+        for code in ("print(6 * 7)", "print('so far'); 1 / 0", "while True: pass"):
+            run = await client.run_code(code, run_timeout=1)
+            print(f"{code!r}: {run.outcome}, {run.stdout!r}, exit code {run.exit_code}")
+
+
+asyncio.run(by_hand())
+
+# %%
+# A rollout
+# ---------
+# The tool goes into a `ToolCompose` as any other. ``rate_limit`` is how many calls may be under way at once, of
+# all processes that name this service. A policy that says what it is told to stands in for a model.
+from tensordict import TensorDict
+from torchrl.envs import Compose, TransformedEnv
+from torchrl.envs.llm import ChatEnv
+
+from torchrl_agentic import EndTrajectory, SandboxFusionTool, ToolCompose
+
+ROWS, LIMIT = 4, 3
+
+
+def rollout(url: str) -> list[tuple[str, float, float]]:
+    """Let four rows call twice each; give each result, and when its run began and ended."""
+    from torchrl_agentic.testing import ScriptedPolicy
+
+    call = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "%s"}}</tool_call>'
+    script = [[call % f"print({row} + {turn})" for turn in range(2)] + ["Done."] for row in range(ROWS)]
+    turns = []
+    tool = SandboxFusionTool(url, rate_limit=LIMIT)
+    compose = ToolCompose([tool], parser="hermes", recorder=turns.append)
+    env = TransformedEnv(
+        ChatEnv(batch_size=(ROWS,)), Compose(compose, EndTrajectory(when_no_calls=True, max_turns=3))
+    )
+    policy = ScriptedPolicy(script)
+    td = env.reset(TensorDict({"query": ["Add."] * ROWS}, batch_size=(ROWS,)))
+    for _ in range(3):
+        step = env.step(policy(td))
+        td = env.step_mdp(step)
+    env.close()
+    found = []
+    for turn in turns:
+        for result in turn.outcome.results:
+            began = result.timing.start + result.timing.queue_s
+            found.append((result.text, began, began + result.timing.run_s))
+    return found
+
+
+# %%
+# Two workers, one limit
+# ----------------------
+# Where Ray is initialised, the limit is kept over the cluster: a named actor gives out leases, the workers start
+# calls without asking it each time, and the share of a worker that dies is free again after two seconds.
+import ray
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+began = time.time()
+workers = [ray.remote(num_cpus=1)(rollout).remote(url) for _ in range(2)]
+results = [result for found in ray.get(workers) for result in found]
+ray.shutdown()
+print(
+    f"{len(results)} calls of two workers in {time.time() - began:.1f} s:",
+    sorted({text for text, _, _ in results}),
+)
+
+# %%
+# However the calls fell together, no more ran at once than the limit allows:
+events = sorted([(start, 1) for _, start, _ in results] + [(end, -1) for _, _, end in results])
+at_once, most = 0, 0
+for _, change in events:
+    at_once += change
+    most = max(most, at_once)
+print("at once, at most:", most)
+assert len(results) == 2 * 2 * ROWS
+assert most <= LIMIT
+
+# %%
+# What else there is
+# ------------------
+# - ``ClusterRateLimiter("name", max_concurrent=…, rate_per_second=…)`` protects any service in this way; without
+#   Ray, the processes of one machine share it. Its ``stats()`` tell what is going on.
+# - A service that answers 429 or 503 slows all workers down, and one that does not work is left alone for a while.
+# - ``torchrl-agentic check load --tool sandbox_fusion --concurrency 16`` says what a service can take.
+# - ``SearchTool`` and ``torchrl-agentic serve search FOLDER`` do the same for documents.
+stack.close()
