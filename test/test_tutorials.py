@@ -27,7 +27,7 @@ def registered(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(path), run_name="tutorial")
+    runpy.run_path(str(path), run_name="__main__")
 
 
 def test_there_is_one_on_parsers():
