@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from torchrl_agentic import ClusterRateLimiter, RateLimiter
 from torchrl_agentic.config import (
     ConfigError,
     RolloutConfig,
@@ -27,7 +28,9 @@ def test_a_configuration_is_read(tmp_path: Path):
     config = load_config(_write(tmp_path / "c.yaml", text))
     assert config.conversations == ["a.jsonl"]
     assert [tool.name for tool in make_tools(config, tmp_path)] == ["stop", "stop"]
-    assert make_limits(config)["stop"].max_concurrent == 2
+    limiter = make_limits(config)["stop"]
+    assert isinstance(limiter, RateLimiter)
+    assert limiter.max_concurrent == 2
     assert load_config(_write(tmp_path / "x.jsonl", "")).conversations == ["x.jsonl"]
 
 
@@ -86,3 +89,30 @@ def test_what_is_no_conversation_is_named(tmp_path: Path, item: object):
     _write(tmp_path / "a.jsonl", json.dumps(item) + "\n")
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1"):
         load_conversations(RolloutConfig(conversations=["a.jsonl"]), tmp_path)
+
+
+def test_a_limit_with_a_name_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = tmp_path / "a.yaml"
+    path.write_text("conversations: [a.jsonl]\nlimits: {stop: {name: the service, max_concurrent: 2}}\n")
+    limiter = make_limits(load_config(path))["stop"]
+    assert isinstance(limiter, ClusterRateLimiter)
+    assert (limiter.name, limiter.limits.max_concurrent) == ("the service", 2)
+
+
+def test_services_are_tools_of_a_file_too(tmp_path: Path):
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "conversations: [a.jsonl]\ntools:\n"
+        "  - sandbox_fusion: {sandbox_fusion_url: 'http://localhost:1', rate_limit: 3}\n"
+        "  - search: {retrieval_service_url: 'http://localhost:1/retrieve'}\n"
+        "  - http: {allowed_hosts: [example.org]}\n"
+    )
+    assert [tool.name for tool in make_tools(load_config(path), tmp_path)] == [
+        "code_interpreter",
+        "search",
+        "http",
+    ]
+    path.write_text("conversations: [a.jsonl]\ntools: [search]\n")
+    with pytest.raises(ConfigError, match="retrieval_service_url"):
+        make_tools(load_config(path), tmp_path)

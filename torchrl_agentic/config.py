@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard, TypeVar, cast
 import pydantic
 import yaml
 
-from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.messages import Message
 from torchrl_agentic.repl import repl_in
 from torchrl_agentic.rollout.ask import Question
@@ -126,8 +126,8 @@ class RolloutConfig(pydantic.BaseModel):
     folder. system_prompt: before each question that is a text.
 
     tools: one entry each: `python`, `shell`, `file_read`, `file_write`, `file_edit`, `stop`,
-    `sandbox_fusion`, `search`, `http`, with options or without, or `function: "file.py:name"`. limits: tool name →
-    the arguments of `RateLimiter`.
+    `sandbox_fusion`, `search`, `http`, with options or without, or `function: "file.py:name"`. limits: tool
+    name → the arguments of `RateLimiter`; with a `name`, those of `ClusterRateLimiter`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -138,7 +138,7 @@ class RolloutConfig(pydantic.BaseModel):
     system_prompt: str | None = None
     parser: str = "hermes"
     tools: list[str | dict[str, Any]] = ["python", "stop"]
-    limits: dict[str, dict[str, float]] = {}
+    limits: dict[str, dict[str, float | str]] = {}
     per_call_timeout: float | None = 30.0
     per_turn_timeout: float | None = None
     out: str = "rollouts/rollout.jsonl"
@@ -234,17 +234,18 @@ def _load(reference: str, folder: Path) -> Any:
         raise ConfigError(f"tools: function {reference!r}: {type(error).__name__}: {error}") from error
 
 
-def make_limits(config: RolloutConfig) -> dict[str, RateLimiter]:
+def make_limits(config: RolloutConfig) -> dict[str, Limiter]:
     """Make the limiters that a configuration names.
 
     Raises:
-        ConfigError: arguments that `RateLimiter` refuses.
+        ConfigError: arguments that the limiter refuses.
     """
-    limits: dict[str, RateLimiter] = {}
+    limits: dict[str, Limiter] = {}
     for tool, arguments in config.limits.items():
         try:
-            limits[tool] = RateLimiter(**cast("dict[str, Any]", arguments))
-        except (TypeError, ValueError) as error:
+            kind = ClusterRateLimiter if "name" in arguments else RateLimiter
+            limits[tool] = kind(**cast("dict[str, Any]", arguments))
+        except (TypeError, ValueError, OSError) as error:
             raise ConfigError(f"limits: {tool}: {error}") from None
     return limits
 

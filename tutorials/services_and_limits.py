@@ -2,8 +2,8 @@
 Services, and limits that a cluster keeps
 =========================================
 
-Code that a model writes runs in a sandbox service, which many workers use at once. This goes from the service,
-which runs on this machine, to rollouts on two workers of Ray that share one limit.
+Code that a model writes runs in a sandbox service, which many workers use at once. This goes from the
+service, which runs on this machine, to rollouts on two workers of Ray that share one limit.
 """
 
 # %%
@@ -41,8 +41,8 @@ asyncio.run(by_hand())
 # %%
 # A rollout
 # ---------
-# The tool goes into a `ToolCompose` as any other. ``rate_limit`` is how many calls may be under way at once, of
-# all processes that name this service. A policy that says what it is told to stands in for a model.
+# The tool goes into a `ToolCompose` as any other. ``rate_limit`` is how many calls may be under way at once,
+# of all processes that name this service. A policy that says what it is told to stands in for a model.
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -81,8 +81,9 @@ def rollout(url: str) -> list[tuple[str, float, float]]:
 # %%
 # Two workers, one limit
 # ----------------------
-# Where Ray is initialised, the limit is kept over the cluster: a named actor gives out leases, the workers start
-# calls without asking it each time, and the share of a worker that dies is free again after two seconds.
+# Where Ray is initialised, the limit is kept over the cluster: a named actor gives out leases, the workers
+# start calls without asking it each time, and the share of a worker that dies is free again after two
+# seconds.
 import ray
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -109,9 +110,10 @@ assert most <= LIMIT
 # %%
 # What else there is
 # ------------------
-# - ``ClusterRateLimiter("name", max_concurrent=…, rate_per_second=…)`` protects any service in this way; without
-#   Ray, the processes of one machine share it. Its ``stats()`` tell what is going on.
-# - A service that answers 429 or 503 slows all workers down, and one that does not work is left alone for a while.
+# - ``ClusterRateLimiter("name", max_concurrent=…, rate_per_second=…)`` protects any service in this way;
+#   without Ray, the processes of one machine share it. Its ``stats()`` tell what is going on.
+# - A service that answers 429 or 503 slows all workers down, and one that does not work is left alone for a
+#   while.
 # - ``torchrl-agentic check load --tool sandbox_fusion --concurrency 16`` says what a service can take.
 # - ``SearchTool`` and ``torchrl-agentic serve search FOLDER`` do the same for documents.
 stack.close()

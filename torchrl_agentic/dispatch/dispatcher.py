@@ -12,7 +12,7 @@ from typing import Any
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import TurnRun
-from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.schema import Schema, Validator
 from torchrl_agentic.tool import Effects, Tool, effects_of, ensure_tool, has_sessions
@@ -28,7 +28,7 @@ class BoundTool:
     effects: Effects
     has_sessions: bool
     validator: Validator
-    limiter: RateLimiter | None
+    limiter: Limiter | None
 
 
 class Dispatcher:
@@ -54,7 +54,7 @@ class Dispatcher:
         self,
         tools: Iterable[Any] = (),
         *,
-        rate_limits: Mapping[str, RateLimiter] | None = None,
+        rate_limits: Mapping[str, Limiter] | None = None,
         per_call_timeout: float | None = 30.0,
         per_turn_timeout: float | None = None,
         validate_inputs: bool = True,

@@ -11,7 +11,7 @@ from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message, Turn
 from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_message
 from torchrl_agentic.rollout.generate import Trajectory, roll_out
@@ -80,7 +80,7 @@ def ask(
     temperature: float = 1.0,
     mode: Mode = "tokens",
     tool_choice: Literal["auto", "required"] | None = None,
-    rate_limits: Mapping[str, RateLimiter] | None = None,
+    rate_limits: Mapping[str, Limiter] | None = None,
     per_call_timeout: float | None = 30.0,
     per_turn_timeout: float | None = None,
     recorder: Callable[[Turn], None] | None = None,

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
-from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message, Turn
 from torchrl_agentic.rollout.scripted import ScriptedPolicy, message_fields
 from torchrl_agentic.transforms import ToolCompose
@@ -70,7 +70,7 @@ def replay(
     tools: Sequence[Any],
     *,
     parser: str = "hermes",
-    rate_limits: Mapping[str, RateLimiter] | None = None,
+    rate_limits: Mapping[str, Limiter] | None = None,
     per_call_timeout: float | None = 30.0,
     per_turn_timeout: float | None = None,
     on_turn: Callable[[str, Turn], None] | None = None,

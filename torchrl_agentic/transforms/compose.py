@@ -20,7 +20,7 @@ from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.loop import run
-from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import (
     JSON,
     ToolResult,
@@ -92,7 +92,7 @@ class ToolCompose(Compose):
         tools: Iterable[Any] = (),
         parser: ToolCallParser | str = "hermes",
         *,
-        rate_limits: Mapping[str, RateLimiter] | None = None,
+        rate_limits: Mapping[str, Limiter] | None = None,
         per_call_timeout: float | None = 30.0,
         per_turn_timeout: float | None = None,
         pass_state_to_tools: bool = False,
