@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -222,3 +223,34 @@ def test_what_means_nothing_is_refused(name: str, bad: dict):
 def test_a_limiter_needs_a_name():
     with pytest.raises(ValueError, match="name"):
         ClusterRateLimiter("", max_concurrent=1)
+
+
+async def test_a_transport_that_breaks_is_tried_again(name: str, caplog: pytest.LogCaptureFixture):
+    class Broken(_Cut):
+        failures = 0
+
+        def sync(self, report: Report, timeout: float) -> Lease:
+            if report.wanted and self.failures < 2:
+                self.failures += 1
+                raise KeyError("a bug")
+            return super().sync(report, timeout)
+
+    limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=Broken())
+    await asyncio.wait_for(limiter.wait(), 10)
+    limiter.release()
+    assert "could not report" in caplog.text
+
+
+async def test_what_means_nothing_to_the_server_is_no_answer(name: str):
+    """A report that it cannot read ends its connection, and nobody else's."""
+    limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
+    async with limiter.slot():
+        (path,) = Path(os.environ["XDG_RUNTIME_DIR"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(5)
+            stranger.connect(str(path))
+            stranger.sendall(b'{"hello": 1}\n')
+            assert stranger.recv(100) == b""
+        for _ in range(3):
+            async with limiter.slot():
+                await asyncio.sleep(TTL / 4)

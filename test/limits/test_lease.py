@@ -154,7 +154,6 @@ def _run(world: _World, seconds: float) -> None:
             due = client.due()
             if due is not None and due <= world.now:
                 world.report(index, 0.001, 0.001, "fine")
-                client.is_unmet = world.waiting[index] > 0
         world.pass_time(0.01)
 
 
@@ -273,3 +272,16 @@ def test_nobody_gets_more_than_its_part_of_the_starts_that_lie_ahead():
     assert len(leases["modest"].starts) == 3
     assert len(leases["greedy"].starts) <= 100 * HORIZON_S
     assert all(start <= 2 * HORIZON_S for lease in leases.values() for start in lease.starts)
+
+
+def test_calls_that_come_after_a_report_are_reported_at_once():
+    """Who grows from one call to many does not wait for a period in between."""
+    world = _settled(8, 1)
+    world.waiting[0] = 1
+    world.report(0, 0.001, 0.001, "fine")
+    world.waiting[0] = 7
+    client = world.clients[0]
+    client.is_starved = True
+    due = client.due()
+    assert due is not None
+    assert due <= world.now

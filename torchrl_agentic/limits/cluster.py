@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -17,6 +18,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
 from torchrl_agentic.limits.lease import Lease, LimitsDiffer, Report
 from torchrl_agentic.limits.lessee import ALIVE, Lessee
+
+logger = logging.getLogger(__name__)
 
 LINGER_S = 5.0
 """How long the thread that reports stays when there is nothing to report."""
@@ -97,7 +100,8 @@ class ClusterRateLimiter(Limiter):
         self._is_asleep = False
         self.reports = 0
         self._transport = _transport(self.name, self._over)
-        weakref.finalize(self, self._transport.close)
+        # Not at exit, when our thread may still read: the connection ends with the process anyway.
+        weakref.finalize(self, self._transport.close).atexit = False
         self._exchange()
 
     def stats(self) -> LimiterStats:
@@ -175,10 +179,13 @@ class ClusterRateLimiter(Limiter):
                     continue
             try:
                 self._exchange()
-            except OSError:
-                self._without_contact()
             except LimitsDiffer as error:  # of a new server, to which others came first
                 self._refuse_all(error)
+            except OSError:
+                self._without_contact()
+            except Exception:  # a bug of a transport; without this thread, calls would wait for ever
+                logger.exception("the limiter %s could not report", self.name)
+                self._without_contact()
 
     def _exchange(self) -> None:
         """Send a report, and take what comes back.
@@ -194,7 +201,6 @@ class ClusterRateLimiter(Limiter):
         with self._lock:
             lessee.take(lease, self._clock())
             self._serve()
-            lessee.is_unmet = lessee.is_starved
 
     def _without_contact(self) -> None:
         """Cancel what runs once others may get our part of the limits."""

@@ -37,7 +37,8 @@ class Lessee:
         self.successes = self.overloads = 0
         self.retry_after: float | None = None
         self.is_starved = False  # calls wait for a report
-        self.is_unmet = False  # the last one did not help them
+        self.is_unmet = False  # the last one asked for more than there is
+        self.asked = self.asked_starts = 0
         self.tried = -math.inf  # when the last report went out
         self.answered = -math.inf  # when the last one that was answered did
         self.number = 0
@@ -110,6 +111,7 @@ class Lessee:
         self.number += 1
         wanted = max(self.peak, self.in_flight + waiting) - self.in_flight
         starts = waiting + self.used - len(self.starts) if self.has_rate and waiting else 0
+        self.asked, self.asked_starts = self.in_flight + wanted, max(0, starts)
         report = Report(
             self.name,
             self.number,
@@ -118,7 +120,7 @@ class Lessee:
             self.held,
             self.in_flight if self.has_slots else 0,
             wanted if self.has_slots else 0,
-            max(0, starts),
+            self.asked_starts,
             self.successes,
             self.overloads,
             self.retry_after,
@@ -141,6 +143,8 @@ class Lessee:
     def take(self, lease: Lease, now: float) -> None:
         """Go by the lease that answers the last report."""
         self.lease, self.answered, self.is_starved = lease, self.tried, False
+        # Of calls that came after the report nobody knows yet: with them, the next one goes out at once.
+        self.is_unmet = (self.has_slots and lease.held < self.asked) or len(lease.starts) < self.asked_starts
         self.valid_until = self.tried + self.ttl_s * STOP
         self.held, self.target = lease.held, lease.target
         self.starts.extend(now + start for start in lease.starts)

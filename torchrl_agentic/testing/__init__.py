@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
-    from torchrl_agentic.testing.contracts import ParserContract, ReplContract, SandboxContract, ToolContract
+    from torchrl_agentic.testing.contracts import (
+        LimiterContract,
+        ParserContract,
+        ReplContract,
+        SandboxContract,
+        ToolContract,
+    )
     from torchrl_agentic.testing.conversations import converse
     from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
+    "LimiterContract": "testing.contracts",
     "ParserContract": "testing.contracts",
     "ReplContract": "testing.contracts",
     "SandboxContract": "testing.contracts",
@@ -33,6 +40,7 @@ _WHERE = {
 }
 __all__ = [
     "TINY",
+    "LimiterContract",
     "ParserContract",
     "ReplContract",
     "SandboxContract",

@@ -3,9 +3,10 @@
 They need pytest, pytest-asyncio and hypothesis: pip install 'torchrl-agentic[test]'.
 """
 
+from torchrl_agentic.testing.contracts.limiter import LimiterContract
 from torchrl_agentic.testing.contracts.parser import ParserContract
 from torchrl_agentic.testing.contracts.repl import ReplContract
 from torchrl_agentic.testing.contracts.sandbox import SandboxContract
 from torchrl_agentic.testing.contracts.tool import ToolContract
 
-__all__ = ["ParserContract", "ReplContract", "SandboxContract", "ToolContract"]
+__all__ = ["LimiterContract", "ParserContract", "ReplContract", "SandboxContract", "ToolContract"]
