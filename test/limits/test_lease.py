@@ -21,8 +21,8 @@ TTL = 1.0
 )
 def test_shares_are_max_min_fair_and_use_up_what_is_wanted(limit, wishes):
     demand = {str(i): wish for i, (wish, _) in enumerate(wishes)}
-    served = {str(i): when for i, (_, when) in enumerate(wishes)}
-    share = fair_shares(limit, demand, served)
+    rank = {str(i): (0, when) for i, (_, when) in enumerate(wishes)}
+    share = fair_shares(limit, demand, rank)
     assert sum(share.values()) == min(limit, sum(demand.values()))
     for one, other in itertools.permutations(demand, 2):
         assert 0 <= share[one] <= demand[one]
@@ -31,7 +31,36 @@ def test_shares_are_max_min_fair_and_use_up_what_is_wanted(limit, wishes):
 
 
 def test_the_last_one_goes_to_who_was_served_longest_ago():
-    assert fair_shares(3, {"a": 2, "b": 2}, {"a": 5, "b": 1}) == {"a": 1, "b": 2}
+    assert fair_shares(3, {"a": 2, "b": 2}, {"a": (0, 5), "b": (0, 1)}) == {"a": 1, "b": 2}
+
+
+def test_what_cannot_be_shared_equally_is_all_used_and_goes_round():
+    """Of ten for four, two have one more, for a turn; passed on too often, it would lie idle."""
+    world = _settled(10, 4)
+    most, used, rounds = [0] * 4, 0, 0
+    for _ in range(100):
+        world.waiting = [30] * 4
+        _run(world, 0.05)
+        rounds += 1
+        used += sum(client.in_flight for client in world.clients)
+        for index, client in enumerate(world.clients):
+            most[index] = max(most[index], client.in_flight) if rounds > 20 else 0
+            client.in_flight = max(0, client.in_flight - 1)
+    assert most == [3] * 4
+    assert used / rounds > 8.5
+
+
+def test_where_there_is_less_than_one_each_all_have_their_turn():
+    world = _settled(2, 6)
+    had = set()
+    for _ in range(200):
+        world.waiting = [9] * 6
+        _run(world, 0.05)
+        for index, client in enumerate(world.clients):
+            if client.in_flight:
+                had.add(index)
+                client.in_flight -= 1
+    assert had == set(range(6))
 
 
 class _World:

@@ -22,6 +22,8 @@ from torchrl_agentic.limits.base import Limits
 
 CONTENDED_S, CALM_S = 0.04, 0.2
 """How often clients report where more is wanted than there is, and where there is enough."""
+TURN_S = 1.0
+"""How long a client keeps what others have an equal claim to."""
 HORIZON_S = 0.25
 """How far ahead starts are given out."""
 
@@ -83,17 +85,25 @@ class _Client:
     seen: float = 0.0
     silent_s: float = 0.0  # how long it may be
     served: int = 0  # the number of the report with which it got something last
+    since: float = 0.0  # and when that was
     ttl_s: float = 1.0
 
+    def rank(self, now: float) -> tuple[int, int]:
+        """Say who comes first of those with an equal claim: for a turn who has more, then who waits longest.
 
-def fair_shares(limit: int, demand: Mapping[str, int], last_served: Mapping[str, int]) -> dict[str, int]:
+        What is passed on lies idle for a report or two, so it is not passed on with each report.
+        """
+        return (-self.held if now - self.since < TURN_S else 0, self.served)
+
+
+def fair_shares(limit: int, demand: Mapping[str, int], rank: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Divide a limit max-min fairly: who wants less than an equal part gets it, the others share the rest.
 
-    last_served: of two with an equal claim to the last one, it goes to who was served longer ago.
+    rank: of two with an equal claim to the last one, it goes to who has the lower rank.
     """
     share: dict[str, int] = dict.fromkeys(demand, 0)
     left = limit
-    wanting: list[str] = sorted((one for one in demand if demand[one] > 0), key=last_served.__getitem__)
+    wanting: list[str] = sorted((one for one in demand if demand[one] > 0), key=rank.__getitem__)
     while left > 0 and wanting:
         equal = max(1, left // len(wanting))
         for client in wanting:
@@ -193,8 +203,8 @@ class LeaseServer:
     def _grant(self, client: _Client, name: str, limit: int, now: float) -> tuple[int, int]:
         """Give how many calls a client may run at once, and how many it should."""
         demand = {other: each.demand for other, each in self._clients.items()}
-        served = {other: each.served for other, each in self._clients.items()}
-        target = fair_shares(limit, demand, served)[name]
+        rank = {other: each.rank(now) for other, each in self._clients.items()}
+        target = fair_shares(limit, demand, rank)[name]
         free = limit - sum(each.held for each in self._clients.values())
         if client.demand:
             # What nobody wants is lent too, half of it in all: who comes next finds something at once.
@@ -206,7 +216,7 @@ class LeaseServer:
             target = max(target, client.held)  # nobody lacks what it has
         more = min(max(0, free), max(0, target - client.held))
         if more:
-            client.served = self.reports
+            client.served, client.since = self.reports, now
         client.held += more
         return client.held, target
 
