@@ -15,7 +15,7 @@ from torchrl_agentic.messages import Status
 
 @pytest.fixture(autouse=True)
 def _own_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_conversation_is_named(tmp_path: Path, item: object):
 
 
 def test_a_limit_with_a_name_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
     path = tmp_path / "a.yaml"
     path.write_text("conversations: [a.jsonl]\nlimits: {stop: {name: the service, max_concurrent: 2}}\n")
     limiter = make_limits(load_config(path))["stop"]

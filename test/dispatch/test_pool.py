@@ -115,7 +115,7 @@ async def test_threads_work_at_the_same_time():
 
 
 async def test_a_limit_for_all_is_shared_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
     name = uuid.uuid4().hex
     one, other = (init_execution_pool(4, rate_limit=1, name=name, over="here") for _ in range(2))
     assert isinstance(one.limiter, ClusterRateLimiter)

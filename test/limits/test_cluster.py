@@ -25,7 +25,7 @@ TTL = 0.5
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ async def test_what_means_nothing_to_the_server_is_no_answer(name: str):
     """A report that it cannot read ends its connection, and nobody else's."""
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
     async with limiter.slot():
-        (path,) = Path(os.environ["XDG_RUNTIME_DIR"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")
+        (path,) = Path(os.environ["TORCHRL_AGENTIC_LIMITS"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(5)
             stranger.connect(str(path))
@@ -254,3 +254,63 @@ async def test_what_means_nothing_to_the_server_is_no_answer(name: str):
         for _ in range(3):
             async with limiter.slot():
                 await asyncio.sleep(TTL / 4)
+
+
+async def test_who_stood_still_gives_up_what_others_have_got_by_now(name: str):
+    """The thread that reports sleeps for longer than the lease lasts, and then gets an answer."""
+
+    class Still(_Cut):
+        naps = 0
+
+        def sync(self, report: Report, timeout: float) -> Lease:
+            if report.in_use and not self.naps:
+                self.naps += 1
+                time.sleep(2 * TTL)
+            return super().sync(report, timeout)
+
+    limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=Still())
+
+    async def call() -> None:
+        async with limiter.slot():
+            await asyncio.sleep(600)
+
+    with pytest.raises(InfrastructureError, match="lost"):
+        await asyncio.wait_for(call(), 10)
+
+
+async def test_who_has_given_its_slot_back_is_not_cancelled_for_it(name: str):
+    line = _Cut()
+    limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=line)
+    async with limiter.slot():
+        line.is_cut = True
+        time.sleep(2 * TTL)  # the loop is busy while contact is lost
+    await asyncio.sleep(0.05)
+
+
+async def test_a_limiter_travels_the_way_it_has_chosen(name: str):
+    limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL)
+    assert limiter.__reduce__()[1][1]["over"] == "machine"
+
+
+async def test_half_an_answer_is_none(name: str, tmp_path: Path):
+    """Its server ended while it wrote; the next one answers."""
+    limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL, over="machine")
+    (path,) = Path(os.environ["TORCHRL_AGENTIC_LIMITS"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")
+    there = path.with_name("there")
+    path.rename(there)
+    with socket.socket(socket.AF_UNIX) as half:
+        half.bind(str(path))
+        half.listen()
+        limiter._transport.close()
+        waiting = asyncio.create_task(limiter.wait())
+
+        def answer() -> None:
+            connection, _ = half.accept()
+            connection.recv(10_000)
+            connection.sendall(b'{"held": 1')
+            connection.close()
+
+        await asyncio.to_thread(answer)
+        there.rename(path)
+        await asyncio.wait_for(waiting, 10)
+    limiter.release()

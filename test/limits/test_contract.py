@@ -17,7 +17,7 @@ class TestRateLimiter(LimiterContract):
 class TestClusterRateLimiter(LimiterContract):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
 
     def make(self, max_concurrent: int) -> ClusterRateLimiter:
         return ClusterRateLimiter(uuid.uuid4().hex, max_concurrent=max_concurrent, ttl=0.5, over="machine")

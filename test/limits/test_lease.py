@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.limits.base import Limits
-from torchrl_agentic.limits.lease import HORIZON_S, Lease, LeaseServer, LimitsDiffer, Report, fair_shares
+from torchrl_agentic.limits.lease import (
+    HORIZON_S,
+    KEPT_S,
+    Lease,
+    LeaseServer,
+    LimitsDiffer,
+    Report,
+    fair_shares,
+)
 from torchrl_agentic.limits.lessee import LATE_S, Lessee
 
 TTL = 1.0
@@ -264,7 +272,7 @@ def test_two_jobs_with_different_limits_are_told():
     with pytest.raises(LimitsDiffer, match=r"max_concurrent=6.*max_concurrent=3"):
         server.sync(Report("b", 1, Limits(3), TTL, wanted=1), 0.1)
     assert (
-        server.sync(Report("b", 2, Limits(3), TTL, wanted=9), 0.1 + 2 * TTL).held == 3
+        server.sync(Report("b", 2, Limits(3), TTL, wanted=9), 0.1 + TTL + KEPT_S).held == 3
     )  # the other has gone
 
 
@@ -313,3 +321,46 @@ def test_calls_that_come_after_a_report_are_reported_at_once():
     due = client.due()
     assert due is not None
     assert due <= world.now
+
+
+def test_a_client_that_stood_still_gives_up_its_calls():
+    """It did not notice the time: a report of what it holds would take what others have got by now."""
+    world = _settled(2, 2)
+    world.waiting = [2, 0]
+    _run(world, 0.3)
+    still = world.clients[0]
+    world.now += 3 * TTL
+    assert still.has_lost(world.now)
+
+
+def test_a_new_server_gives_out_no_burst_a_second_time():
+    limits = Limits(None, 1.0, 50.0)
+    first = LeaseServer(-math.inf)
+    assert len(first.sync(Report("a", 1, limits, TTL, starts_wanted=50), 0.0).starts) == 50
+    second = LeaseServer(0.0)
+    assert len(second.sync(Report("a", 2, limits, TTL, starts_wanted=50), 1.5 * TTL).starts) <= 2
+
+
+def test_clients_of_one_limiter_go_by_one_time_to_live():
+    server = LeaseServer(-math.inf)
+    server.sync(Report("a", 1, Limits(2), 10.0, wanted=1), 0.0)
+    with pytest.raises(LimitsDiffer, match=r"ttl=10\.0.*ttl=0\.3"):
+        server.sync(Report("b", 1, Limits(2), 0.3, wanted=1), 0.1)
+
+
+def test_limits_stay_for_a_while_after_their_last_client():
+    """Two tools that are set up one after the other are told before the first call."""
+    server = LeaseServer(-math.inf)
+    server.sync(Report("a", 1, Limits(10), TTL), 0.0)
+    with pytest.raises(LimitsDiffer):
+        server.sync(Report("b", 1, Limits(3), TTL), 0.1)
+
+
+def test_what_a_lost_report_told_is_told_again():
+    client = Lessee("a", Limits(8), TTL)
+    client.overloaded(0.0, 5.0)
+    assert client.report(0.0, 0).overloads == 1
+    again = client.report(0.1, 0)
+    assert (again.overloads, again.retry_after) == (1, 5.0)
+    client.take(LeaseServer(-math.inf).sync(again, 0.1), 0.1)
+    assert client.report(0.2, 0).overloads == 0

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Generator
@@ -22,6 +23,7 @@ from torchrl_agentic import (
     SandboxFusionTool,
     Status,
     ToolCompose,
+    ToolContext,
 )
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
@@ -40,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("own_limits")
 
 @pytest.fixture
 def own_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +233,8 @@ FINE = {
         ([Reply(body={"status": "Success"})], "without a result"),
         ([Reply(body={"status": "Success", "run_result": None})], "without a result"),
         ([Reply(body={**FINE, "files": {"a": "*"}})], "no base64"),
+        ([Reply(body={**FINE, "files": {"a": "é"}})], "no base64"),
+        ([Reply(403, {"message": "Forbidden"})], "403"),
         ([Reply(body={"status": "SandboxError", "message": "no pod"})], "no pod"),
         ([Reply(how="cut")], "cannot be reached"),
         ([Reply(body=FINE, how="half")], "cannot be reached"),
@@ -449,8 +453,6 @@ async def test_python_that_cannot_be_parsed_is_named_with_its_line(server: str):
 
 
 def test_by_hand_it_needs_no_setup(server: str):
-    from torchrl_agentic import ToolContext
-
     async def main() -> str:
         tool = SandboxFusionTool(server)
         result = await tool.run({"code": "print(1)"}, ToolContext(call_id="c"))
@@ -463,3 +465,36 @@ def test_by_hand_it_needs_no_setup(server: str):
 def test_it_stands_in_for_the_python_tool():
     tool = SandboxFusionTool("http://x", name="python", description=PythonTool.description)
     assert (tool.name, tool.description) == ("python", PythonTool.description)
+
+
+async def test_what_claims_to_be_an_image_may_be_anything():
+    display = [{"image/png": "é"}, {"image/png": "aGVsbG8="}]
+    shown = {
+        "status": "Success",
+        "driver": {"status": "Finished", "return_code": 0},
+        "cells": [{"stdout": "said", "display": display, "error": []}],
+    }
+    async with scripted_server([Reply(body=shown)]) as scripted:
+        result = await _call(SandboxFusionTool(scripted.url, jupyter=True), "plot()")
+    assert result.text == "said"
+
+
+def test_a_tool_that_was_used_travels(server: str):
+    async def use(tool: SandboxFusionTool) -> str:
+        result = await tool.run({"code": "print(1)"}, ToolContext(call_id="c"))
+        copy = pickle.dumps(tool)
+        await tool.teardown()
+        again = pickle.loads(copy)
+        assert (await again.run({"code": "print(2)"}, ToolContext(call_id="d"))).text == "2"
+        await again.teardown()
+        return result.text
+
+    assert asyncio.run(use(SandboxFusionTool(server))) == "1"
+
+
+async def test_two_tools_with_different_limits_for_one_service_are_told_at_once():
+    one, other = SandboxFusionTool("http://x", rate_limit=10), SandboxFusionTool("http://x", rate_limit=3)
+    await one.setup()
+    with pytest.raises(ValueError, match="another name"):
+        await other.setup()
+    await one.teardown()

@@ -3,6 +3,7 @@
 import asyncio
 import email.utils
 import math
+import pickle
 import time
 
 import pytest
@@ -145,14 +146,64 @@ async def test_a_service_that_does_not_work_is_left_alone():
     limiter = RateLimiter(break_after=2, break_seconds=60)
     async with (
         scripted_server([Reply(500)]) as server,
-        ServiceClient("the service", limiter, patience=QUICK) as client,
+        ServiceClient("it", limiter, patience=QUICK) as client,
     ):
         for _ in range(2):
             with pytest.raises(ServiceError):
                 await client.post(server.url, {}, timeout=1)
-        with pytest.raises(CircuitOpen):
+        with pytest.raises(CircuitOpen):  # it is tried again after the deadline only
             await client.post(server.url, {}, timeout=1)
     assert len(server.requests) == 2
+
+
+async def test_a_call_outlives_a_circuit_that_closes_in_time():
+    limiter = RateLimiter(break_after=2, break_seconds=0.2)
+    replies = [Reply(502), Reply(502), OK]
+    answer, server = await _ask(replies, limiter=limiter)
+    assert answer.data == {"fine": True}
+    assert len(server.requests) == 3
+
+
+async def test_a_sandbox_that_failed_opens_no_circuit():
+    limiter = RateLimiter(break_after=2, break_seconds=60)
+
+    def check(data):
+        if data.get("status") == "SandboxError":
+            raise ServiceError("the sandbox failed", "sandbox_error", is_transient=True)
+
+    bad = Reply(body={"status": "SandboxError"})
+    answer, _ = await _ask([bad, bad, bad, OK], limiter=limiter, check=check)
+    assert answer.tries == 4
+
+
+async def test_a_service_that_answers_too_late_has_too_much_to_do():
+    limiter = RateLimiter(max_concurrent=8)
+    await _ask([Reply(how="hang"), OK], limiter=limiter, timeout=0.1)
+    assert limiter.stats().overloads == 1
+
+
+async def test_a_service_that_has_moved_says_where_to():
+    error, _ = await _ask([Reply(307, b"", {"Location": "http://other/"})])
+    assert isinstance(error, ServiceError)
+    assert "307" in str(error)
+    assert "http://other/" in str(error)
+
+
+async def test_a_refusal_is_not_checked():
+    def check(data):
+        raise ServiceError("no result", "garbage")
+
+    answer, _ = await _ask([Reply(403, {"message": "Forbidden"})], check=check)
+    assert (answer.status, answer.data) == (403, {"message": "Forbidden"})
+
+
+@pytest.mark.parametrize(
+    "error", [ServiceError("a", "b", is_transient=True, retry_after=3.0, status=503), CircuitOpen(2.0)]
+)
+def test_errors_travel(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert again.__dict__ == error.__dict__
 
 
 async def test_connections_are_used_again():

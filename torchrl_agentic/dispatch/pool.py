@@ -67,7 +67,7 @@ class ExecutionPool:
             return await self._workers.run(lambda: function(*args, **kwargs))
 
     async def close(self) -> None:
-        """End the workers; a later call starts new ones."""
+        """End the workers, processes with their event loop; a later call starts new ones."""
         await self._workers.close()
 
     async def __aenter__(self) -> Self:
@@ -189,20 +189,21 @@ class _ActorProcesses(_Workers):
     def __init__(self, size: int) -> None:
         self._start = _starter(1)
         self._free: list[Any] = [None] * size  # None: not started yet
-        self._places = asyncio.Semaphore(size)
+        self._places = RateLimiter(max_concurrent=size)  # of any event loop
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        async with self._places:
-            actor = self._free.pop() or self._start()
+        async with self._places.slot():
+            actor = self._free.pop()
             is_fit = False
             try:
+                actor = actor or self._start()
                 found = await actor.call.remote(_pack(function))
                 is_fit = True
                 return _value(found)
             except _dead() as error:
                 raise InfrastructureError(_DIED) from error
             finally:
-                if not is_fit:
+                if actor is not None and not is_fit:
                     _kill(actor)
                 self._free.append(actor if is_fit else None)
 
@@ -249,7 +250,9 @@ def _call(pickled: bytes) -> bytes:
         return _pack((cloudpickle.loads(pickled)(), None))
     except Exception as error:
         try:
-            return _pack((None, error))
+            packed = _pack((None, error))
+            cloudpickle.loads(packed)
+            return packed
         except Exception:  # an error that cannot travel
             return _pack((None, RuntimeError(f"{type(error).__name__}: {error}")))
 

@@ -111,6 +111,12 @@ class Slot:
             self._limiter.given_back(self)
             self._limiter.release()
 
+    def lose(self, task: asyncio.Task[Any]) -> None:
+        """Cancel who holds the slot, on its event loop, unless it has been given back meanwhile."""
+        if self._held:
+            self.is_lost = True
+            task.cancel()
+
     async def __aenter__(self) -> Self:
         await self.acquire()
         return self
@@ -208,7 +214,7 @@ class Limiter(ABC):
             self._serve()
         try:
             await waiter.future
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the second: its event loop has ended
             with self._lock:
                 if waiter.granted is not None:
                     self._gate.take_back(waiter.granted)
@@ -353,8 +359,11 @@ class Limits:
     def __post_init__(self) -> None:
         """Refuse what means nothing, and fill in the burst."""
         most, rate, burst = self.max_concurrent, self.rate_per_second, self.burst
+        if rate == math.inf:
+            rate = None
+            object.__setattr__(self, "rate_per_second", None)
         # Written so that NaN, of which every comparison is false, is refused too.
-        if most is not None and not (most >= 1 and most == int(most)):
+        if most is not None and not (1 <= most < math.inf and most == int(most)):
             raise ValueError(f"max_concurrent must be 1 or more, and whole, or None; got {most}")
         if rate is not None and not rate > 0:
             raise ValueError(f"rate_per_second must be above 0, or None for no limit; got {rate}")

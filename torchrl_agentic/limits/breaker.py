@@ -18,6 +18,9 @@ class CircuitOpen(InfrastructureError):
         super().__init__(f"the service has failed again and again; it is tried again in {retry_after:.1f} s")
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[type[CircuitOpen], tuple[float]]:
+        return (CircuitOpen, (self.retry_after,))
+
 
 class Breaker:
     """Opens after so many failures in a row: no calls for some seconds, then one at a time.

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
 from torchrl_agentic.limits.lease import Lease, LimitsDiffer, Report
-from torchrl_agentic.limits.lessee import ALIVE, Lessee
+from torchrl_agentic.limits.lessee import ALIVE, RETRY, Lessee
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class ClusterRateLimiter(Limiter):
         self.ttl = ttl
         self.max_call_seconds = max_call_seconds
         self._break = (break_after, break_seconds)
-        self._over: Over = over
+        self._over: Over = _resolved(over)  # so that it is pickled with the limiter
         self._begin(clock)
 
     def _begin(self, clock: Callable[[], float]) -> None:
@@ -102,7 +102,14 @@ class ClusterRateLimiter(Limiter):
         self._transport = _transport(self.name, self._over)
         # Not at exit, when our thread may still read: the connection ends with the process anyway.
         weakref.finalize(self, self._transport.close).atexit = False
-        self._exchange()
+        until = time.monotonic() + self.ttl
+        while True:
+            try:
+                return self._exchange()
+            except OSError:  # whoever gives out the leases may be about to be replaced
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(self.ttl * RETRY)
 
     def stats(self) -> LimiterStats:
         """Tell what is going on in this process, and the limits of all together at the moment."""
@@ -177,15 +184,16 @@ class ClusterRateLimiter(Limiter):
                         self._thread = None
                         return
                     continue
+            self._check_contact()  # we may have stood still ourselves, and others have our part by now
             try:
                 self._exchange()
             except LimitsDiffer as error:  # of a new server, to which others came first
                 self._refuse_all(error)
             except OSError:
-                self._without_contact()
+                self._check_contact()
             except Exception:  # a bug of a transport; without this thread, calls would wait for ever
                 logger.exception("the limiter %s could not report", self.name)
-                self._without_contact()
+                self._check_contact()
 
     def _exchange(self) -> None:
         """Send a report, and take what comes back.
@@ -202,17 +210,16 @@ class ClusterRateLimiter(Limiter):
             lessee.take(lease, self._clock())
             self._serve()
 
-    def _without_contact(self) -> None:
+    def _check_contact(self) -> None:
         """Cancel what runs once others may get our part of the limits."""
         with self._lock:
             if not self._lessee.has_lost(self._clock()):
                 return
             holders, self._holders = self._holders, {}
         for slot, (loop, task) in holders.items():
-            slot.is_lost = True
             if task is not None:
                 with contextlib.suppress(RuntimeError):  # its event loop is closed
-                    loop.call_soon_threadsafe(task.cancel)
+                    loop.call_soon_threadsafe(slot.lose, task)
 
     def _refuse_all(self, error: Exception) -> None:
         with self._lock:
@@ -245,10 +252,14 @@ def _rebuild(name: str, arguments: dict[str, Any]) -> ClusterRateLimiter:
     return ClusterRateLimiter(name, **arguments)
 
 
+def _resolved(over: Over) -> Over:
+    if over is not None:
+        return over
+    ray = sys.modules.get("ray")
+    return "ray" if ray is not None and ray.is_initialized() else "machine"
+
+
 def _transport(name: str, over: Over) -> Transport:
-    if over is None:
-        ray = sys.modules.get("ray")
-        over = "ray" if ray is not None and ray.is_initialized() else "machine"
     if over == "ray":
         from torchrl_agentic.limits.ray import RayTransport
 
@@ -257,6 +268,6 @@ def _transport(name: str, over: Over) -> Transport:
         from torchrl_agentic.limits.machine import MachineTransport
 
         return MachineTransport(name)
-    if isinstance(over, str):
+    if over is None or isinstance(over, str):
         raise ValueError(f"a shared limiter goes over 'ray' or 'machine'; got {over!r}")
     return over

@@ -16,8 +16,8 @@ class Gate:
     """
 
     __slots__ = (
-        "_concurrent", "_grants", "_interval", "_settled", "_size", "adaptation", "concurrent", "in_flight",
-        "interval", "next_start", "slack",
+        "_concurrent", "_grants", "_interval", "_is_free", "_settled", "_size", "adaptation", "concurrent",
+        "in_flight", "interval", "next_start", "slack",
     )  # fmt: skip
 
     def __init__(
@@ -26,6 +26,7 @@ class Gate:
         self._concurrent = self.concurrent = concurrent
         self._interval = self.interval = 1.0 / per_second
         self._size = concurrent if math.isfinite(concurrent) else per_second
+        self._is_free = False  # no limit is configured, and one is learnt
         self.adaptation = adaptation or Adaptation()
         self.slack = (burst - 1.0) * self.interval if math.isfinite(per_second) else 0.0
         self.in_flight = 0
@@ -64,8 +65,9 @@ class Gate:
 
     def overloaded(self, now: float, retry_after: float | None) -> None:
         """Take note that the service turned a call away."""
-        if math.isinf(self._size):  # nothing was configured: what was tried was too much
-            self._size = self._concurrent = max(1.0, self.in_flight)
+        if math.isinf(self._size):  # nothing is configured: what was tried was too much
+            self._size = self._concurrent = max(2.0, self.in_flight)
+            self._is_free = True
         self.adaptation.overloaded(now, retry_after)
         self._adapt()
 
@@ -73,6 +75,8 @@ class Gate:
         """Take note that a call went well."""
         if self.adaptation.share < 1.0:
             self.adaptation.succeeded(self._size)
+            if self._is_free and self.adaptation.share == 1.0:
+                self._size = self._concurrent = self.concurrent = math.inf
             self._adapt()
 
     def _adapt(self) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits.adapt import Adaptation
 from torchrl_agentic.limits.base import Limits
 
@@ -24,11 +25,13 @@ CONTENDED_S, CALM_S = 0.04, 0.2
 """How often clients report where more is wanted than there is, and where there is enough."""
 TURN_S = 1.0
 """How long a client keeps what others have an equal claim to."""
+KEPT_S = 10.0
+"""How long the limits of a name stay after its last client has gone."""
 HORIZON_S = 0.25
 """How far ahead starts are given out."""
 
 
-class LimitsDiffer(ValueError):
+class LimitsDiffer(ValueError, InfrastructureError):
     """Others use a limiter of the same name with other limits."""
 
 
@@ -118,13 +121,17 @@ def fair_shares(limit: int, demand: Mapping[str, int], rank: Mapping[str, tuple[
 class LeaseServer:
     """Divides the limits of one service among the clients that report to it.
 
-    began: until then there may have been another server, whose leases may still be held.
+    began: until then there may have been another server, whose leases may still be held, for settle_s or
+    the `ttl_s` of the clients.
     """
 
     began: float
+    settle_s: float = 0.0
     adaptation: Adaptation = field(default_factory=Adaptation)
     reports: int = 0
     _limits: Limits | None = None
+    _ttl_s: float = 0.0
+    _seen: float = float("-inf")
     _clients: dict[str, _Client] = field(default_factory=dict[str, _Client])
     _next_start: float = float("-inf")
 
@@ -136,13 +143,16 @@ class LeaseServer:
             ConnectionError: a later report of this client came first; it does not wait for this one any more.
         """
         self._drop_silent(now)
-        if report.limits != self._limits:
-            if self._limits is not None and self._clients:
+        asked = (report.limits, report.ttl_s)
+        if asked != (self._limits, self._ttl_s):
+            if self._limits is not None and (self._clients or now - self._seen < KEPT_S):
                 raise LimitsDiffer(
-                    f"a shared limiter has the limits of whoever came first, {self._limits}, and others use "
-                    f"it; this one asks for {report.limits}: give it another name, or the same limits"
+                    f"a shared limiter has the limits of whoever came first, {self._limits}, "
+                    f"ttl={self._ttl_s}, and others use it, or did {KEPT_S:g} s ago; this one asks for "
+                    f"{report.limits}, ttl={report.ttl_s}: give it another name, or the same limits"
                 )
-            self._limits = report.limits
+            self._limits, self._ttl_s = asked
+        self._seen = now
         self.reports += 1
         if report.client in self._clients and report.number <= self._clients[report.client].number:
             raise ConnectionError("a later report came first")
@@ -198,7 +208,7 @@ class LeaseServer:
         return None if rate is None else rate * self.adaptation.share
 
     def _is_settling(self, client: _Client, now: float) -> bool:
-        return now - self.began < client.ttl_s
+        return now - self.began < max(client.ttl_s, self.settle_s)
 
     def _grant(self, client: _Client, name: str, limit: int, now: float) -> tuple[int, int]:
         """Give how many calls a client may run at once, and how many it should."""
@@ -229,6 +239,8 @@ class LeaseServer:
         assert self._limits.burst is not None
         interval = 1 / rate
         slack = (self._limits.burst - 1) / (self._limits.rate_per_second or 1)
+        if self._next_start == float("-inf"):  # whoever gave out starts before us has used the burst up
+            self._next_start = self.began + slack
         wanting = sum(each.wants_starts for each in self._clients.values())
         # The burst is there for whoever comes first; what lies ahead is shared.
         ahead = max(1, int(rate * HORIZON_S / wanting))

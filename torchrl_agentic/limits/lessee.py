@@ -36,6 +36,7 @@ class Lessee:
         self.valid_until = self.paused_until = -math.inf
         self.successes = self.overloads = 0
         self.retry_after: float | None = None
+        self._told = (0, 0)  # of these, in the last report
         self.is_starved = False  # calls wait for a report
         self.is_unmet = False  # the last one asked for more than there is
         self.asked = self.asked_starts = 0
@@ -126,8 +127,8 @@ class Lessee:
             self.retry_after,
             self.call_s,
         )
-        self.peak, self.used, self.successes, self.overloads = self.in_flight, 0, 0, 0
-        self.retry_after = None
+        self.peak, self.used = self.in_flight, 0
+        self._told = (self.successes, self.overloads)
         return report
 
     def _let_go(self, now: float, waiting: int) -> None:
@@ -143,6 +144,9 @@ class Lessee:
     def take(self, lease: Lease, now: float) -> None:
         """Go by the lease that answers the last report."""
         self.lease, self.answered, self.is_starved = lease, self.tried, False
+        self.successes -= self._told[0]
+        self.overloads -= self._told[1]
+        self.retry_after = self.retry_after if self.overloads else None
         # Of calls that came after the report nobody knows yet: with them, the next one goes out at once.
         self.is_unmet = (self.has_slots and lease.held < self.asked) or len(lease.starts) < self.asked_starts
         self.valid_until = self.tried + self.ttl_s * STOP

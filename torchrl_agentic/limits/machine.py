@@ -12,7 +12,6 @@ import os
 import socket
 import socketserver
 import stat
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any
 from torchrl_agentic.limits.base import Limits
 from torchrl_agentic.limits.lease import Lease, LeaseServer, LimitsDiffer, Report
 
+FOLDER = "TORCHRL_AGENTIC_LIMITS"
+"""The environment variable that names another folder than /tmp; processes share limits within one folder."""
 RETRY_S = 0.01
 _servers: dict[Path, _Server] = {}
 _lock = threading.Lock()
@@ -68,7 +69,7 @@ class MachineTransport:
         self._stream.write(line)
         self._stream.flush()
         answer = self._stream.readline()
-        if not answer:
+        if not answer.endswith(b"\n"):
             raise ConnectionResetError("the process that gave out the leases has ended")
         fields: dict[str, Any] = json.loads(answer)
         if "refusal" in fields:
@@ -88,8 +89,9 @@ class MachineTransport:
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
-    def __init__(self, path: Path, lock: int, began: float) -> None:
-        self.lock_file, self.lease_server, self.one_at_a_time = lock, LeaseServer(began), threading.Lock()
+    def __init__(self, path: Path, lock: int, began: float, settle_s: float) -> None:
+        self.lock_file, self.one_at_a_time = lock, threading.Lock()
+        self.lease_server, self.longest_s = LeaseServer(began, settle_s), 0.0
         super().__init__(str(path), _Client)
 
     def answer(self, line: bytes) -> bytes:
@@ -97,7 +99,11 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         fields["limits"] = Limits(**fields["limits"])
         report = Report(**fields)
         with self.one_at_a_time:
-            os.utime(self.lock_file)  # whoever comes after us knows until when there were leases
+            # Whoever comes after us knows until when there were leases, and how long they may still be used.
+            os.utime(self.lock_file)
+            if max(report.ttl_s, report.call_s) > self.longest_s:
+                self.longest_s = max(report.ttl_s, report.call_s)
+                os.pwrite(self.lock_file, f"{self.longest_s:<20.6f}".encode(), 0)
             try:
                 answer = dataclasses.asdict(self.lease_server.sync(report, time.monotonic()))
             except LimitsDiffer as error:
@@ -129,9 +135,9 @@ def _serve(path: Path) -> bool:
             return False
         found = os.fstat(lock)
         age = max(0.0, time.time() - found.st_mtime) if found.st_size else math.inf
-        os.pwrite(lock, b".", 0)
+        settle_s = float(os.pread(lock, 20, 0) or 0)
         path.unlink(missing_ok=True)
-        server = _servers[path] = _Server(path, lock, time.monotonic() - age)
+        server = _servers[path] = _Server(path, lock, time.monotonic() - age, settle_s)
         threading.Thread(target=server.serve_forever, name="torchrl_agentic-leases", daemon=True).start()
         return True
 
@@ -155,9 +161,7 @@ def _folder() -> Path:
     Raises:
         PermissionError: it belongs to somebody else, or others may enter it.
     """
-    folder = Path(
-        os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), f"torchrl_agentic-{os.getuid()}"
-    )
+    folder = Path(os.environ.get(FOLDER) or "/tmp", f"torchrl_agentic-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -9,6 +9,7 @@ from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.limits.lease import Lease, LeaseServer, LimitsDiffer, Report
 
 NAMESPACE = "torchrl_agentic"
+START_S = 60.0
 
 
 class LeaseActor:
@@ -43,6 +44,7 @@ class RayTransport:
         self._ray: Any = ray
         self._name = f"limiter:{name}"
         self._actor: Any = None
+        self._has_answered = False
 
     def sync(self, report: Report, timeout: float) -> Lease:
         """Exchange a report for a lease; see `Transport`."""
@@ -54,13 +56,15 @@ class RayTransport:
                 options = {"name": self._name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
                 remote = ray.remote(LeaseActor).options(get_if_exists=True, max_restarts=-1, **options)
                 self._actor = remote.remote()
-                timeout = max(timeout, 60.0)  # a worker process starts for it
+                if not self._has_answered:  # a process has to start for it; later on, others depend on us
+                    timeout = max(timeout, START_S)
             answer = ray.get(self._actor.sync.remote(report), timeout=timeout)
         except ray.exceptions.GetTimeoutError:
             raise TimeoutError("the actor that gives out the leases did not answer in time") from None
         except (ray.exceptions.RayError, ValueError) as error:
             self._actor = None  # it may have moved, or be gone
             raise ConnectionError(f"the actor that gives out the leases: {error}") from error
+        self._has_answered = True
         if isinstance(answer, LimitsDiffer):
             raise answer
         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, TextPart, Timing, ToolResult, fields_of
@@ -89,10 +89,13 @@ class SearchTool(Tool):
         """Join those that share the limit of the service."""
         self._service = ServiceClient(
             "the retrieval service",
-            shared_limiter(f"search {self.url}", self.rate_limit, self.enable_global_rate_limit),
+            await shared_limiter("search", self.url, self.rate_limit, self.enable_global_rate_limit),
             max_connections=self.num_workers,
             patience=self.patience,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_service": None}  # it is set up anew where it arrives
 
     async def teardown(self) -> None:
         """Close the connections."""

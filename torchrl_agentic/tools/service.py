@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import functools
 import random
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,7 +17,7 @@ import httpx
 import stamina
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
+from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.messages import JSON
 
 BUSY = frozenset({429, 503})
@@ -47,6 +49,15 @@ class ServiceError(InfrastructureError):
         self.is_transient = is_transient
         self.retry_after = retry_after
         self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_remade, (str(self), self.reason, self.is_transient, self.retry_after, self.status))
+
+
+def _remade(
+    text: str, reason: str, is_transient: bool, retry_after: float | None, status: int | None
+) -> ServiceError:
+    return ServiceError(text, reason, is_transient=is_transient, retry_after=retry_after, status=status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +150,7 @@ class ServiceClient:
         began, tries = time.monotonic(), 0
         patience, last = self.patience, ""
         attempts = stamina.retry_context(
-            on=_backoff,
+            on=functools.partial(_backoff, began + patience.deadline_s),
             attempts=patience.tries,
             timeout=patience.deadline_s,
             wait_initial=patience.first_s,
@@ -174,13 +185,15 @@ class ServiceClient:
             started = time.monotonic()
             try:
                 found = await self._send(url, payload, timeout)
-                if check is not None:
+                if check is not None and found[0] < 400:
                     check(found[1])
             except ServiceError as error:
                 if self.limiter is not None:
-                    if error.status in BUSY:
+                    # One that answers too late has too much to do as well; one that says that it failed is
+                    # there.
+                    if error.status in BUSY or error.reason == "timeout":
                         self.limiter.overloaded(error.retry_after)
-                    else:
+                    elif error.reason != "sandbox_error":
                         self.limiter.failed()
                 raise
             if self.limiter is not None:
@@ -216,6 +229,9 @@ class ServiceClient:
                 retry_after=retry_after_s(response.headers.get("retry-after"), time.time()),
                 status=status,
             )
+        if 300 <= status < 400:
+            where = response.headers.get("location", "elsewhere")
+            raise self._error(f"answered {status}, and wants to be asked at {where}", "moved", status=status)
         try:
             return httpx.Response(status, content=body).json()
         except (ValueError, RecursionError):
@@ -245,9 +261,15 @@ class ServiceClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_clients": {}}  # connections stay where they are
 
-def _backoff(error: Exception) -> bool | float:
-    """Say whether, and if the service said so when, to try again."""
+
+def _backoff(until: float, error: Exception) -> bool | float:
+    """Say whether, and if somebody said so when, to try again."""
+    if isinstance(error, CircuitOpen):
+        in_time = time.monotonic() + error.retry_after < until
+        return error.retry_after * (1 + random.random() / 4) if in_time else False
     if not isinstance(error, ServiceError) or not error.is_transient:
         return False
     if error.retry_after is None:
@@ -269,12 +291,18 @@ def retry_after_s(header: str | None, now: float) -> float | None:
     return seconds if seconds > 0 else None  # NaN is not
 
 
-def shared_limiter(name: str, rate_limit: int | None, is_global: bool) -> Limiter | None:
+async def shared_limiter(kind: str, url: str, rate_limit: int | None, is_global: bool) -> Limiter | None:
     """Make the limiter of a service: for all processes that name it, or for this one; None: no limit."""
     if rate_limit is None:
         return None
     if is_global:
-        return ClusterRateLimiter(
-            name, max_concurrent=rate_limit, break_after=BREAK_AFTER, break_seconds=BREAK_S
+        parts = urllib.parse.urlsplit(url)
+        name = f"{kind} {parts._replace(netloc=parts.netloc.rpartition('@')[2]).geturl()}"
+        return await asyncio.to_thread(  # it asks for its first lease
+            ClusterRateLimiter,
+            name,
+            max_concurrent=rate_limit,
+            break_after=BREAK_AFTER,
+            break_seconds=BREAK_S,
         )
     return RateLimiter(max_concurrent=rate_limit, break_after=BREAK_AFTER, break_seconds=BREAK_S)

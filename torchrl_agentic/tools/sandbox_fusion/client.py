@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -276,9 +275,11 @@ def _common(answer: Answer) -> dict[str, Any]:
     data: Fields = answer.data
     files: dict[str, bytes] = {}
     for path, content in (fields_of(data.get("files")) or {}).items():
+        if content is None:
+            continue
         try:
             files[path] = base64.b64decode(str(content), validate=True)
-        except binascii.Error:
+        except ValueError:
             raise ServiceError("the sandbox service sent a file that is no base64", "garbage") from None
     return {
         "files": files,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import signal
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torchrl_agentic.messages import (
     JSON,
@@ -121,7 +121,9 @@ class SandboxFusionTool(Tool):
 
     async def setup(self) -> None:
         """Join those that share the limit of the service."""
-        limiter = shared_limiter(f"sandbox_fusion {self.url}", self.rate_limit, self.enable_global_rate_limit)
+        limiter = await shared_limiter(
+            "sandbox_fusion", self.url, self.rate_limit, self.enable_global_rate_limit
+        )
         self._client = SandboxFusionClient(
             self.url, limiter=limiter, max_connections=self.num_workers, patience=self.patience
         )
@@ -130,6 +132,9 @@ class SandboxFusionTool(Tool):
         """Close the connections."""
         if self._client is not None:
             await self._client.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}  # it is set up anew where it arrives
 
     @property
     def client(self) -> SandboxFusionClient:
@@ -233,7 +238,7 @@ def _images(item: Mapping[str, JSON]) -> list[ImagePart]:
     for kind in ("image/png", "image/jpeg"):
         try:
             data = base64.b64decode(str(item[kind])) if kind in item else b""
-        except binascii.Error:
+        except ValueError:
             continue
         if _image_type(data) == kind:
             found.append(ImagePart(data, kind))
