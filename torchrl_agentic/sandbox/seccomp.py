@@ -8,6 +8,7 @@ x86-64 only.
 from __future__ import annotations
 
 import errno
+import functools
 import platform
 
 from torchrl_agentic.sandbox.bpf import (
@@ -52,6 +53,7 @@ NETWORK = (AF_UNIX, AF_INET, AF_INET6)
 """What kinds of sockets a network needs that was granted."""
 
 
+@functools.cache
 def program(*, families: tuple[int, ...] = (), clones: bool = False) -> bytes | None:
     """Make the filter; None where it is not known for this processor.
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.errors import SandboxError
@@ -307,15 +306,20 @@ def close_pools() -> None:
 def available_memory() -> int:
     """Say how many bytes of memory could still be taken, by the machine's and the container's account."""
     found: list[int] = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", "rb") as file:
+        for line in file:
+            if line.startswith(b"MemAvailable:"):
                 found.append(int(line.split()[1]) * 1024)
-    folder = Path("/sys/fs/cgroup")
+                break
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         with contextlib.suppress(OSError, ValueError):
-            found.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
+            found.append(_number(limit) - _number(used))
     return min(found, default=1 << 62)
+
+
+def _number(name: str) -> int:
+    with open("/sys/fs/cgroup/" + name, "rb") as file:
+        return int(file.read())
