@@ -168,8 +168,17 @@ def die_first() -> None:
 
     Where /proc cannot be written, nothing changes.
     """
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    with contextlib.suppress(OSError):
+        tell_kernel("oom_score_adj", b"1000")
+
+
+def tell_kernel(name: str, text: bytes) -> None:
+    """Write a file below /proc/self; not as a text stream, whose code costs a new fork 20 pages of memory."""
+    fd = os.open("/proc/self/" + name, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text)
+    finally:
+        os.close(fd)
 
 
 def set_limits(

@@ -17,13 +17,12 @@ import socket
 import sys
 from collections.abc import Callable, Generator
 
-from torchrl_agentic.sandbox.inside import files, mounts, processes, rights
+from torchrl_agentic.sandbox.inside import files, mounts, processes, rights, worker
 from torchrl_agentic.sandbox.inside.cloning import Cloning
 from torchrl_agentic.sandbox.inside.commands import Commands
 from torchrl_agentic.sandbox.inside.interpreter import Answer, Header, Interpreter
 from torchrl_agentic.sandbox.inside.reactor import Reactor
 from torchrl_agentic.sandbox.inside.wire import Splitter, pack
-from torchrl_agentic.sandbox.inside.worker import descriptors
 
 MAX_REQUEST = 80 << 20
 """The longest request, in bytes."""
@@ -72,7 +71,7 @@ class Host:
                 data = os.read(self._reading, 1 << 16)
             else:
                 data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(4 * MAX_HANDED))
-                self._handed += descriptors(ancillary)
+                self._handed += worker.descriptors(ancillary)
         except OSError:
             data = b""
         if not data:
@@ -227,6 +226,7 @@ def alone(settings: Header, program: bytes) -> None:
     if sys.platform == "linux":
         rights.dumpable(False)
         rights.subreaper()
+    worker.warm_up()
     null = os.open("/dev/null", os.O_RDWR)
     processes.only_files(null, null, 2, 0, 1)
     _run(settings, program, (3, 4))

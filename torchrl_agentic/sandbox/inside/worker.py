@@ -340,7 +340,7 @@ def seed(value: int) -> None:
 
 
 def warm_up() -> None:
-    """Do once what each cell does, before there are workers, who then share what Python makes for it."""
+    """Do once what each worker would do, before there are any: they share what Python makes for it."""
     tree = ast.parse("1\n2", "<cell 0>")
     last = ast.Expression(ast.Expr(ast.Constant(2)).value)
     ast.fix_missing_locations(last)
@@ -351,10 +351,10 @@ def warm_up() -> None:
     except NameError as error:
         describe(error)
     Splitter(MAX_REQUEST).feed(pack(b"run", b"0", b""))
+    warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive", UserWarning)
 
 
 def main(control: socket.socket) -> None:
     """Be the worker; called in a process that has been confined."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive", UserWarning)
     Worker(control).serve()
