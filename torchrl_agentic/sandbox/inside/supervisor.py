@@ -190,6 +190,9 @@ class Supervisor:
 
     def _leave(self) -> None:
         """End, unless clones live inside our namespaces: then with the last of them."""
+        if os.getpid() == 1 and not self._cloning.supervisors:
+            processes.end_others(deeper=True)
+            os._exit(0)
         self._commands.end()
         self._interpreter.discard()
         self._leave_if_alone()
