@@ -10,11 +10,12 @@ from typing import Any
 from torchrl_agentic.sandbox.program import PACKAGE
 from torchrl_agentic.sandbox.program import modules as text_of
 
-_MODULES = (
+_ALONE = (
     "rights", "namespaces", "wire", "capture", "files", "mounts", "reactor", "pipes", "processes", "worker",
-    "interpreter", "commands", "cloning", "supervisor", "zygote",
+    "interpreter", "commands", "cloning", "supervisor",
 )  # fmt: skip
-"""In an order in which each comes behind those that it imports."""
+_MODULES = {"supervisor": _ALONE, "zygote": (*_ALONE, "script", "zygote")}
+"""What a program needs, in an order in which each comes behind those that it imports."""
 
 BOOT = """
 import sys
@@ -54,7 +55,7 @@ def start_message(
     program: a seccomp filter, empty for none.
     """
     start = {
-        "text": text_of(*_MODULES),
+        "text": text_of(*_MODULES[module]),
         "package": PACKAGE,
         "module": module,
         "function": function,

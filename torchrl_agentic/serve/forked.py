@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import marshal
 import re
 import secrets
 import signal
 import time
-from importlib import resources
-from importlib.util import MAGIC_NUMBER
 
 from torchrl_agentic.repl import ForkServerRepl, ReplResult
 from torchrl_agentic.sandbox.base import WORK
+from torchrl_agentic.sandbox.program import PACKAGE
 from torchrl_agentic.serve.wire import CommandResult
 
 _ENDED = re.compile(
     r"\((?:exit code (?P<code>\d+)|killed by (?P<signal>SIG\w+)|killed by signal (?P<number>\d+))\)"
 )
 _KILLED = -9
-_NAME = "<run_script>"
+_IMPORT = f"from {PACKAGE}.script import run_script"
 
 
 async def run_forked(
@@ -36,7 +33,7 @@ async def run_forked(
         await repl.sandbox.write_file(reading, stdin.encode())
     call = f"run_script({f'{WORK}/{file}'!r}, {reading!r}, {timeout!r}, {memory_bytes!r})"
     began = time.perf_counter()
-    found = await repl.execute(f"{_program()}\n{call}", timeout=timeout)
+    found = await repl.execute(f"{_IMPORT}\n{call}", timeout=timeout)
     return _result(found, time.perf_counter() - began)
 
 
@@ -56,17 +53,3 @@ def _code(ended: re.Match[str]) -> int:
     if ended["code"] is not None:
         return int(ended["code"])
     return -(int(ended["number"]) if ended["signal"] is None else signal.Signals[ended["signal"]])
-
-
-@functools.cache
-def _program() -> str:
-    """Give what defines `run_script` inside, compiled already if Python inside is of the same version."""
-    text = resources.files("torchrl_agentic.serve").joinpath("script_inside.py").read_text("utf-8")
-    code = marshal.dumps(compile(text, _NAME, "exec"))
-    return f"""\
-from _frozen_importlib_external import MAGIC_NUMBER
-if MAGIC_NUMBER == {MAGIC_NUMBER!r}:
-    import marshal
-    exec(marshal.loads({code!r}))
-else:
-    exec(compile({text!r}, {_NAME!r}, "exec"))"""

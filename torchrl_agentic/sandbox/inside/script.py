@@ -1,6 +1,6 @@
 """Runs a file as `python3 main.py` would, in an interpreter that is live already and ends with it.
 
-Its text is sent to the interpreter of a fork server as a cell, so it imports nothing of this package.
+A fork server loads it once for all. A cell calls it, of an interpreter that nothing else was asked of.
 
 What differs from a fresh Python: libraries are loaded; a script whose time is over still writes what it has
 printed; one that closes files that it has not opened, by which it is looked after, is ended soon after.
@@ -19,7 +19,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 import traceback
 import types
@@ -116,7 +115,7 @@ def _main_module(path: str) -> types.ModuleType:
         __file__=path, __builtins__=sys.modules["builtins"], __annotations__={}, __cached__=None
     )
     sys.modules["__main__"] = main
-    depth, frame = _CALLS_IN_C, sys._getframe()
+    depth, frame = _CALLS_IN_C, sys._getframe()  # pyright: ignore[reportPrivateUsage]  inspect is slow
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
     sys.setrecursionlimit(sys.getrecursionlimit() + depth)
@@ -163,21 +162,27 @@ def _show(error: BaseException) -> int:
 
 def _leave_out_ours(error: BaseException) -> None:
     """Leave out of a traceback who called the program, and who passed a signal on to it."""
-    ours = run_script.__code__.co_filename
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == ours:
+    while trace is not None and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
     error.__traceback__ = trace
     while trace is not None and trace.tb_next is not None:
-        if trace.tb_next.tb_frame.f_code.co_filename == ours:
+        if trace.tb_next.tb_frame.f_globals is globals():
             trace.tb_next = None
         trace = trace.tb_next
 
 
+def _join_threads() -> None:
+    """Wait for all threads but daemons, if there can be any."""
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+
+
 def _finish(main: types.ModuleType, code: int) -> NoReturn:
     """End as Python does: after all threads, exit functions and destructors, with nothing left in buffers."""
-    join: Any = threading.__dict__["_shutdown"]
-    for step in (join, atexit._run_exitfuncs, lambda: _forget(main.__dict__)):
+    run_exit_functions: Any = atexit.__dict__["_run_exitfuncs"]
+    for step in (_join_threads, run_exit_functions, lambda: _forget(main.__dict__)):
         try:
             step()
         except BaseException as error:
