@@ -114,13 +114,13 @@ class Cloning:
         try:
             reactor, interpreter, live, own = self._receive_copy(original)
             report.send(_DONE)
-            if report.recv(1) != _GO:
-                return
-            processes.pause_others()
             kept = (connection, report, live.control, live.out, live.err)
             drop_files(
                 {one.fileno() for one in kept} | {live.out.end, live.err.end, *reactor.own_files},
             )
+            if report.recv(1) != _GO:
+                return
+            processes.pause_others()
             (live.pid,) = processes.others()
             look_for_shared(live.pid, own)
         except Exception as error:
@@ -180,8 +180,7 @@ def look_for_shared(pid: int, own: set[tuple[int, int]]) -> None:
         raise OSError("it has another root")
     devices = {os.stat(path).st_dev for path, _ in mounts.FOLDERS}
     _look_at_files(pid, own, devices)
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        group, session = file.read().rpartition(b")")[2].split()[2:4]
+    group, session = processes.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[2:4]
     if (int(group), int(session)) != (pid, pid):
         raise OSError("it is in a process group of others")
     with open(f"/proc/{pid}/maps") as file:
