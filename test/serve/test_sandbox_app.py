@@ -71,7 +71,9 @@ def _program(code: str, **more: Any) -> dict[str, Any]:
 def _opened(path: str) -> int:
     """Open a pipe to read, and wait until a program has opened it to write and said something."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    assert select.select([fd], [], [], WAIT_S)[0], "the program does not begin"
+    poll = select.poll()  # select() takes no numbers above 1023, and a long run has more open
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(1000 * WAIT_S), "the program does not begin"
     assert os.read(fd, 64)
     return fd
 
