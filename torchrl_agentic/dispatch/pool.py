@@ -6,7 +6,6 @@ The names and the defaults of `init_execution_pool` are those that users of verl
 from __future__ import annotations
 
 import asyncio
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
@@ -17,6 +16,7 @@ import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
+from torchrl_agentic.limits.ray import is_initialised
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,8 +102,7 @@ def init_execution_pool(
         raise ValueError(f"num_workers must be 1 or more; got {num_workers}")
     mode = PoolMode(mode)
     if over is None:
-        ray = sys.modules.get("ray")
-        over = "ray" if ray is not None and ray.is_initialized() else "here"
+        over = "ray" if is_initialised() else "here"
     limiter: Limiter | None = None
     if rate_limit is not None and enable_global_rate_limit:
         if not name:

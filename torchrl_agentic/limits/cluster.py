@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import threading
 import time
 import uuid
@@ -18,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
 from torchrl_agentic.limits.lease import Lease, LimitsDiffer, Report
 from torchrl_agentic.limits.lessee import ALIVE, RETRY, Lessee
+from torchrl_agentic.limits.ray import RayTransport, is_initialised
 
 logger = logging.getLogger(__name__)
 
@@ -255,14 +255,11 @@ def _rebuild(name: str, arguments: dict[str, Any]) -> ClusterRateLimiter:
 def _resolved(over: Over) -> Over:
     if over is not None:
         return over
-    ray = sys.modules.get("ray")
-    return "ray" if ray is not None and ray.is_initialized() else "machine"
+    return "ray" if is_initialised() else "machine"
 
 
 def _transport(name: str, over: Over) -> Transport:
     if over == "ray":
-        from torchrl_agentic.limits.ray import RayTransport
-
         return RayTransport(name)
     if over == "machine":
         from torchrl_agentic.limits.machine import MachineTransport

@@ -89,7 +89,6 @@ class _Client:
     silent_s: float = 0.0  # how long it may be
     served: int = 0  # the number of the report with which it got something last
     since: float = 0.0  # and when that was
-    ttl_s: float = 1.0
 
     def rank(self, now: float) -> tuple[int, int]:
         """Say who comes first of those with an equal claim: for a turn who has more, then who waits longest.
@@ -161,11 +160,11 @@ class LeaseServer:
         client.held = max(report.held, report.in_use)
         client.demand = report.in_use + report.wanted
         client.wants_starts = report.starts_wanted > 0
-        client.seen, client.ttl_s = now, report.ttl_s
+        client.seen = now
         client.silent_s = max(report.ttl_s, report.call_s if client.held else 0.0)
         self._learn(report, now)
         limit = self._concurrent()
-        starts = self._starts(report, client, now)
+        starts = self._starts(report, now)
         if limit is None:
             held = target = 0
         else:
@@ -207,8 +206,8 @@ class LeaseServer:
         rate = self._limits.rate_per_second
         return None if rate is None else rate * self.adaptation.share
 
-    def _is_settling(self, client: _Client, now: float) -> bool:
-        return now - self.began < max(client.ttl_s, self.settle_s)
+    def _is_settling(self, now: float) -> bool:
+        return now - self.began < max(self._ttl_s, self.settle_s)
 
     def _grant(self, client: _Client, name: str, limit: int, now: float) -> tuple[int, int]:
         """Give how many calls a client may run at once, and how many it should."""
@@ -220,7 +219,7 @@ class LeaseServer:
             # What nobody wants is lent too, half of it in all: who comes next finds something at once.
             spare = limit - sum(demand.values())
             target += max(0, spare) // (2 * sum(d > 0 for d in demand.values()))
-        if self._is_settling(client, now):
+        if self._is_settling(now):
             free = 0
         if not any(each.demand > each.held for each in self._clients.values() if each is not client):
             target = max(target, client.held)  # nobody lacks what it has
@@ -230,10 +229,10 @@ class LeaseServer:
         client.held += more
         return client.held, target
 
-    def _starts(self, report: Report, client: _Client, now: float) -> tuple[float, ...]:
+    def _starts(self, report: Report, now: float) -> tuple[float, ...]:
         """Give times at which a client's next calls may start, as far as the horizon and its part go."""
         rate = self._per_second()
-        if rate is None or not report.starts_wanted or self._is_settling(client, now):
+        if rate is None or not report.starts_wanted or self._is_settling(now):
             return ()
         assert self._limits is not None
         assert self._limits.burst is not None

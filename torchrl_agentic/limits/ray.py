@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -10,6 +11,12 @@ from torchrl_agentic.limits.lease import Lease, LeaseServer, LimitsDiffer, Repor
 
 NAMESPACE = "torchrl_agentic"
 START_S = 60.0
+
+
+def is_initialised() -> bool:
+    """Whether this process belongs to a Ray cluster; loads nothing."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 class LeaseActor:

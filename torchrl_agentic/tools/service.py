@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import email.utils
 import functools
+import json
 import random
 import time
 import urllib.parse
@@ -18,6 +19,7 @@ import stamina
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
+from torchrl_agentic.limits.adapt import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
 
 BUSY = frozenset({429, 503})
@@ -233,7 +235,7 @@ class ServiceClient:
             where = response.headers.get("location", "elsewhere")
             raise self._error(f"answered {status}, and wants to be asked at {where}", "moved", status=status)
         try:
-            return httpx.Response(status, content=body).json()
+            return json.loads(body)
         except (ValueError, RecursionError):
             if status >= 400:
                 return text
@@ -269,12 +271,16 @@ def _backoff(until: float, error: Exception) -> bool | float:
     """Say whether, and if somebody said so when, to try again."""
     if isinstance(error, CircuitOpen):
         in_time = time.monotonic() + error.retry_after < until
-        return error.retry_after * (1 + random.random() / 4) if in_time else False
+        return _longer(error.retry_after) if in_time else False
     if not isinstance(error, ServiceError) or not error.is_transient:
         return False
     if error.retry_after is None:
         return True
-    return min(error.retry_after, 60.0) * (1 + random.random() / 4)
+    return _longer(min(error.retry_after, MAX_PAUSE_S))
+
+
+def _longer(seconds: float) -> float:
+    return seconds * (1 + JITTER * random.random())
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:

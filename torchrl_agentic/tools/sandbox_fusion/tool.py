@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torchrl_agentic.messages import (
     ToolResult,
     ToolResultPart,
 )
+from torchrl_agentic.repl.images import KINDS
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Tool, ToolContext
 from torchrl_agentic.tools.sandbox_fusion.client import (
@@ -174,10 +176,11 @@ class SandboxFusionTool(Tool):
         return self._shown(result)
 
     def _shown(self, result: RunResult) -> ToolResult:
-        text = self._text(result)
+        images = [_images(item) for item in result.display]
+        text = self._text(result, images)
         shown = middle_out(text, self.output_max_chars)
         parts: list[ToolResultPart] = [TextPart(shown)]
-        parts += [image for item in result.display for image in _images(item)]
+        parts += itertools.chain.from_iterable(images)
         for path, data in result.files.items():
             kind = _image_type(data)
             parts.append(FileRefPart(path, kind))
@@ -199,10 +202,10 @@ class SandboxFusionTool(Tool):
             tuple(parts), meta=meta, status=status, timing=Timing(0.0, result.queue_s, result.run_s)
         )
 
-    def _text(self, result: RunResult) -> str:
+    def _text(self, result: RunResult, images: Sequence[Sequence[ImagePart]]) -> str:
         lines = [result.stdout.rstrip("\n")] if result.stdout.strip() else []
-        for item in result.display:
-            if item.get("text/plain") and not _images(item):
+        for item, pictures in zip(result.display, images, strict=True):
+            if item.get("text/plain") and not pictures:
                 lines.append(str(item["text/plain"]))
         if result.stderr.strip():
             lines.append(f"[stderr]\n{result.stderr.rstrip()}")
@@ -235,7 +238,7 @@ def _signal(exit_code: int | None) -> str | None:
 def _images(item: Mapping[str, JSON]) -> list[ImagePart]:
     """Give the images among what a cell has shown."""
     found: list[ImagePart] = []
-    for kind in ("image/png", "image/jpeg"):
+    for kind in KINDS:
         try:
             data = base64.b64decode(str(item[kind])) if kind in item else b""
         except ValueError:
@@ -246,7 +249,4 @@ def _images(item: Mapping[str, JSON]) -> list[ImagePart]:
 
 
 def _image_type(data: bytes) -> str | None:
-    for start, kind in ((b"\x89PNG\r\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg")):
-        if data.startswith(start):
-            return kind
-    return None
+    return next((kind for kind, start in KINDS.items() if data.startswith(start)), None)
