@@ -89,8 +89,9 @@ def _supervise(pid: int, gate: Gate, awake: int, told_to_end: list[int]) -> int 
                 os.read(awake, 512)
             elif events & select.POLLIN:
                 gate.answer()
-            else:
+            elif events & select.POLLHUP:
                 poll.unregister(fd)  # nobody is left who could ask
+            # Else an error: a signal came while the kernel looked. The next look tells.
         code = orphans.reap().get(pid)
     return code
 

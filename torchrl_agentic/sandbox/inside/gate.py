@@ -40,14 +40,23 @@ class Gate:
             fcntl.ioctl(self.fd, _RECEIVE, notice)
             number, asking, _, call, argument = _NOTICE.unpack(notice)
             error = self._refuses_start(asking) if call in _STARTS else _refuses_signal(argument)
-            fcntl.ioctl(self.fd, _SEND, _REPLY.pack(number, 0, -error, 0 if error else _CONTINUE))
-        except OSError as failed:
-            if failed.errno not in (errno.ENOENT, errno.EINTR):  # who asked is gone, or was interrupted
-                raise
+            self._send(_REPLY.pack(number, 0, -error, 0 if error else _CONTINUE))
+        except InterruptedError:
+            pass  # it still waits: the next poll says so
+        except FileNotFoundError:
+            pass  # who asked is gone, or was interrupted
 
     def close(self) -> None:
         """Answer nothing any more: every call that would have waited fails."""
         os.close(self.fd)
+
+    def _send(self, reply: bytes) -> None:
+        while True:
+            try:
+                fcntl.ioctl(self.fd, _SEND, reply)
+                return
+            except InterruptedError:
+                continue  # by a signal of ours; who asked would wait for ever
 
     def _refuses_start(self, asking: int) -> int:
         if self._max_processes is None:
