@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
+from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.tool import (
-    Effects,
-    FunctionTool,
-    Tool,
-    ToolContext,
-    Toolset,
-    effects_of,
-    ensure_tool,
-    tool,
-)
+from torchrl_agentic.function import FunctionTool, tool
+from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset, effects_of
 
 CTX = ToolContext(call_id="c1")
 

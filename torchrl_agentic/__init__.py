@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # Not lazily: the function has the name of its module, and the first import of a module takes the name.
-from torchrl_agentic.tool import tool
+from torchrl_agentic.function import tool
 
 _WHERE = {
     "errors": ("InfrastructureError", "MissingExtra", "SandboxError", "StopSignal", "ToolError"),
@@ -19,6 +19,9 @@ _WHERE = {
     ),
     "schema": ("json_schema_from_pydantic", "validate_args"),
     "tool": ("Effects", "Tool", "ToolContext", "Toolset"),
+    "function": ("FunctionTool", "Inject", "Injected", "function_tool"),
+    "loading": ("load_function_tools",),
+    "row": ("RowData",),
     "limits": ("ClusterRateLimiter", "RateLimiter"),
     "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
     "records": ("Recorder", "read_records"),
@@ -45,9 +48,12 @@ __all__ = [
     "FileReadTool",
     "FileRefPart",
     "FileWriteTool",
+    "FunctionTool",
     "HttpTool",
     "ImagePart",
     "InfrastructureError",
+    "Inject",
+    "Injected",
     "JsonPart",
     "Message",
     "MissingExtra",
@@ -56,6 +62,7 @@ __all__ = [
     "PythonTool",
     "RateLimiter",
     "Recorder",
+    "RowData",
     "SandboxError",
     "SandboxFusionTool",
     "SearchTool",
@@ -78,8 +85,10 @@ __all__ = [
     "VideoPart",
     "agent_policy",
     "as_tool",
+    "function_tool",
     "get_parser",
     "json_schema_from_pydantic",
+    "load_function_tools",
     "media_of",
     "read_records",
     "tool",
@@ -90,8 +99,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
+    from torchrl_agentic.function import FunctionTool, Inject, Injected, function_tool
     from torchrl_agentic.ledger import TokenLedger
     from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
+    from torchrl_agentic.loading import load_function_tools
     from torchrl_agentic.messages import (
         CallError,
         DispatchResult,
@@ -111,6 +122,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.parsers import PARSERS, ToolCallParser, get_parser
     from torchrl_agentic.records import Recorder, read_records
     from torchrl_agentic.rollout import agent_policy, media_of, training_policy, trajectory_batch
+    from torchrl_agentic.row import RowData
     from torchrl_agentic.schema import json_schema_from_pydantic, validate_args
     from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset
     from torchrl_agentic.tools import (

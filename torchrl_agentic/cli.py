@@ -284,10 +284,10 @@ def serve_search(
 
 def _check_parser(config: Path | None, name: str | None, model: str | None) -> None:
     """See that calls of all tools read back; say how they look, or end with what is wrong."""
+    from torchrl_agentic.adapt import ensure_tool
     from torchrl_agentic.config import RolloutConfig, load_config, make_tools
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.parsers import PARSERS, Mismatch, check_parser, get_parser
-    from torchrl_agentic.tool import ensure_tool
 
     console = Console()
     try:

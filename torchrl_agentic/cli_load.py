@@ -46,11 +46,11 @@ def check_load(
     console: Console, tool: str, options: str, args: str | None, *, calls: int, concurrency: int
 ) -> int:
     """Put a tool under load, and show what came of it; give the exit code."""
+    from torchrl_agentic.adapt import ensure_tool
     from torchrl_agentic.config import RolloutConfig, make_tools
     from torchrl_agentic.dispatch import Dispatcher
     from torchrl_agentic.dispatch.load import put_under_load
     from torchrl_agentic.errors import InfrastructureError
-    from torchrl_agentic.tool import ensure_tool
 
     try:
         chosen = json.loads(options)

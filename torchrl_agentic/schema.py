@@ -56,22 +56,22 @@ class FunctionSchema:
             raise SchemaValidationError(f"unknown argument {error.args[0]!r}") from None
 
 
-def schema_of(function: Callable[..., Any], *, hide: tuple[Any, ...] = ()) -> FunctionSchema:
+def schema_of(
+    function: Callable[..., Any], *, hide: Callable[[Any], bool] = lambda _: False
+) -> FunctionSchema:
     """Read name, description and schema off a function with type hints and a docstring in Google style.
 
-    hide: annotations whose parameters the model must not see.
+    hide: says of an annotation whether the model must not see its parameter.
 
     Raises:
         TypeError: a parameter has no annotation, is `*args` or `**kwargs` or positional-only, or its
             annotation has no JSON Schema. The message names function and parameter.
     """
-    inner: Any = cast("Any", function).func if isinstance(function, functools.partial) else function
+    inner = _inner(function)
     name = getattr(inner, "__name__", type(inner).__name__)
     try:
         signature = inspect.signature(cast("Callable[..., Any]", function))
-        hints = typing.get_type_hints(
-            inner if inspect.isroutine(inner) else type(inner).__call__, include_extras=True
-        )
+        hints = _hints(inner)
     except ValueError:
         raise TypeError(
             f"{name}() has no signature that can be read; wrap it in a function of yours"
@@ -86,7 +86,7 @@ def schema_of(function: Callable[..., Any], *, hide: tuple[Any, ...] = ()) -> Fu
     hidden: dict[str, Any] = {}
     for parameter in signature.parameters.values():
         hint = _hint(name, parameter, hints)
-        if hint in hide:
+        if hide(hint):
             hidden[parameter.name] = hint
             continue
         adapters[parameter.name] = _adapter(name, parameter.name, hint)
@@ -102,6 +102,24 @@ def schema_of(function: Callable[..., Any], *, hide: tuple[Any, ...] = ()) -> Fu
     schema = {"type": "object", "properties": properties, "required": required, **shared}
     description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
     return FunctionSchema(name, description, tidy(schema), adapters, hidden)
+
+
+def hidden_of(function: Any, hide: Callable[[Any], bool]) -> dict[str, Any]:
+    """Give the parameters that the model must not see, with their annotations, of any function at all."""
+    try:
+        hints, names = _hints(_inner(function)), inspect.signature(function).parameters
+    except (ValueError, TypeError, NameError):
+        return {}
+    return {name: hint for name, hint in hints.items() if name in names and hide(hint)}
+
+
+def _inner(function: Any) -> Any:
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def _hints(inner: Any) -> dict[str, Any]:
+    routine = inner if inspect.isroutine(inner) else type(inner).__call__
+    return typing.get_type_hints(routine, include_extras=True)
 
 
 def _hint(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:

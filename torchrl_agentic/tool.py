@@ -1,23 +1,24 @@
-"""What a model can call: Tool, its effects and context, and `ensure_tool`, which adapts what people bring."""
+"""What a model can call: Tool, what its calls conflict with, and what a call knows besides its arguments."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
-from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.schema import FunctionSchema, Schema, SchemaValidationError, schema_of, tidy
+from torchrl_agentic.row import NO_DATA, RowData
+from torchrl_agentic.schema import Schema, tidy
 
 current_session: ContextVar[object] = ContextVar("current_session", default=None)
 """While a tool's `session` opens: what stands for its trajectory; two environments may use one name."""
+current_row: ContextVar[RowData] = ContextVar("current_row", default=NO_DATA)
+"""While a tool's `session` opens: what the data set says of its trajectory, for tools with `wants_row`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class ToolContext:
     turn: int = 0
     deadline: float | None = None
     threads: Threads | None = None
+    row: RowData = NO_DATA
 
     async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function off the event loop, on the dispatcher's own threads where there is one."""
@@ -99,7 +101,9 @@ class Tool(ABC):
     output_schema: for readers. wants_state: whether `ToolContext.state` is filled. effects: see `Effects`;
     None means PURE for a tool without sessions and `Effects(writes=[name])` for a tool with them.
     has_deadline: whether it waits in a line of its own, and ends by itself: no `per_call_timeout` then, and
-    the waiting that `ToolResult.timing` tells of counts as such.
+    the waiting that `ToolResult.timing` tells of counts as such. wants_row: whether `ToolContext.row` and
+    `current_row` are filled. opens_at_reset: whether its session opens when a trajectory begins, and not at
+    the first call.
     """
 
     name: str = ""
@@ -109,6 +113,8 @@ class Tool(ABC):
     wants_state: bool = False
     effects: Effects | None = None
     has_deadline: bool = False
+    wants_row: bool = False
+    opens_at_reset: bool = False
 
     @abstractmethod
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
@@ -139,6 +145,27 @@ class Tool(ABC):
         """
         del trajectory
         return _itself(self)
+
+    async def greeting(self) -> Any:
+        """Say something in the first prompt, or None; asked of what `session` gives, once it is open.
+
+        Only where the tool `opens_at_reset`. What `run` may return may be returned.
+        """
+        return None
+
+    async def finish(self) -> float | None:
+        """Say what the whole trajectory was worth, or None; asked of what `session` gives, before it closes.
+
+        Asked once, whoever ends the trajectory. An error is logged, and the session closes all the same.
+        """
+        return None
+
+    def check_row(self, row: RowData) -> None:  # noqa: B027  most tools need none
+        """See that the data set has what this tool needs; called at the start of each trajectory.
+
+        Raises:
+            ValueError: it has not.
+        """
 
     def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
         """Open what a new trajectory talks to that goes on from where another one is.
@@ -173,6 +200,11 @@ def has_sessions(tool: Tool) -> bool:
     return type(tool).session is not Tool.session
 
 
+def has_finish(tool: Tool) -> bool:
+    """Whether this tool has something to say of whole trajectories."""
+    return type(tool).finish is not Tool.finish
+
+
 def effects_of(tool: Tool) -> Effects:
     """The effects that a tool declares, or those that follow from its having sessions."""
     if tool.effects is not None:
@@ -190,183 +222,3 @@ class Toolset(ABC):
     @abstractmethod
     async def teardown(self) -> None:
         """Close the resource; called once, after the last call of any of its tools."""
-
-
-class FunctionTool(Tool):
-    """A typed function as a tool: name, description and schema are read off its signature and docstring.
-
-    A blocking function runs on a thread. A parameter annotated `ToolContext` is filled in, hidden from the
-    model. schema: used in place of the signature's; arguments are then passed as they come.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        effects: Effects = Effects.PURE,
-        schema: Schema | None = None,
-    ) -> None:
-        self.function = function
-        self._signature: FunctionSchema | None = None
-        if schema is None:
-            self._signature = schema_of(function, hide=(ToolContext,))
-        self._context = next(iter(self._signature.hidden), None) if self._signature else None
-        fallback = getattr(function, "__name__", type(function).__name__)
-        self.name = name or (self._signature.name if self._signature else fallback)
-        if not name and self.name == "<lambda>":
-            raise TypeError("a lambda has no name that a model could call; pass name=")
-        told = self._signature.description if self._signature else inspect.getdoc(function)
-        self.description = description if description is not None else told or ""
-        self.input_schema = self._signature.input_schema if self._signature else schema or {"type": "object"}
-        self.effects = effects
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  its being a coroutine function is the question
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, as if it had not been decorated."""
-        return self.function(*args, **kwargs)
-
-    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
-        """Call the function with the arguments by name."""
-        try:
-            kwargs = self._signature.arguments(args) if self._signature else dict(args)
-        except SchemaValidationError as error:
-            raise ToolError(str(error)) from None
-        if self._context is not None:
-            kwargs[self._context] = ctx
-        if self._is_async:
-            return await self.function(**kwargs)
-        value = await ctx.in_thread(self.function, **kwargs)
-        return await value if inspect.isawaitable(value) else value
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle by reference where a decorator has put the tool in the place of its function."""
-        module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
-        if module is not None and _found(module, name) is self:
-            return (_found, (module, name))
-        schema = None if self._signature else self.input_schema
-        return (_rebuild, (self.function, self.name, self.description, self.effects, schema))
-
-
-def _found(module: str, qualname: str) -> Any:
-    import importlib
-
-    found: Any = importlib.import_module(module)
-    for step in qualname.split("."):
-        found = getattr(found, step, None)
-    return found
-
-
-def _rebuild(
-    function: Callable[..., Any], name: str, description: str, effects: Effects, schema: Schema | None
-) -> FunctionTool:
-    return FunctionTool(function, name=name, description=description, effects=effects, schema=schema)
-
-
-@overload
-def tool(function: Callable[..., Any], /, **options: Any) -> FunctionTool: ...
-@overload
-def tool(function: None = None, /, **options: Any) -> Callable[[Callable[..., Any]], FunctionTool]: ...
-def tool(
-    function: Callable[..., Any] | None = None, /, **options: Any
-) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool of a typed, documented function: `@tool`, `@tool(name="add")` or `tool(add, name="plus")`.
-
-    The options are those of `FunctionTool`: name, description, effects, schema.
-    """
-    if function is not None:
-        return FunctionTool(function, **options)
-
-    def decorate(function: Callable[..., Any]) -> FunctionTool:
-        return FunctionTool(function, **options)
-
-    return decorate
-
-
-class DuckTool(Tool):
-    """An object that has name, description, input_schema and run, but is no `Tool`."""
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-        self.name = target.name
-        self.description = getattr(target, "description", "") or ""
-        self.input_schema = getattr(target, "input_schema", None) or {"type": "object"}
-        self.output_schema = getattr(target, "output_schema", None)
-        self.wants_state = bool(getattr(target, "wants_state", False))
-        self.effects = getattr(target, "effects", None)
-        self._is_async = inspect.iscoroutinefunction(target.run)
-
-    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
-        """Hand the call on."""
-        if self._is_async:
-            return await self.target.run(args, ctx)
-        value = await ctx.in_thread(self.target.run, args, ctx)
-        return await value if inspect.isawaitable(value) else value
-
-    async def setup(self) -> None:
-        """Set the object up, if it can be."""
-        await self._maybe("setup")
-
-    async def teardown(self) -> None:
-        """Tear the object down, if it can be."""
-        await self._maybe("teardown")
-
-    async def _maybe(self, method: str) -> None:
-        value = getattr(self.target, method, lambda: None)()
-        if inspect.isawaitable(value):
-            await value
-
-
-class DuckSessionTool(DuckTool):
-    """A look-alike that opens something per trajectory: its `session` is an async context manager."""
-
-    @asynccontextmanager
-    async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
-        """Open what the object opens; that need not be a `Tool` either."""
-        async with self.target.session(trajectory) as live:
-            yield ensure_tool(live)
-
-    def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
-        """Let the object open a branch, if it can."""
-        if not callable(getattr(self.target, "branch", None)):
-            return super().branch(live, trajectory)
-        return self._branch(live.target if isinstance(live, DuckTool) else live, trajectory)
-
-    @asynccontextmanager
-    async def _branch(self, live: Any, trajectory: str) -> AsyncGenerator[Tool]:
-        async with self.target.branch(live, trajectory) as copy:
-            yield ensure_tool(copy)
-
-
-def ensure_tool(item: Any) -> Tool:
-    """Make a `Tool` of whatever people bring: a Tool, a look-alike, a typed function.
-
-    Raises:
-        TypeError: it is none of these; the message says what to write instead.
-    """
-    kind = type(item).__name__
-    if isinstance(item, Tool):
-        if not inspect.iscoroutinefunction(item.run):
-            raise TypeError(
-                f"{kind}.run is no coroutine function: write 'async def run', and ctx.in_thread(...) inside"
-            )
-        return item
-    if isinstance(item, type):
-        raise TypeError(f"{item.__name__} is a class; a tool is an object: write {item.__name__}(...)")
-    if isinstance(item, Toolset):
-        raise TypeError(f"{kind} is a toolset: use compose.add_toolset(...)")
-    if hasattr(item, "_process_batch_item"):
-        raise TypeError(f"{kind} is a TorchRL tool transform: wrap it as as_tool({kind}(...), name='...')")
-    if hasattr(item, "_step") and hasattr(item, "_reset"):
-        raise TypeError(
-            f"{kind} is a transform, not a tool: put it beside the tools, in an outer Compose:"
-            f" TransformedEnv(env, Compose(ToolCompose(...), {kind}(...)))"
-        )
-    if isinstance(getattr(item, "name", None), str) and callable(getattr(item, "run", None)):
-        return DuckSessionTool(item) if callable(getattr(item, "session", None)) else DuckTool(item)
-    if callable(item):
-        return FunctionTool(item)
-    raise TypeError(f"a tool is a Tool, a typed function, or an object with name and run; got {kind}")

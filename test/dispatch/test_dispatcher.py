@@ -11,9 +11,10 @@ import pytest
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.function import tool
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import CallError, ParsedCall, Status, ToolResult
-from torchrl_agentic.tool import Effects, Tool, ToolContext, tool
+from torchrl_agentic.tool import Effects, Tool, ToolContext
 
 
 def _call(name: str, call_id: str = "c", **args: Any) -> ParsedCall:

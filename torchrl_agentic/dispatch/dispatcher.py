@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import TurnRun
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.schema import Schema, Validator
-from torchrl_agentic.tool import Effects, Tool, effects_of, ensure_tool, has_sessions
+from torchrl_agentic.tool import Effects, Tool, effects_of, has_sessions
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchrl_agentic.dispatch.turn import sound
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
-from torchrl_agentic.tool import Tool, current_session
+from torchrl_agentic.row import NO_DATA, RowData
+from torchrl_agentic.tool import Tool, current_row, current_session, has_finish
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.dispatcher import Dispatcher
@@ -35,10 +37,13 @@ class _Owner:
 
     async def _own(self) -> None:
         current_session.set(self.session)
+        current_row.set(self.session.data if self.tool.wants_row else NO_DATA)
         try:
             async with self._opening() as live:
                 self.ready.set_result(live)
                 await self.closing.wait()
+                if has_finish(live):
+                    await self._finish(live)
         except BaseException as error:
             if self.ready.done():
                 logger.exception("closing tool %s failed (trajectory %s)", self.tool.name, self.trajectory)
@@ -47,6 +52,14 @@ class _Owner:
                 self.ready.exception()  # looked at, so that asyncio does not complain if nobody else does
             if isinstance(error, asyncio.CancelledError):
                 raise
+
+    async def _finish(self, live: Tool) -> None:
+        try:
+            worth = await live.finish()
+            if worth is not None:
+                self.session.worth[self.tool.name] = float(worth)
+        except Exception:
+            logger.exception("tool %s has no reward for trajectory %s", self.tool.name, self.trajectory)
 
     def _opening(self) -> AbstractAsyncContextManager[Tool]:
         if self.source is None:
@@ -70,7 +83,8 @@ class _Owner:
 class Session:
     """One trajectory's side of a dispatcher, from its reset to its end. Made by `Dispatcher.session`.
 
-    turn: how many turns it has run. row: its place in the batch. An async context manager; `close` may be
+    turn: how many turns it has run. row: its place in the batch. data: what the data set says of it. worth:
+    tool → what the trajectory was worth to it, filled in by `close`. An async context manager; `close` may be
     called any number of times, and calls that come after it open everything anew.
     """
 
@@ -79,6 +93,8 @@ class Session:
         self.trajectory = trajectory
         self.row = row
         self.turn = 0
+        self.data: RowData = NO_DATA
+        self.worth: dict[str, float] = {}
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self._owners: dict[str, _Owner] = {}
         self._ids: dict[str, int] = {}
@@ -91,6 +107,23 @@ class Session:
     async def run(self, calls: Sequence[ParsedCall], *, state: Any = None) -> list[ToolResult]:
         """Answer the calls of one turn: one result per call, in their order."""
         return (await self.dispatcher.run([(self, calls, state)]))[0]
+
+    async def open(self, tools: Sequence[Tool]) -> list[tuple[Tool, ToolResult]]:
+        """Open tools before anybody calls them; give what they say at the start, with who says it.
+
+        One that cannot be opened says nothing; its calls will try again, and tell what is wrong.
+        """
+        said = await asyncio.gather(*(self._greeting(tool) for tool in tools))
+        return [(tool, result) for tool, result in zip(tools, said, strict=True) if result is not None]
+
+    async def _greeting(self, tool: Tool) -> ToolResult | None:
+        try:
+            async with asyncio.timeout(self.dispatcher.per_call_timeout):
+                value = await (await self.live(tool)).greeting()
+            return None if value is None else sound(ToolResult.from_value(value))
+        except Exception:
+            logger.exception("opening tool %s failed (trajectory %s)", tool.name, self.trajectory)
+            return None
 
     async def live(self, tool: Tool) -> Tool:
         """Give what this trajectory talks to when it calls a tool with sessions; opened at the first call."""

@@ -24,6 +24,7 @@ from torchrl_agentic.messages import (
     encodable,
     is_encodable,
 )
+from torchrl_agentic.row import NO_DATA
 from torchrl_agentic.schema import SchemaValidationError
 from torchrl_agentic.tool import Effects, ToolContext
 
@@ -133,8 +134,9 @@ class TurnRun:
         if most is not None and number >= most:
             return _failure(Status.SKIPPED, f"Error: not run, one message may hold {most} calls at most")
         entry.bound = self._dispatcher.bound.get(call.tool)
-        if entry.bound is None:
-            known = ", ".join(self._dispatcher.bound) or "none"
+        allows = self._session.data.allows
+        if entry.bound is None or not allows(call.tool):
+            known = ", ".join(filter(allows, self._dispatcher.bound)) or "none"
             return _failure(Status.UNKNOWN_TOOL, f"Error: no tool named {call.tool!r}; available: {known}")
         if self._dispatcher.validate_inputs:
             try:
@@ -210,6 +212,7 @@ class TurnRun:
             self._turn,
             None if timeout is None else began + timeout,
             self._dispatcher.threads,
+            session.data if bound.tool.wants_row else NO_DATA,
         )
 
     def _expire_call(self, entry: _Entry) -> None:

@@ -18,6 +18,7 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.transforms import Compose, Transform
 
+from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.limits import Limiter
@@ -27,7 +28,7 @@ from torchrl_agentic.messages import (
     Turn,
 )
 from torchrl_agentic.parsers import ToolCallParser, get_parser
-from torchrl_agentic.tool import Tool, Toolset, ensure_tool
+from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs, telemetry
 from torchrl_agentic.transforms.media import require_pillow

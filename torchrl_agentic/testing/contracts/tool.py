@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import pytest
 import pytest_asyncio
 
+from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
 from torchrl_agentic.schema import Validator
-from torchrl_agentic.tool import Tool, ToolContext, ensure_tool
+from torchrl_agentic.tool import Tool, ToolContext
 
 
 class ToolContract:
