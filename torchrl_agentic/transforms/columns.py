@@ -1,0 +1,83 @@
+"""Columns of a data set, as plain Python: what a row of a reset TensorDict knows besides its conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDictBase, is_non_tensor, unravel_key
+from tensordict.utils import NestedKey
+
+MOST_NUMBERS = 4096
+"""A tensor of more numbers than this stays a tensor: it is an image rather than a list."""
+
+
+def columns(tensordict: TensorDictBase, row: int, names: Iterable[NestedKey]) -> dict[NestedKey, Any]:
+    """Give the columns of one row, by name; those that the row does not have are left out.
+
+    row: through the flattened batch. names: a tuple leads into nested TensorDicts and dicts alike. What is
+    given is the caller's own: a TensorDict is a dict, text and objects are themselves, tensors and arrays are
+    numbers and lists, up to `MOST_NUMBERS`; larger ones stay as they are.
+    """
+    wanted = [(name, _path(name)) for name in names]
+    held = _row(tensordict, row, sorted({path[0] for _, path in wanted}))
+    found = ((name, _at(held, path)) for name, path in wanted)
+    return {name: plain(value) for name, value in found if value is not _ABSENT}
+
+
+def plain(value: Any) -> Any:
+    """Make plain Python of what a TensorDict holds; dicts and lists are copied, so that each has its own."""
+    if is_non_tensor(value):
+        return plain(_data(value))
+    if isinstance(value, TensorDictBase):
+        if value.batch_dims and isinstance(value, LazyStackedTensorDict):
+            return [plain(item) for item in value.unbind(0)]
+        return {key: plain(value.get(key)) for key in value.keys()}
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.numel() <= MOST_NUMBERS else value
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist()) if value.size <= MOST_NUMBERS else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+_ABSENT = object()
+
+
+def _row(td: TensorDictBase, row: int, keys: list[str]) -> TensorDictBase:
+    """Give one row. A batch may be a stack whose rows do not have the same keys."""
+    for index in _unravelled(row, td.batch_size):
+        if isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0:
+            td = td.tensordicts[index]
+        else:
+            td = cast("TensorDictBase", td.select(*keys, strict=False)[index])
+    return td
+
+
+def _path(name: NestedKey) -> tuple[str, ...]:
+    return (name,) if isinstance(name, str) else cast("tuple[str, ...]", unravel_key(name))
+
+
+def _data(value: Any) -> Any:
+    return value.data if isinstance(value, NonTensorData) else value.tolist()
+
+
+def _unravelled(row: int, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(int(index) for index in np.unravel_index(row, tuple(shape)))
+
+
+def _at(held: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        held = _data(held) if is_non_tensor(held) else held
+        if isinstance(held, TensorDictBase | Mapping):
+            held = held.get(step, _ABSENT)
+        else:
+            return _ABSENT
+    return held
