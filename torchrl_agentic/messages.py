@@ -5,6 +5,7 @@ All are frozen dataclasses of plain Python. A TensorDict appears only at the bor
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,8 @@ class ToolResult:
 
         str: text. None, bool, numbers, lists, dicts, pydantic models, dataclasses, enums, dates: JSON.
         A part, or a tuple of parts: as they are. `(value,)`, `(value, reward)`, `(value, reward, metrics)`:
-        reward (None: none) and metrics along with the value. ToolResult: itself.
+        reward (None: none) and metrics along with the value. An object with text, image and video, such as
+        `tools.verl.ToolResponse`: its parts. ToolResult: itself.
 
         Raises:
             TypeError: nothing of these, or an empty tuple, or one of more than three items.
@@ -190,7 +192,51 @@ class ToolResult:
             return cls((value,))
         if isinstance(value, tuple):
             return _from_tuple(cast("tuple[Any, ...]", value))
+        fields: Any = getattr(type(cast("object", value)), "model_fields", {})
+        if fields.keys() == _RESPONSE:
+            return cls(_response_parts(value))
         return cls((JsonPart(jsonable(value)),))
+
+
+_RESPONSE = {"text", "image", "video"}
+
+
+def _response_parts(response: Any) -> tuple[ToolResultPart, ...]:
+    text = (TextPart(response.text),) if response.text else ()
+    images = (image_part(image) for image in response.image or ())
+    return (*text, *images, *(_video_part(video) for video in response.video or ()))
+
+
+def image_part(image: Any) -> ImagePart:
+    """Make a part of an image: one of Pillow's, or the bytes of an image file.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(image, ImagePart):
+        return image
+    if isinstance(image, bytes):
+        return ImagePart(image, _media_type(image))
+    if not callable(getattr(image, "save", None)):
+        raise TypeError(f"an image is one of Pillow's, or the bytes of a file; got {type(image).__name__}")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return ImagePart(buffer.getvalue())
+
+
+def _video_part(video: Any) -> VideoPart:
+    if isinstance(video, VideoPart):
+        return video
+    if isinstance(video, bytes):
+        return VideoPart(video)
+    raise TypeError(f"a video is the bytes of a video file; got {type(video).__name__}")
+
+
+def _media_type(data: bytes) -> str:
+    for start, kind in ((b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp")):
+        if data.startswith(start):
+            return f"image/{kind}"
+    return "image/png"
 
 
 def _from_tuple(value: tuple[Any, ...]) -> ToolResult:

@@ -70,7 +70,7 @@ def schema_of(
     inner = _inner(function)
     name = getattr(inner, "__name__", type(inner).__name__)
     try:
-        signature = inspect.signature(cast("Callable[..., Any]", function))
+        signature = inspect.signature(function)
         hints = _hints(inner)
     except ValueError:
         raise TypeError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.dispatch.turn import sound
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
 from torchrl_agentic.row import NO_DATA, RowData
-from torchrl_agentic.tool import Tool, current_row, current_session, has_finish
+from torchrl_agentic.tool import Threads, Tool, current_row, current_session, has_finish
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.dispatcher import Dispatcher
@@ -83,9 +83,9 @@ class _Owner:
 class Session:
     """One trajectory's side of a dispatcher, from its reset to its end. Made by `Dispatcher.session`.
 
-    turn: how many turns it has run. row: its place in the batch. data: what the data set says of it. worth:
-    tool → what the trajectory was worth to it, filled in by `close`. An async context manager; `close` may be
-    called any number of times, and calls that come after it open everything anew.
+    turn, n_calls: how many it has had. row: its place in the batch. data: what the data set says of it.
+    worth: tool → what the trajectory was worth to it, filled in by `close`. An async context manager;
+    `close` may be called any number of times, and calls that come after it open everything anew.
     """
 
     def __init__(self, dispatcher: Dispatcher, trajectory: str, row: int = 0) -> None:
@@ -93,11 +93,17 @@ class Session:
         self.trajectory = trajectory
         self.row = row
         self.turn = 0
+        self.n_calls = 0
         self.data: RowData = NO_DATA
         self.worth: dict[str, float] = {}
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self._owners: dict[str, _Owner] = {}
         self._ids: dict[str, int] = {}
+
+    @property
+    def threads(self) -> Threads:
+        """The threads for what blocks."""
+        return self.dispatcher.threads
 
     @property
     def is_busy(self) -> bool:
@@ -152,6 +158,11 @@ class Session:
         except BaseException:
             await asyncio.gather(*(session.close() for session in into))
             raise
+
+    def take_worth(self) -> float:
+        """Give what the trajectory was worth to its tools, in sum, and forget it: it is to be told once."""
+        worth, self.worth = self.worth, {}
+        return sum(worth.values())
 
     def unique(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:
         """Give the calls ids that are unique in this trajectory; of equal ids the later ones get a suffix."""

@@ -14,6 +14,7 @@ from torchrl_agentic.errors import StopSignal
 if TYPE_CHECKING:
     from torchrl_agentic.tools.files import FileEditTool, FileReadTool, FileWriteTool
     from torchrl_agentic.tools.legacy import as_tool
+    from torchrl_agentic.tools.lifecycle import LifecycleTool
     from torchrl_agentic.tools.python import PythonTool
     from torchrl_agentic.tools.sandbox_fusion import SandboxFusionClient, SandboxFusionTool
     from torchrl_agentic.tools.search import SearchTool
@@ -26,6 +27,7 @@ _WHERE = {
     "FileReadTool": "files",
     "FileWriteTool": "files",
     "HttpTool": "web",
+    "LifecycleTool": "lifecycle",
     "PythonTool": "python",
     "SandboxFusionClient": "sandbox_fusion",
     "SandboxFusionTool": "sandbox_fusion",
@@ -39,6 +41,7 @@ __all__ = [
     "FileReadTool",
     "FileWriteTool",
     "HttpTool",
+    "LifecycleTool",
     "PythonTool",
     "SandboxFusionClient",
     "SandboxFusionTool",

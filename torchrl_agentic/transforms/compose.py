@@ -30,7 +30,7 @@ from torchrl_agentic.messages import (
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms import specs, telemetry
+from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.media import require_pillow
 from torchrl_agentic.transforms.runtime import Runtime
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
@@ -53,8 +53,12 @@ class ToolCompose(Compose):
 
     Writes, with the shape [*B, 1], on reset too: ("agentic", "any_tool_calls"), "any_error",
     "stop_requested": bool; "n_calls", "n_errors", "n_infra", "turn": int64, of this turn, save "turn", which
-    counts; "tool_reward", "tool_seconds": float32, sums over this turn. A stop sets `done` and `terminated`
-    of its row.
+    counts; "tool_reward", "tool_seconds": float32, sums over this turn; "trajectory_reward": float32, what
+    tools say at its end that a whole trajectory was worth (`Tool.finish`). A stop sets `done` and
+    `terminated` of its row.
+
+    Where an environment loads a data set, its rows may hold `tools_kwargs` and `tool_selection`: see
+    `RowData`.
 
     Args:
         tools: tools, look-alikes or typed functions.
@@ -71,6 +75,9 @@ class ToolCompose(Compose):
         max_threads: how many blocking tools run at once.
         max_calls_per_turn: calls of one message beyond it are answered SKIPPED; None: no bound but the
             parser's.
+        report_calls: whether ("agentic", "calls") holds a list per row, [*B]: of each call of this turn the
+            "call_id", "tool", "status", "reward", "metrics", and its "number" in the trajectory, which is
+            the source of its tokens in the ledger.
         recorder: called with the `Turn` of each row and step, on the thread that steps the environment.
         eos_strings: what is cut off the end of a message before it is parsed.
 
@@ -87,6 +94,7 @@ class ToolCompose(Compose):
     _recorded: dict[int, int]
     _mask: torch.Tensor | None
     _own_runtime: bool
+    _warned_of_worth: bool = False
 
     def __init__(
         self,
@@ -102,6 +110,7 @@ class ToolCompose(Compose):
         validate_inputs: bool = True,
         max_threads: int = 64,
         max_calls_per_turn: int | None = None,
+        report_calls: bool = False,
         recorder: Callable[[Turn], None] | None = None,
         eos_strings: Sequence[str] = EOS_STRINGS,
     ) -> None:
@@ -116,6 +125,7 @@ class ToolCompose(Compose):
         self.media = media
         if media:
             require_pillow()
+        self.report_calls = report_calls
         self.recorder = recorder
         self.eos_strings = tuple(eos_strings)
         self._pass_state = pass_state_to_tools
@@ -306,11 +316,24 @@ class ToolCompose(Compose):
         answered = {item.row: item.results for item in work}
         rows = ((row, session.turn, answered.get(row, ())) for row, session in self._sessions.items())
         told = telemetry.report(rows, next_tensordict.batch_size, next_tensordict.device)
+        if self.report_calls:
+            told.set("calls", self._call_lists(work, next_tensordict.batch_size))
         next_tensordict.set(telemetry.KEY, told)
+        self._add_worth(next_tensordict, self._sessions)
         if any(result.stop for item in work for result in item.results):
             for key in ("terminated", "done"):  # collectors look at "done" alone
                 next_tensordict.set(key, next_tensordict.get(key) | told["stop_requested"])
         return next_tensordict
+
+    def _call_lists(self, work: Sequence[RowTurn], shape: torch.Size) -> TensorDictBase:
+        lists: dict[int, list[dict[str, JSON]]] = {}
+        for item in work:
+            lists[item.row] = telemetry.call_records(item.calls, item.results, item.session.n_calls)
+            item.session.n_calls += len(item.calls)
+        return telemetry.call_lists(lists, shape)
+
+    def _add_worth(self, tensordict: TensorDictBase, rows: Iterable[int]) -> None:
+        telemetry.add_worth(tensordict, {row: self._sessions[row].take_worth() for row in rows})
 
     def _session(self, row: int) -> Session:
         session = self._sessions.get(row)
@@ -335,10 +358,26 @@ class ToolCompose(Compose):
             flat = TensorDict({"_reset": torch.tensor(chosen).unsqueeze(-1)}, batch_size=[len(rows)])
             for tool in forwarding:
                 cast("Any", tool).reset_rows(flat, flat)
+        self._begin(tensordict_reset, [row for row, reset in enumerate(chosen) if reset], rows)
         border.set_prompts(tensordict_reset, rows)
         told = telemetry.report((), tensordict_reset.batch_size, tensordict_reset.device)
+        if self.report_calls:
+            told.set("calls", telemetry.call_lists({}, tensordict_reset.batch_size))
         tensordict_reset.set(telemetry.KEY, told)
         return tensordict_reset
+
+    def _begin(
+        self, tensordict_reset: TensorDictBase, chosen: Sequence[int], rows: list[border.Conversation]
+    ) -> None:
+        """Tell new trajectories what the data set says of them, and let tools speak first."""
+        if not opening.has_something_to_say(self._tools, tensordict_reset):
+            return
+        for row in chosen:
+            self._session(row).data = opening.row_data(self._tools, tensordict_reset, row)
+        sessions = [self._session(row) for row in chosen]
+        for item in opening.open_at_reset(self._tools, sessions):
+            said = render(self.parser, item, self.tool_role, media=self.media)
+            rows[item.row] = border.extended(rows[item.row], [border.write_message(m) for m in said])
 
     def _end(self, rows: Iterable[int]) -> None:
         """Close the sessions of some rows. Their next trajectories get other names."""
@@ -348,6 +387,12 @@ class ToolCompose(Compose):
             self._recorded.pop(row, None)
             session.dispatcher.forget(session)
         self._close(ended.values())
+        if any(session.take_worth() for session in ended.values()) and not self._warned_of_worth:
+            self._warned_of_worth = True
+            logger.warning(
+                "tools have rewards for whole trajectories, but what ended these is not known before they "
+                "begin anew: put ToolRewardTransform() behind all that ends trajectories, or EndTrajectory"
+            )
 
     def branch(self, row: int, into: Sequence[int]) -> None:
         """Let trajectories in other rows go on from where one is: interpreters, files, and all that is open.
@@ -364,9 +409,15 @@ class ToolCompose(Compose):
         source = self._session(row)
         run(source.branch([self._session(target) for target in targets]))
 
-    def end(self, rows: Sequence[bool]) -> None:
-        """Close what the trajectories of these rows hold open: they are done, whoever has ended them."""
-        self._close([session for row, session in self._sessions.items() if row < len(rows) and rows[row]])
+    def end(self, rows: Sequence[bool], tensordict: TensorDictBase | None = None) -> None:
+        """Close what the trajectories of these rows hold open: they are done, whoever has ended them.
+
+        tensordict: that of the step, to which what the trajectories were worth to tools is added.
+        """
+        over = [row for row in self._sessions if row < len(rows) and rows[row]]
+        self._close([self._sessions[row] for row in over])
+        if tensordict is not None:
+            self._add_worth(tensordict, over)
 
     def _close(self, sessions: Iterable[Session]) -> None:
         busy = [session for session in sessions if session.is_busy]
@@ -403,7 +454,16 @@ class ToolCompose(Compose):
         """Make a transform with the same tools, limiters and threads, and with trajectories of its own."""
         live, clone = self._live(), self.__class__.__new__(self.__class__)
         Compose.__init__(clone)
-        kept = ("parser", "tool_role", "media", "recorder", "eos_strings", "_pass_state", "_runtime")
+        kept = (
+            "parser",
+            "tool_role",
+            "media",
+            "report_calls",
+            "recorder",
+            "eos_strings",
+            "_pass_state",
+            "_runtime",
+        )
         clone.__dict__.update({name: self.__dict__[name] for name in kept}, **_no_trajectories())
         clone._own_runtime, clone._tools = False, list(self._tools)
         clone._toolsets = list(self._toolsets)
@@ -438,7 +498,7 @@ class ToolCompose(Compose):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the flags and the telemetry."""
-        return specs.observation(observation_spec)
+        return specs.observation(observation_spec, calls=self.report_calls)
 
     def transform_action_spec(self, action_spec: TensorSpec) -> TensorSpec:
         """Leave out the fields of messages that only some messages have."""

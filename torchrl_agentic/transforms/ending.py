@@ -53,7 +53,7 @@ class EndTrajectory(Transform):
             done = done | late
         next_tensordict.set("done", done)
         for compose in _tool_composes(getattr(self.container, "transform", None)):
-            compose.end(done.reshape(-1).tolist())
+            compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 
     def transform_done_spec(self, done_spec: Any) -> Any:

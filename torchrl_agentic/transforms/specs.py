@@ -15,8 +15,8 @@ NO_HISTORY = (
 )
 
 
-def observation(spec: Any) -> Any:
-    """Add flags and telemetry; the prompt is an `AgentHistory` now.
+def observation(spec: Any, *, calls: bool = False) -> Any:
+    """Add flags and telemetry; the prompt is an `AgentHistory` now. calls: see `telemetry.spec`.
 
     Raises:
         ValueError: there is no history to read.
@@ -29,7 +29,7 @@ def observation(spec: Any) -> Any:
     spec["history"]["prompt"] = Composite(
         fields, shape=prompt.shape, device=prompt.device, data_cls=AgentHistory
     )
-    spec[telemetry.KEY] = telemetry.spec(spec.shape, spec.device)
+    spec[telemetry.KEY] = telemetry.spec(spec.shape, spec.device, calls=calls)
     return spec
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
-from tensordict import TensorDict
-from torchrl.data import Binary, Composite, TensorSpec, Unbounded
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
-from torchrl_agentic.messages import Status, ToolResult
+from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
 
 KEY = "agentic"
+WORTH = (KEY, "trajectory_reward")
+CALLS = (KEY, "calls")
+_stack: Any = NonTensorStack  # declared abstract, which it is not
 _DTYPES = {
     "any_tool_calls": torch.bool,
     "any_error": torch.bool,
@@ -20,13 +24,14 @@ _DTYPES = {
     "n_infra": torch.int64,
     "turn": torch.int64,
     "tool_reward": torch.float32,
+    "trajectory_reward": torch.float32,
     "tool_seconds": torch.float32,
 }
 _BY_DTYPE = {dtype: [name for name in _DTYPES if _DTYPES[name] is dtype] for dtype in set(_DTYPES.values())}
 
 
-def spec(shape: torch.Size, device: torch.device | None) -> Composite:
-    """Describe the entries, each [*shape, 1]."""
+def spec(shape: torch.Size, device: torch.device | None, *, calls: bool = False) -> Composite:
+    """Describe the entries, each [*shape, 1]. calls: with the list of each row's calls, [*shape]."""
     each = torch.Size((*shape, 1))
     entries: dict[str, TensorSpec] = {
         name: Binary(n=1, shape=each, dtype=dtype, device=device)
@@ -34,6 +39,8 @@ def spec(shape: torch.Size, device: torch.device | None) -> Composite:
         else Unbounded(shape=each, dtype=dtype, device=device)
         for name, dtype in _DTYPES.items()
     }
+    if calls:
+        entries["calls"] = NonTensor(shape=shape, device=device, example_data=[])
     return Composite(entries, shape=shape, device=device)
 
 
@@ -62,3 +69,40 @@ def report(
         made = torch.tensor([columns[name] for name in names], dtype=dtype, device=device)
         entries.update(zip(names, made.reshape(len(names), *shape, 1).unbind(0), strict=True))
     return TensorDict(entries, batch_size=shape, device=device)
+
+
+def add_worth(tensordict: TensorDictBase, worth: Mapping[int, float]) -> None:
+    """Add what trajectories were worth to tools, by row."""
+    if any(worth.values()):
+        known = tensordict.get(WORTH)
+        values = [worth.get(row, 0.0) for row in range(known.numel())]
+        more = torch.tensor(values, dtype=known.dtype, device=known.device)
+        tensordict.set(WORTH, known + more.reshape(known.shape))
+
+
+def call_records(
+    calls: Sequence[ParsedCall], results: Sequence[ToolResult], number: int
+) -> list[dict[str, JSON]]:
+    """Say of each call of a turn what came of it.
+
+    number: how many calls the trajectory had before, as the sources of a `TokenLedger` count.
+    """
+    return [
+        {
+            "call_id": call.call_id,
+            "number": number + index,
+            "tool": call.tool,
+            "status": str(result.status),
+            "reward": result.reward,
+            "metrics": dict(result.metrics or {}),
+        }
+        for index, (call, result) in enumerate(zip(calls, results, strict=True))
+    ]
+
+
+def call_lists(by_row: Mapping[int, list[dict[str, JSON]]], shape: torch.Size) -> TensorDictBase:
+    """Make the entry of the calls of all rows, a list for each."""
+    flat: list[Any] = [NonTensorData(by_row.get(row, [])) for row in range(shape.numel())]
+    for size in reversed(shape[1:]):
+        flat = [_stack(*flat[start : start + size]) for start in range(0, len(flat), size)]
+    return _stack(*flat)

@@ -1,0 +1,141 @@
+"""What files of tools import from verl, so that they load with nothing but another import path.
+
+`BaseTool`, `ToolResponse`, `OpenAIFunctionToolSchema` and `function_tool`; verl's own classes of these names
+are taken just as well. `LifecycleTool` runs a `BaseTool`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import pydantic
+
+from torchrl_agentic.function import function_tool
+from torchrl_agentic.messages import JSON, ToolResult, fields_of
+from torchrl_agentic.schema import Schema
+
+__all__ = ["BaseTool", "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "ToolResponse", "function_tool"]
+
+
+class OpenAIFunctionSchema(pydantic.BaseModel):
+    """What a model is told about a function. parameters: any JSON Schema of an object, kept as it is."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, JSON] = {"type": "object", "properties": {}}
+    strict: bool = False
+
+
+class OpenAIFunctionToolSchema(pydantic.BaseModel):
+    """A function among the tools of a model."""
+
+    type: Literal["function"] = "function"
+    function: OpenAIFunctionSchema
+
+
+class ToolResponse(pydantic.BaseModel):
+    """What a tool answers: text, images, videos.
+
+    image: `ImagePart`s, bytes of image files, or Pillow's images. video: `VideoPart`s, or bytes of files.
+    """
+
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+
+    text: str | None = None
+    image: list[Any] | None = None
+    video: list[Any] | None = None
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not (self.text or self.image or self.video)
+
+    def is_text_only(self) -> bool:
+        """Whether there is nothing but text in it."""
+        return bool(self.text) and not (self.image or self.video)
+
+
+class BaseTool:
+    """A tool that has a life of its own in each trajectory: create, execute…, calc_reward, release.
+
+    One object serves all trajectories, and keeps what it knows of each under its `instance_id`.
+
+    config: the settings of the tool, from a configuration file. tool_schema: what the model is told; without,
+    `get_openai_tool_schema` says it.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None
+    ) -> None:
+        self.config = dict(config)
+        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        self.name = self.tool_schema.function.name
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        """Say what the model is told.
+
+        Raises:
+            NotImplementedError: neither this nor a `tool_schema` does.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a tool_schema, or a method get_openai_tool_schema that gives one"
+        )
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """Begin with a trajectory; what is answered stands in its first prompt.
+
+        kwargs: `create_kwargs` of the data set's row for this tool, one by one, and as `create_kwargs` too.
+        """
+        return instance_id or str(uuid.uuid4()), ToolResponse()
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
+    ) -> tuple[ToolResponse, float | None, dict[str, JSON]]:
+        """Answer a call, with the reward of this step and its metrics.
+
+        kwargs: the row's `execute_kwargs` for this tool; `agent_data` says where the trajectory stands.
+        """
+        return ToolResponse(text="Updated the tool state."), 0.0, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Say what the whole trajectory was worth. kwargs: the row's `calc_reward_kwargs` for this tool."""
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Let go of a trajectory. kwargs: the row's `release_kwargs` for this tool."""
+
+
+def schema_of_target(target: Any) -> tuple[str, str, Schema]:
+    """Give name, description and parameters of a tool of this shape.
+
+    Raises:
+        TypeError: it has no schema.
+    """
+    told: Any = getattr(target, "tool_schema", None)
+    if told is None:
+        make = getattr(target, "get_openai_tool_schema", None)
+        told = make() if callable(make) else None
+    dump = getattr(told, "model_dump", None)
+    whole = fields_of(dump(exclude_none=True) if callable(dump) else told) or {}
+    function = fields_of(whole.get("function", whole)) or {}
+    name = function.get("name")
+    if not isinstance(name, str):
+        raise TypeError(
+            f"{type(target).__name__} has no schema: expected tool_schema, or get_openai_tool_schema(), "
+            'with {"type": "function", "function": {"name", "description", "parameters"}}'
+        )
+    return name, str(function.get("description", "")), function.get("parameters") or {"type": "object"}
+
+
+def answered(value: Any) -> ToolResult:
+    """Make a result of what `execute` gives: a response, or (response[, reward[, metrics]]).
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(value, tuple | list):
+        items = cast("Sequence[Any]", value)
+        rewards = [None if reward is None else float(reward) for reward in items[1:2]]
+        value = (*items[:1], *rewards, *items[2:])
+    return ToolResult.from_value(value)
