@@ -26,12 +26,12 @@ _WHERE = {
     "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
     "records": ("Recorder", "read_records"),
     "tools": (
-        "FileEditTool", "FileReadTool", "FileWriteTool", "HttpTool", "PythonTool", "SandboxFusionTool",
-        "SearchTool", "ShellTool", "StopTool", "as_tool",
+        "FileEditTool", "FileReadTool", "FileWriteTool", "HttpTool", "LifecycleTool", "PythonTool",
+        "SandboxFusionTool", "SearchTool", "ShellTool", "StopTool", "as_tool",
     ),
     "ledger": ("TokenLedger",),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
-    "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose", "TurnTokenizer"),
+    "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose", "ToolRewardTransform", "TurnTokenizer"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -55,6 +55,7 @@ __all__ = [
     "Inject",
     "Injected",
     "JsonPart",
+    "LifecycleTool",
     "Message",
     "MissingExtra",
     "ParseResult",
@@ -79,6 +80,7 @@ __all__ = [
     "ToolError",
     "ToolResult",
     "ToolResultPart",
+    "ToolRewardTransform",
     "Toolset",
     "Turn",
     "TurnTokenizer",
@@ -130,6 +132,7 @@ if TYPE_CHECKING:
         FileReadTool,
         FileWriteTool,
         HttpTool,
+        LifecycleTool,
         PythonTool,
         SandboxFusionTool,
         SearchTool,
@@ -137,7 +140,13 @@ if TYPE_CHECKING:
         StopTool,
         as_tool,
     )
-    from torchrl_agentic.transforms import AgentHistory, EndTrajectory, ToolCompose, TurnTokenizer
+    from torchrl_agentic.transforms import (
+        AgentHistory,
+        EndTrajectory,
+        ToolCompose,
+        ToolRewardTransform,
+        TurnTokenizer,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -55,7 +55,9 @@ def _where(path: Path, error: BaseException) -> str:
 
 
 def load_function_tools(path: str | Path) -> tuple[FunctionTool, ...]:
-    """Give the tools of a file: what `@function_tool` or `@tool` made there, and what the file imports of it.
+    """Give the tools of a file, in their order: what `@function_tool` or `@tool` made there, wherever.
+
+    Behind them come those that the file imports by name.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -69,10 +71,12 @@ def load_function_tools(path: str | Path) -> tuple[FunctionTool, ...]:
         module = load_module(path)
     finally:
         registering.reset(token)
-    for value in vars(module).values():
-        found = value if isinstance(value, FunctionTool) else getattr(value, "__tool__", None)
-        if isinstance(found, FunctionTool) and not any(found is other for other in made):
-            made.append(found)
+    named = [
+        value if isinstance(value, FunctionTool) else getattr(value, "__tool__", None)
+        for value in vars(module).values()
+    ]
+    own = [each for each in made if each.function.__module__ == module.__name__]
+    made = list(dict.fromkeys([*own, *(each for each in named if isinstance(each, FunctionTool))]))
     by_name: dict[str, FunctionTool] = {}
     for each in made:
         if each.name in by_name:

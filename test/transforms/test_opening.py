@@ -95,7 +95,7 @@ def test_each_row_creates_with_its_own_arguments_and_speaks_first():
 
 
 def test_a_function_gets_the_column_that_it_asks_for():
-    env, _ = env_of([row(7)], check, batch=1)
+    env, _ = env_of([row(7, tools_kwargs=None)], check, batch=1)
     step = env.step(ScriptedPolicy([[call("check", answer="7") + call("check", answer="8")]])(env.reset()))
     assert contents(step["next"])[0][-2:] == ["true", "false"]
 

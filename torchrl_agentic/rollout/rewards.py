@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
-
-# A sign counts only where no digit or letter precedes it: in "3-4" it is a minus between two numbers.
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][+-]?\d+)?|\d+(?:\.\d+)?")
-
-
-def numbers(text: str) -> list[Decimal]:
-    """Give the numbers of a text, in their order; commas may part thousands."""
-    return [Decimal(found.replace(",", "")) for found in _NUMBER.findall(text)]
+from torchrl_agentic.tools.answers import numbers
 
 
 def answer_reward(text: str, answer: str) -> float:

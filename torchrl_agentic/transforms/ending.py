@@ -52,7 +52,7 @@ class EndTrajectory(Transform):
             next_tensordict.set("truncated", late if truncated is None else late | truncated)
             done = done | late
         next_tensordict.set("done", done)
-        for compose in _tool_composes(getattr(self.container, "transform", None)):
+        for compose in tool_composes(getattr(self.container, "transform", None)):
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 
@@ -67,10 +67,10 @@ class EndTrajectory(Transform):
         return f"EndTrajectory(max_turns={self.max_turns}, when_no_calls={self.when_no_calls})"
 
 
-def _tool_composes(transform: object) -> Iterator[ToolCompose]:
+def tool_composes(transform: object) -> Iterator[ToolCompose]:
     """Give the ToolComposes of a transformed environment's transform: itself, or those inside it."""
     if isinstance(transform, ToolCompose):
         yield transform
     elif isinstance(transform, Compose):
         for inner in transform.transforms:
-            yield from _tool_composes(inner)
+            yield from tool_composes(inner)

@@ -1,0 +1,115 @@
+"""ToolRewardTransform: what tools say calls and trajectories were worth, as rewards."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import Unbounded
+from torchrl.envs.transforms import Transform
+
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import telemetry
+from torchrl_agentic.transforms.ending import tool_composes
+from torchrl_agentic.transforms.tokens import TOKENS
+
+Place = Literal["turn", "end", "tokens"]
+SO_FAR = (telemetry.KEY, "tool_return")
+ON_TOKENS = ("ledger", "rewards")
+
+
+class ToolRewardTransform(Transform):
+    """Writes "reward", [*B, 1] float32: what the tools say of this turn and, at its end, of the trajectory.
+
+    Put it behind `ToolCompose` and behind all that ends trajectories: at `done` it closes what they hold
+    open, whereupon tools say what the whole was worth. What is in "reward" already stays, and is added to.
+
+    Args:
+        place: "turn": each turn has its own reward. "end": the last one has the sum of all, the others none.
+            "tokens": as "turn", and ("ledger", "rewards") float32 has it on the last token that was sampled
+            in the turn, zero on all others, as long as ("tokens", "prompt"); behind `TurnTokenizer` only.
+        calls: what a call's reward counts.
+        trajectories: what a trajectory's reward counts.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+
+    def __init__(self, *, place: Place = "turn", calls: float = 1.0, trajectories: float = 1.0) -> None:
+        if place not in ("turn", "end", "tokens"):
+            raise ValueError(f"rewards are placed by turn, at the end, or on tokens; got {place!r}")
+        super().__init__()
+        self.place: Place = place
+        self.calls, self.trajectories = calls, trajectories
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        """Begin with nothing."""
+        if self.place == "end":
+            tensordict_reset.set(SO_FAR, torch.zeros_like(tensordict_reset.get(telemetry.WORTH)))
+        if self.place == "tokens":
+            tensordict_reset, rows = border.leaves(tensordict_reset)
+            for row in rows:
+                row.set(ON_TOKENS, torch.zeros_like(self._ids(row), dtype=torch.float32))
+        return tensordict_reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Write what this turn was worth."""
+        if telemetry.WORTH not in next_tensordict.keys(True):
+            raise RuntimeError("ToolRewardTransform reads what ToolCompose writes: put it behind it")
+        done = next_tensordict.get("done")
+        for compose in tool_composes(getattr(self.container, "transform", None)):
+            compose.end(done.reshape(-1).tolist(), next_tensordict)
+        turn = next_tensordict.get((telemetry.KEY, "tool_reward"))
+        reward = self.calls * turn + self.trajectories * next_tensordict.get(telemetry.WORTH)
+        if self.place == "tokens":
+            next_tensordict = self._on_tokens(tensordict, next_tensordict, reward)
+        if self.place == "end":
+            so_far = tensordict.get(SO_FAR) + reward
+            next_tensordict.set(SO_FAR, so_far)
+            reward = torch.where(done, so_far, torch.zeros_like(so_far))
+        known = next_tensordict.get("reward", None)
+        return next_tensordict.set("reward", reward if known is None else known + reward.reshape(known.shape))
+
+    def _on_tokens(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, reward: torch.Tensor
+    ) -> TensorDictBase:
+        stack, rows = border.leaves(next_tensordict)
+        _, roots = border.leaves(tensordict)
+        for root, row, value in zip(roots, rows, reward.reshape(-1), strict=True):
+            rewards = torch.zeros_like(self._ids(row), dtype=torch.float32)
+            before = root.get(ON_TOKENS)
+            rewards[: len(before)] = before
+            sampled = row.get(("ledger", "mask"))[len(before) :].nonzero()
+            if len(sampled):
+                rewards[len(before) + int(sampled[-1])] = value
+            row.set(ON_TOKENS, rewards)
+        return stack
+
+    @staticmethod
+    def _ids(row: TensorDictBase) -> torch.Tensor:
+        ids = row.get(TOKENS, None)
+        if ids is None or ("ledger", "mask") not in row.keys(True):
+            raise RuntimeError('place="tokens" needs a TurnTokenizer before this transform')
+        return ids
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Say that there is a reward."""
+        if "reward" not in reward_spec.keys():
+            shape = torch.Size((*reward_spec.shape, 1))
+            reward_spec["reward"] = Unbounded(shape=shape, dtype=torch.float32, device=reward_spec.device)
+        return reward_spec
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        """Add what is carried from turn to turn."""
+        shape, device = observation_spec.shape, observation_spec.device
+        if self.place == "end":
+            each = torch.Size((*shape, 1))
+            observation_spec[SO_FAR] = Unbounded(shape=each, dtype=torch.float32, device=device)
+        if self.place == "tokens":
+            ragged = torch.Size((*shape, -1))
+            observation_spec[ON_TOKENS] = Unbounded(shape=ragged, dtype=torch.float32, device=device)
+        return observation_spec
+
+    def __repr__(self) -> str:
+        return f"ToolRewardTransform(place={self.place!r})"
