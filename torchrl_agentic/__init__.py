@@ -29,9 +29,15 @@ _WHERE = {
         "FileEditTool", "FileReadTool", "FileWriteTool", "HttpTool", "LifecycleTool", "PythonTool",
         "SandboxFusionTool", "SearchTool", "ShellTool", "StopTool", "as_tool",
     ),
+    "interactions": (
+        "Interaction", "Reply", "ScriptedUser", "as_interaction", "load_interactions",
+    ),
     "ledger": ("TokenLedger",),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
-    "transforms": ("AgentHistory", "EndTrajectory", "ToolCompose", "ToolRewardTransform", "TurnTokenizer"),
+    "transforms": (
+        "AgentHistory", "EndTrajectory", "ToolCompose", "ToolRewardTransform", "TurnTokenizer",
+        "UserSimulator",
+    ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
@@ -54,6 +60,7 @@ __all__ = [
     "InfrastructureError",
     "Inject",
     "Injected",
+    "Interaction",
     "JsonPart",
     "LifecycleTool",
     "Message",
@@ -63,9 +70,11 @@ __all__ = [
     "PythonTool",
     "RateLimiter",
     "Recorder",
+    "Reply",
     "RowData",
     "SandboxError",
     "SandboxFusionTool",
+    "ScriptedUser",
     "SearchTool",
     "ShellTool",
     "Status",
@@ -84,13 +93,16 @@ __all__ = [
     "Toolset",
     "Turn",
     "TurnTokenizer",
+    "UserSimulator",
     "VideoPart",
     "agent_policy",
+    "as_interaction",
     "as_tool",
     "function_tool",
     "get_parser",
     "json_schema_from_pydantic",
     "load_function_tools",
+    "load_interactions",
     "media_of",
     "read_records",
     "tool",
@@ -102,6 +114,13 @@ __all__ = [
 if TYPE_CHECKING:
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
     from torchrl_agentic.function import FunctionTool, Inject, Injected, function_tool
+    from torchrl_agentic.interactions import (
+        Interaction,
+        Reply,
+        ScriptedUser,
+        as_interaction,
+        load_interactions,
+    )
     from torchrl_agentic.ledger import TokenLedger
     from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
     from torchrl_agentic.loading import load_function_tools
@@ -146,6 +165,7 @@ if TYPE_CHECKING:
         ToolCompose,
         ToolRewardTransform,
         TurnTokenizer,
+        UserSimulator,
     )
 
 

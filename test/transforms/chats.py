@@ -9,7 +9,9 @@ from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 
 from torchrl_agentic import StopTool, Tool, ToolCompose
+from torchrl_agentic.interactions import ScriptedUser
 from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.transforms import UserSimulator
 from torchrl_agentic.transforms import history as border
 
 STOP = '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
@@ -75,6 +77,11 @@ def add_env(batch=1):
 
 def count_env(batch=1):
     return dataset_env(batch, ToolCompose([Counter(), StopTool()]))
+
+
+def scripted_user_env(batch=1):
+    user = UserSimulator(ScriptedUser(["u1", "u2"]))
+    return dataset_env(batch, ToolCompose([add, StopTool()]), user)
 
 
 def chat_env(shape, *transforms):

@@ -1,15 +1,18 @@
 """What tools say of calls and trajectories becomes the reward of turns, ends or tokens."""
 
+import contextlib
 import json
 
 import pytest
 import torch
+from chats import dataset_env
+from families import FAMILIES
 from talks import Says, Talk
 from torchrl.envs import Compose, StepCounter, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic import EndTrajectory, Tool, ToolCompose, ToolRewardTransform, TurnTokenizer
-from torchrl_agentic.testing import ScriptedPolicy, byte_tokenizer
+from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms.history import require_list_to_stack
 
 require_list_to_stack()
@@ -29,9 +32,6 @@ class Scored(Tool):
 
     async def finish(self):
         return 10.0
-
-
-import contextlib
 
 
 @contextlib.asynccontextmanager
@@ -101,7 +101,7 @@ def test_a_reward_that_is_there_is_added_to():
 
 
 def test_tokens_carry_the_reward_of_their_turn():
-    tokenizer = byte_tokenizer()
+    tokenizer = FAMILIES["qwen2_5"].tokenizer()
     compose = ToolCompose([Scored()])
     turns = TurnTokenizer(tokenizer, tools=compose.tools)
     end = EndTrajectory(max_turns=2)
@@ -112,7 +112,7 @@ def test_tokens_carry_the_reward_of_their_turn():
     talk.turn(Says(score(1, 2)), Says("no"))
     talk.turn(Says(score(4)), Says("no"))
     for row, wanted in enumerate([[3.0, 14.0], [0.0, 0.0]]):
-        td = talk.next[row] if hasattr(talk.next, "__getitem__") else talk.next
+        td = talk.next[row]
         given, mask = td["ledger", "rewards"], td["ledger", "mask"]
         assert given.shape == td["tokens", "prompt"].shape
         last = [i for i in range(len(mask)) if mask[i] and (i + 1 == len(mask) or not mask[i + 1])]
@@ -124,7 +124,10 @@ def test_tokens_carry_the_reward_of_their_turn():
 @pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
 @pytest.mark.parametrize("place", ["turn", "end"])
 def test_the_specs_say_what_is_written(place):
-    check_env_specs(env_of(EndTrajectory(max_turns=3), ToolRewardTransform(place=place)))
+    env = dataset_env(
+        2, ToolCompose([Scored()]), EndTrajectory(max_turns=3), ToolRewardTransform(place=place)
+    )
+    check_env_specs(env)
 
 
 def test_what_it_needs_is_said():

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
     from torchrl_agentic.testing.contracts import (
+        InteractionContract,
         LimiterContract,
         ParserContract,
         ReplContract,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
+    "InteractionContract": "testing.contracts",
     "LimiterContract": "testing.contracts",
     "ParserContract": "testing.contracts",
     "ReplContract": "testing.contracts",
@@ -40,6 +42,7 @@ _WHERE = {
 }
 __all__ = [
     "TINY",
+    "InteractionContract",
     "LimiterContract",
     "ParserContract",
     "ReplContract",

@@ -6,7 +6,15 @@ Everything below this folder is torch-free.
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.ending import EndTrajectory
 from torchrl_agentic.transforms.history import AgentHistory
+from torchrl_agentic.transforms.interaction import UserSimulator
 from torchrl_agentic.transforms.reward import ToolRewardTransform
 from torchrl_agentic.transforms.tokens import TurnTokenizer
 
-__all__ = ["AgentHistory", "EndTrajectory", "ToolCompose", "ToolRewardTransform", "TurnTokenizer"]
+__all__ = [
+    "AgentHistory",
+    "EndTrajectory",
+    "ToolCompose",
+    "ToolRewardTransform",
+    "TurnTokenizer",
+    "UserSimulator",
+]

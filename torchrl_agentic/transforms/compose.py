@@ -349,6 +349,7 @@ class ToolCompose(Compose):
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows of the mask; the others go on as they are."""
+        self._live()  # after a fork, what is open belongs to the parent
         rows = border.prompts(tensordict_reset)
         mask, self._mask = tensordict.get("_reset", self._mask), None
         chosen = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
@@ -414,6 +415,7 @@ class ToolCompose(Compose):
 
         tensordict: that of the step, to which what the trajectories were worth to tools is added.
         """
+        self._live()
         over = [row for row in self._sessions if row < len(rows) and rows[row]]
         self._close([self._sessions[row] for row in over])
         if tensordict is not None:

@@ -18,7 +18,8 @@ class EndTrajectory(Transform):
 
     Args:
         max_turns: the turn after which a trajectory is truncated; None: no bound.
-        when_no_calls: whether a message without calls is the last one, as an answer is. It terminates.
+        when_no_calls: whether a message without calls is the last one, as an answer is. It terminates. With a
+            `UserSimulator`, who answers such messages, it must be false.
 
     Raises:
         ValueError: neither is asked for, or `max_turns` is below 1.

@@ -1,0 +1,72 @@
+"""Interactions from YAML, as verl's files name them."""
+
+import pytest
+from interactions.users import Clerk, Shopper
+
+from torchrl_agentic.interactions import ScriptedUser, VerlInteraction, load_interactions
+from torchrl_agentic.interactions.base import name_of
+
+
+def written(tmp_path, text):
+    path = tmp_path / "interactions.yaml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_classes_are_made_with_their_configuration(tmp_path):
+    found = load_interactions(
+        written(
+            tmp_path,
+            """
+            interaction:
+              - class_name: interactions.users.Clerk
+                config: {shelf: 3}
+              - name: mine
+                class_name: interactions.users.Shopper
+                config: {judged: 0.5}
+              - name: quiet
+                class_name: torchrl_agentic.interactions.ScriptedUser
+            """,
+        )
+    )
+    assert list(found) == ["clerk", "mine", "quiet"]
+    assert isinstance(found["clerk"], VerlInteraction)
+    assert isinstance(found["clerk"].target, Clerk)
+    assert found["clerk"].target.config == {"name": "clerk", "shelf": 3}
+    assert isinstance(found["mine"], Shopper)
+    assert found["mine"].judged == 0.5
+    assert isinstance(found["quiet"], ScriptedUser)
+    assert [name_of(item) for item in found.values()] == list(found)
+
+
+CLERK = "{class_name: interactions.users.Clerk}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"interaction: [{CLERK}, {CLERK}]", "interaction 1: two interactions are named 'clerk'"),
+        ("interaction: [{class_name: interactions.users.Nobody}]", "no class 'interactions.users.Nobody'"),
+        ("interaction: [{class_name: no.such.module.Nobody}]", "no class"),
+        ("interaction: [{class_name: Nobody}]", "no class"),
+        ("interaction: [{class_name: interactions.users.parrot}]", "is no class"),
+        ("interaction: [{class_name: interactions.users.Shopper, config: {x: 1}}]", "Shopper: .*'x'"),
+        ("interaction: [{name: a}]", "class_name: text"),
+        ("interaction: [{class_name: a.B, config: [1]}]", "config\\?: mapping"),
+        ("interaction: [{class_name: a.B, configuration: {}}]", "configuration"),
+        ("interaction: [x]", "got 'x'"),
+        ("interaction: []", "expected"),
+        ("interactions: [x]", "expected 'interaction: "),
+        ("[1, 2]", "expected"),
+        ("a: [", "no YAML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        load_interactions(written(tmp_path, text))
+    assert "interactions.yaml" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.yaml"):
+        load_interactions(tmp_path / "none.yaml")

@@ -1,0 +1,157 @@
+"""Interactions made of what people bring: functions, and the interaction classes of verl."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
+from torchrl_agentic.messages import Message
+
+
+class FunctionUser(Interaction):
+    """A user that is a function of the conversation; a blocking one runs on a thread.
+
+    function: takes the messages and returns a `Reply`, a text, or None to leave. Of a row's
+    `interaction_kwargs` it gets those that it names as parameters, or all if it takes `**kwargs`.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
+        self.function = function
+        own = getattr(function, "__name__", type(function).__name__)
+        self.name = name or ("user" if own == "<lambda>" else own)
+        self._kwargs: Mapping[str, Any] = {}
+
+    @asynccontextmanager
+    async def session(self, trajectory: str, **kwargs: Any) -> AsyncGenerator[Interaction]:
+        """Bind what the row says to the function."""
+        del trajectory
+        bound = FunctionUser(self.function, name=self.name)
+        bound._kwargs = {key: value for key, value in kwargs.items() if _takes(self.function, key)}
+        yield bound
+
+    async def respond(self, messages: Sequence[Message]) -> Reply | str | None:
+        """Call the function."""
+        return await _call(self.function, messages, **self._kwargs)
+
+
+class VerlInteraction(Interaction):
+    """An object with the methods of verl's `BaseInteraction`, up to 0.7, asynchronous or blocking ones.
+
+    Each trajectory has an instance id of its own, which no clone and no worker process uses too. It is
+    finalised once for each start that did not fail. A `calculate_score` that is not the base class's own
+    judges the conversation at its end.
+    """
+
+    def __init__(self, target: Any, *, name: str | None = None) -> None:
+        self.target = target
+        self.name = name or getattr(target, "name", None) or default_name(type(target).__name__)
+        self._instance = ""
+        self._kwargs: Mapping[str, Any] = {}
+
+    @asynccontextmanager
+    async def session(self, trajectory: str, **kwargs: Any) -> AsyncGenerator[Interaction]:
+        """Start an instance, and finalise it at the end."""
+        live = VerlInteraction(self.target, name=self.name)
+        live._instance = f"{trajectory}-{uuid.uuid4().hex}"
+        # As there, the name is among the arguments.
+        own = {"name": self.name} if _takes(self.target.start_interaction, "name") else {}
+        live._kwargs = {**own, **kwargs}
+        try:
+            given = await _call(self.target.start_interaction, live._instance, **live._kwargs)
+        except asyncio.CancelledError:  # it may have begun
+            await live._finalize()
+            raise
+        if isinstance(given, str) and given:
+            live._instance = given
+        try:
+            yield live
+        finally:
+            await live._finalize()
+
+    async def respond(self, messages: Sequence[Message]) -> Reply:
+        """Call `generate_response`."""
+        said: Any = await _call(
+            self.target.generate_response,
+            self._instance,
+            [_as_dict(message) for message in messages],
+            **self._kwargs,
+        )
+        if not isinstance(said, tuple) or len(cast("tuple[Any, ...]", said)) != 4:
+            raise TypeError(
+                "generate_response returns (should_terminate, text, score, metadata); "
+                f"{type(self.target).__name__}'s returned {said!r}"
+            )
+        is_over, text, score, metadata = cast("tuple[Any, Any, Any, Any]", said)
+        return Reply("" if text is None else text, score, bool(is_over), dict(metadata or {}))
+
+    async def score(self, messages: Sequence[Message]) -> float | None:
+        """Call `calculate_score`, where the class has one of its own."""
+        del messages
+        owner = next((kind for kind in type(self.target).__mro__ if "calculate_score" in vars(kind)), None)
+        if owner is None or owner.__name__ == "BaseInteraction":
+            return None
+        return await _call(self.target.calculate_score, self._instance)
+
+    async def _finalize(self) -> None:
+        finalize = getattr(self.target, "finalize_interaction", None)
+        if finalize is not None:
+            await _call(finalize, self._instance)
+
+
+def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
+    """Make an `Interaction` of whatever people bring: one, a function, an object in verl's shape.
+
+    Raises:
+        TypeError: it is none of these; the message says what to write instead.
+    """
+    kind = type(item).__name__
+    if isinstance(item, type):
+        raise TypeError(f"{item.__name__} is a class; an interaction is an object: {item.__name__}(...)")
+    if isinstance(item, Interaction):
+        if not inspect.iscoroutinefunction(item.respond):
+            raise TypeError(
+                f"{kind}.respond is no coroutine function: write 'async def respond', and "
+                "'await in_thread(...)' inside"
+            )
+        return item
+    if callable(getattr(item, "generate_response", None)):
+        return VerlInteraction(item, name=name)
+    if callable(item):
+        return FunctionUser(item, name=name)
+    raise TypeError(
+        "an interaction is an Interaction, a function of the messages, or an object with start_interaction "
+        f"and generate_response; got {kind}"
+    )
+
+
+async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function, on a thread if it may block."""
+    if _is_async(function):
+        return await function(*args, **kwargs)
+    value = await in_thread(function, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  its being a coroutine function is the question
+    )
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        made["tool_calls"] = list(message.tool_calls)
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    return made
