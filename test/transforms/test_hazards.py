@@ -254,6 +254,29 @@ def test_h16_an_environment_works_in_a_fork_of_a_process_that_used_it():
     assert process.exitcode == 0
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_h16_a_fork_leaves_open_what_its_parent_has_open(caplog):
+    """What is open belongs to the parent's loop; closing it in the child would wait for that in vain."""
+    tool = Counter()
+    env = chat_env((1,), ToolCompose([tool]))
+    step(env, begin(env), call("count"))
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def work():
+        counted = results(step(env, begin(env), call("count"))["next"])
+        there.send((counted, tool.events("close"), caplog.text))
+
+    process = context.Process(target=work)
+    process.start()
+    assert here.poll(60)
+    assert here.recv() == ([["1"]], [], "")
+    process.join(30)
+    assert tool.events("close") == []
+    env.close()
+    assert tool.events("close") == ["0.0"]
+
+
 def test_h17_an_empty_list_of_calls_is_no_call_and_no_error():
     """Under list_to_stack it is an empty tensor, whose truth value raises."""
     from torchrl.data.llm import History
