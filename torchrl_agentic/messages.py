@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 import pydantic_core
 
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+
 JSON: TypeAlias = Any
 """A value that `json.loads` can return; types cannot say it without recursion in each signature."""
 
@@ -196,6 +198,22 @@ class ToolResult:
         if fields.keys() == _RESPONSE:
             return cls(_response_parts(value))
         return cls((JsonPart(jsonable(value)),))
+
+    @classmethod
+    def from_error(cls, error: BaseException, tool: str) -> ToolResult | None:
+        """Make a result of what a tool raised, where `Tool.run` may raise such a thing; None: it is a bug."""
+        if isinstance(error, StopSignal):
+            return cls.from_text(f"[stop] {error}", stop=True)
+        if isinstance(error, ToolError):
+            return cls.from_text(f"Error: {error.message}", meta=error.detail or None, status=Status.ERROR)
+        if isinstance(error, InfrastructureError):
+            return cls.from_text(
+                f"Error: {tool} is not available at the moment: {error}", status=Status.INFRA
+            )
+        if isinstance(error, TimeoutError):
+            reason = f": {error}" if str(error) else ""
+            return cls.from_text(f"Error: {tool} timed out{reason}", status=Status.TIMEOUT)
+        return None
 
 
 _RESPONSE = {"text", "image", "video"}

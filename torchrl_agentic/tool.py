@@ -101,9 +101,10 @@ class Tool(ABC):
     output_schema: for readers. wants_state: whether `ToolContext.state` is filled. effects: see `Effects`;
     None means PURE for a tool without sessions and `Effects(writes=[name])` for a tool with them.
     has_deadline: whether it waits in a line of its own, and ends by itself: no `per_call_timeout` then, and
-    the waiting that `ToolResult.timing` tells of counts as such. wants_row: whether `ToolContext.row` and
-    `current_row` are filled. opens_at_reset: whether its session opens when a trajectory begins, and not at
-    the first call.
+    the waiting that `ToolResult.timing` tells of counts as such. opens_sessions: whether each trajectory gets
+    something of its own; None means that it does if the class defines `session`. opens_at_reset: whether that
+    opens when a trajectory begins, and not at the first call. wants_row: whether `ToolContext.row` and
+    `current_row` are filled.
     """
 
     name: str = ""
@@ -113,8 +114,9 @@ class Tool(ABC):
     wants_state: bool = False
     effects: Effects | None = None
     has_deadline: bool = False
-    wants_row: bool = False
+    opens_sessions: bool | None = None
     opens_at_reset: bool = False
+    wants_row: bool = False
 
     @abstractmethod
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
@@ -197,6 +199,8 @@ async def _itself(tool: Tool) -> AsyncGenerator[Tool]:
 
 def has_sessions(tool: Tool) -> bool:
     """Whether each trajectory gets something of its own from this tool."""
+    if tool.opens_sessions is not None:
+        return tool.opens_sessions
     return type(tool).session is not Tool.session
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.schedule import dependencies
-from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import Slot
 from torchrl_agentic.limits.base import LOST
 from torchrl_agentic.messages import (
@@ -173,17 +173,10 @@ class TurnRun:
     def _answer(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Say what became of a call that raised."""
         name = entry.call.tool
-        if isinstance(error, StopSignal):
-            return sound(ToolResult.from_text(f"[stop] {error}", stop=True))
-        if isinstance(error, ToolError):
-            detail = error.detail or None
-            return sound(ToolResult.from_text(f"Error: {error.message}", meta=detail, status=Status.ERROR))
         if isinstance(error, InfrastructureError):
             logger.warning("tool %s: %s %s", name, error, self._where(entry))
-            return sound(_failure(Status.INFRA, f"Error: {name} is not available at the moment: {error}"))
-        if isinstance(error, TimeoutError):
-            reason = f": {error}" if str(error) else ""
-            return sound(_failure(Status.TIMEOUT, f"Error: {name} timed out{reason}"))
+        if (result := ToolResult.from_error(error, name)) is not None:
+            return sound(result)
         if isinstance(error, asyncio.CancelledError):
             if entry.slot is not None and entry.slot.is_lost:
                 return _failure(Status.INFRA, f"Error: {name} is not available at the moment: {LOST}")
@@ -227,7 +220,7 @@ class TurnRun:
             self._session.lingering.add(task)
             task.add_done_callback(self._session.lingering.discard)
             task.add_done_callback(_looked_at)
-            task.cancel()
+            task.cancel(result)  # a recorder wants to know what the model was told
             # What waits for this call starts when it has ended; one that does not end is not waited for.
             dependents, entry.dependents = entry.dependents, []
             release = functools.partial(self._release, dependents)

@@ -1,0 +1,92 @@
+"""A tool whose calls somebody looks at before they run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from torchrl_agentic.messages import JSON, Status, Timing, ToolResult
+from torchrl_agentic.schema import Validator
+from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.tools.wrap.base import Wrapped
+
+Verdict: TypeAlias = bool | str | Mapping[str, JSON]
+"""True: run it. False, or the reason as text: do not. A mapping: run it with these arguments."""
+
+Policy: TypeAlias = Callable[[str, Mapping[str, JSON], ToolContext], Verdict | Awaitable[Verdict]]
+"""`policy(name, args, ctx)`, a function or a coroutine function."""
+
+
+class Approved(Wrapped):
+    """A tool whose calls run only if a policy says so: a rule, a classifier, a human being.
+
+    A refused call is answered SKIPPED, since it was not tried: the model reads the reason. Arguments that
+    the policy has put in the place of the model's are checked against the schema, and noted as "changed
+    arguments". A policy that raises, or says none of these things, lets nothing through; a `ToolError` that
+    it raises is what the model reads. A policy that blocks belongs on a thread: `await ctx.in_thread(...)`.
+
+    Args:
+        tool: the tool.
+        policy: see `Policy`.
+        wait_s: seconds that the policy may take, for human beings: the wait then counts as queueing, not as
+            the tool's time, and who does not answer refuses. None: it is part of the call, and of its
+            `per_call_timeout`.
+        timeout_s: seconds that the tool may take after such a wait; a tool with a deadline of its own keeps
+            that.
+
+    Raises:
+        ValueError: `wait_s` or `timeout_s` is not above 0.
+    """
+
+    def __init__(
+        self, tool: Any, policy: Policy, *, wait_s: float | None = None, timeout_s: float = 30.0
+    ) -> None:
+        super().__init__(tool)
+        if not timeout_s > 0 or (wait_s is not None and not wait_s > 0):
+            raise ValueError(f"wait_s and timeout_s must be above 0; got {wait_s} and {timeout_s}")
+        self.policy, self.wait_s = policy, wait_s
+        self.timeout_s = None if self.tool.has_deadline else timeout_s
+        if wait_s is not None:
+            self.has_deadline = True
+
+    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
+        """Ask, then run it or say why not."""
+        if self.wait_s is not None:
+            return await self._after_waiting(args, ctx, self.wait_s)
+        verdict = await self._ask(args, ctx)
+        return await self.tool.run(args, ctx) if verdict is True else await self._obey(verdict, ctx)
+
+    async def _ask(self, args: Mapping[str, JSON], ctx: ToolContext) -> Verdict:
+        verdict = self.policy(self.name, args, ctx)
+        return await verdict if inspect.isawaitable(verdict) else verdict
+
+    async def _obey(self, verdict: Verdict, ctx: ToolContext) -> ToolResult:
+        if isinstance(verdict, Mapping):
+            changed, _ = Validator(self.input_schema).accept(verdict)
+            result = await self.result(changed, ctx)
+            return replace(result, notes=(*result.notes, "changed arguments"))
+        if verdict is not False and not isinstance(verdict, str):
+            raise TypeError(
+                f"the policy of {self.name!r} said {verdict!r}; expected True, False, a reason, or arguments"
+            )
+        why = verdict or "this call is not allowed"
+        return ToolResult.from_text(f"Error: {self.name} was not run: {why}", status=Status.SKIPPED)
+
+    async def _after_waiting(self, args: Mapping[str, JSON], ctx: ToolContext, wait_s: float) -> ToolResult:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(wait_s):
+                verdict = await self._ask(args, ctx)
+        except TimeoutError:
+            verdict = f"nobody has approved it within {wait_s:g} s"
+        waited = clock() - began
+        until = None if self.timeout_s is None else clock() + self.timeout_s
+        async with asyncio.timeout_at(until):
+            own = replace(ctx, deadline=until)
+            result = await (self.result(args, own) if verdict is True else self._obey(verdict, own))
+        queue_s = waited + (result.timing.queue_s if result.timing else 0.0)
+        return replace(result, timing=Timing(0.0, queue_s, clock() - began - queue_s))

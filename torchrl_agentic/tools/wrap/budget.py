@@ -1,0 +1,95 @@
+"""What a trajectory may spend, and what it has spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.tool import current_session
+
+_purses: dict[tuple[int, object], Purse] = {}
+"""The purses of the trajectories under way, by the identity of their budget, which their tools keep alive."""
+
+
+@dataclass(eq=False)
+class Budget:
+    """What each trajectory may spend on the tools that share this object; None: no bound.
+
+    calls: of all these tools together. seconds: inside of them, summed up. max_cost: in the unit of their
+    `cost`.
+
+    Raises:
+        ValueError: it bounds nothing, or a bound is below 0 or NaN.
+    """
+
+    calls: int | None = None
+    seconds: float | None = None
+    max_cost: float | None = None
+    by_hand: Purse = field(init=False, repr=False)
+    """What was spent outside of any trajectory."""
+
+    def __post_init__(self) -> None:
+        bounds = {"calls": self.calls, "seconds": self.seconds, "max_cost": self.max_cost}
+        if all(bound is None for bound in bounds.values()):
+            raise ValueError("a budget bounds calls, seconds or max_cost; got none of them")
+        for name, bound in bounds.items():
+            if bound is not None and not bound >= 0:
+                raise ValueError(f"{name} must be 0 or more, or None; got {bound}")
+        self.by_hand = Purse(self)
+
+    def key(self, trajectory: str) -> tuple[int, object]:
+        """Give what stands for a trajectory while a session opens."""
+        return (id(self), current_session.get() or trajectory)
+
+    def take(self, key: tuple[int, object], source: Purse | None) -> Purse:
+        """Give the purse of a trajectory to one tool more; a branch has spent what its source has."""
+        purse = _purses.get(key)
+        if purse is None:
+            spent = (0, 0.0, 0.0) if source is None else (source.calls, source.seconds, source.cost)
+            purse = _purses[key] = Purse(self, *spent)
+        purse.users += 1
+        return purse
+
+    def give_back(self, key: tuple[int, object]) -> None:
+        """Take note that one tool needs it no more."""
+        purse = _purses[key]
+        purse.users -= 1
+        if purse.users == 0:
+            del _purses[key]
+
+
+@dataclass(eq=False)
+class Purse:
+    """What one trajectory has spent of a budget."""
+
+    budget: Budget
+    calls: int = 0
+    seconds: float = 0.0
+    cost: float = 0.0
+    users: int = 0
+
+    def _bounds(self) -> list[tuple[str, float, float]]:
+        budget = self.budget
+        bounds = (
+            ("calls", budget.calls, self.calls),
+            ("seconds", budget.seconds, self.seconds),
+            ("cost", budget.max_cost, self.cost),
+        )
+        return [(name, bound, spent) for name, bound, spent in bounds if bound is not None]
+
+    def used_up(self) -> str | None:
+        """Say what there is no more of; None: something is left of all."""
+        for name, bound, spent in self._bounds():
+            if spent >= bound:
+                return f"the budget of {bound:g} {name} is used up"
+        return None
+
+    def left(self) -> dict[str, JSON]:
+        """Say what is left of each, for rewards."""
+        return {f"{name}_left": max(0, bound - spent) for name, bound, spent in self._bounds()}
+
+    def told(self) -> str:
+        """Say what is left of each, for the model."""
+        bounds = self._bounds()
+        left = (f"{max(0, bound - spent):.4g} of {bound:g} {name}" for name, bound, spent in bounds)
+        return f"[budget left: {', '.join(left)}]"

@@ -1,0 +1,217 @@
+"""Calls of tools and what came of them, in a file that they can be replayed from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.tools.text import middle_out
+from torchrl_agentic.tools.wrap.encoding import Outcome, canonical, outcome_from_json, outcome_to_json
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+_SHOWN, _COMPARED = 200, 200
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_Key: TypeAlias = tuple[str, str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call and what came of it.
+
+    args: as `canonical` writes them; None where no JSON can hold them. seconds: how long it took.
+    """
+
+    trajectory: str
+    tool: str
+    call_id: str
+    args: str | None
+    seconds: float
+    data: Mapping[str, JSON]
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of it: a result, or an error to be raised."""
+        return outcome_from_json(self.data)
+
+    def __str__(self) -> str:
+        args = middle_out(self.args or "(no JSON)", _SHOWN)
+        return f"{self.tool}({args}), id {self.call_id!r}, trajectory {self.trajectory!r}"
+
+
+class Cassette:
+    """Calls of tools in a file of JSON lines: appended by `Recorded`, read by `Replayed`.
+
+    Lines are written each in one piece: several tools, threads and processes may write to one file, and a
+    crash loses no more than the line it broke, which is passed over. What is there already stays; delete the
+    file to begin anew. When it is first read, all of it is kept in memory.
+
+    path: of the file. scope: tells apart environments that share a file, since their trajectories have the
+    same names; a replay needs the same one. Pickles as its path and its scope.
+    """
+
+    def __init__(self, path: str | Path, *, scope: str = "") -> None:
+        self.path = Path(path)
+        self.scope = scope
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._tape: _Tape | None = None
+
+    def append(
+        self,
+        trajectory: str,
+        tool: str,
+        call_id: str,
+        args: Mapping[str, JSON],
+        outcome: Outcome,
+        seconds: float,
+    ) -> None:
+        """Write down a call and what came of it."""
+        head: dict[str, JSON] = {
+            "schema_version": SCHEMA_VERSION,
+            "trajectory": self._named(trajectory),
+            "tool": tool,
+            "id": call_id,
+        }
+        body: dict[str, JSON] = {"seconds": seconds, **outcome_to_json(outcome)}
+        try:
+            line = _encode({**head, "args": args, **body})
+        except (TypeError, ValueError, RecursionError):  # arguments, or a `meta`, that no JSON can hold
+            if "result" in body:
+                body["result"].pop("meta", None)
+            key = canonical(args)
+            line = _encode({**head, "args": None if key is None else json.loads(key), **body})
+        with self._lock:
+            if self._file is None:
+                self._file = _open(self.path)
+            _write(self._file, line.encode() + b"\n")
+            if self._tape is not None:
+                self._tape.add(_entry(json.loads(line)))
+
+    def find(
+        self, trajectory: str, tool: str, call_id: str, args: Mapping[str, JSON], used: Collection[int] = ()
+    ) -> int | None:
+        """Find a call that is not among those used: the one of this id, else the next with such arguments."""
+        tape, key = self._read(), (self._named(trajectory), tool, canonical(args))
+        numbers = [number for number in tape.numbers.get(key, ()) if number not in used]
+        own = (number for number in numbers if tape.entries[number].call_id == call_id)
+        return next(own, numbers[0] if numbers else None)
+
+    def nearest(self, trajectory: str, tool: str, args: Mapping[str, JSON]) -> Entry | None:
+        """Find what was recorded and comes nearest: of this trajectory and tool if there is any."""
+        return nearest(self._read().entries, self._named(trajectory), tool, canonical(args) or "")
+
+    def __getitem__(self, number: int) -> Entry:
+        return self._read().entries[number]
+
+    def __len__(self) -> int:
+        return len(self._read().entries)
+
+    def close(self) -> None:
+        """Close the file; a call that is recorded later opens it again."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _named(self, trajectory: str) -> str:
+        return f"{self.scope}/{trajectory}" if self.scope else trajectory
+
+    def _read(self) -> _Tape:
+        if self._tape is None:
+            with self._lock:
+                if self._tape is None:
+                    self._tape = _Tape(read_entries(self.path))
+        return self._tape
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (os.fspath(self.path), self.scope))
+
+    def __repr__(self) -> str:
+        return f"Cassette({os.fspath(self.path)!r}, scope={self.scope!r})"
+
+
+class _Tape:
+    """What is on a cassette: its entries in their order, and where to find them."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries: list[Entry] = []
+        self.numbers: defaultdict[_Key, list[int]] = defaultdict(list)
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.numbers[entry.trajectory, entry.tool, entry.args].append(len(self.entries) - 1)
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """Read a file of entries; a line that cannot be read is passed over, and logged."""
+    entries: list[Entry] = []
+    if not path.exists():
+        return entries
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    entries.append(_entry(json.loads(line)))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                logger.warning("%s, line %s, passed over: %s: %s", path, number, type(error).__name__, error)
+    return entries
+
+
+def nearest(entries: Iterable[Entry], trajectory: str, tool: str, args: str) -> Entry | None:
+    """Choose among entries: the same tool before the same trajectory, and then the likest arguments."""
+
+    def likeness(entry: Entry) -> tuple[bool, bool, float]:
+        matcher = difflib.SequenceMatcher(None, args[:_COMPARED], (entry.args or "")[:_COMPARED])
+        return entry.tool == tool, entry.trajectory == trajectory, matcher.quick_ratio()
+
+    return max(entries, key=likeness, default=None)
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    if data["schema_version"] > SCHEMA_VERSION:
+        raise ValueError(
+            f"an entry of version {data['schema_version']}; this package reads up to {SCHEMA_VERSION}"
+        )
+    args = None if data["args"] is None else canonical(data["args"])
+    outcome = {name: data[name] for name in ("result", "error") if name in data}
+    outcome_from_json(outcome)  # so that one that cannot be read is passed over here
+    return Entry(data["trajectory"], data["tool"], data["id"], args, data["seconds"], outcome)
+
+
+def _open(path: Path) -> int:
+    """Open a file to append to, behind a newline if a crash has left its last line without one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        _write(file, b"\n")
+    return file
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _rebuild(path: str, scope: str) -> Cassette:
+    return Cassette(path, scope=scope)
