@@ -1,5 +1,6 @@
 """The values that travel: what a tool may return, and that status and is_error agree."""
 
+import asyncio
 import dataclasses
 import enum
 import json
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import (
     FileRefPart,
     ImagePart,
@@ -16,8 +18,10 @@ from torchrl_agentic.messages import (
     Message,
     Status,
     TextPart,
+    Timing,
     ToolResult,
     VideoPart,
+    altered,
     jsonable,
 )
 
@@ -192,3 +196,41 @@ def test_a_message_has_text_whatever_its_content(content: object, text: str):
 def test_values_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         ToolResult().is_error = True  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ToolError("wrong", {"k": 1}), Status.ERROR, "Error: wrong"),
+        (StopSignal("enough"), Status.OK, "[stop] enough"),
+        (InfrastructureError("429"), Status.INFRA, "Error: t is not available at the moment: 429"),
+        (TimeoutError(), Status.TIMEOUT, "Error: t timed out"),
+        (TimeoutError("5 s"), Status.TIMEOUT, "Error: t timed out: 5 s"),
+    ],
+)
+def test_what_a_tool_may_raise_is_a_result(error, status, text):
+    result = ToolResult.from_error(error, "t")
+    assert result is not None
+    assert (result.status, result.text, result.stop) == (status, text, isinstance(error, StopSignal))
+    assert result.meta == getattr(error, "detail", None)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError(), SystemExit()])
+def test_a_bug_is_no_result(error):
+    assert ToolResult.from_error(error, "t") is None
+
+
+def test_a_result_is_altered_as_by_replace():
+    """In each of its fields: one that is added later must not be left behind."""
+    values = {
+        "parts": (TextPart("x"),), "meta": {"k": 1}, "stop": True, "reward": 1.0, "metrics": {"m": 1},
+        "timing": Timing(1.0, 2.0, 3.0), "notes": ("n",),
+    }  # fmt: skip
+    assert set(values) | {"status", "is_error"} == {field.name for field in dataclasses.fields(ToolResult)}
+    full = ToolResult(status=Status.INFRA, **values)
+    assert altered(full) == full
+    for name, value in values.items():
+        plain = ToolResult(status=Status.INFRA)
+        assert altered(plain, **{name: value}) == dataclasses.replace(plain, **{name: value})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        altered(full).reward = 2.0

@@ -153,3 +153,9 @@ async def ask(tool, *calls, trajectory="t", **options):
             return await session.run([ParsedCall(name, args, f"c{i}") for i, args in enumerate(calls)])
     finally:
         await dispatcher.close()
+
+
+def write_calls(cassette, trajectory, number):
+    """Record so many calls; processes run it too."""
+    for n in range(number):
+        cassette.append(trajectory, "add", f"c{n}", {"a": n}, ToolResult.from_text("x" * 3000), 0.0)

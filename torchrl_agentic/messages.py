@@ -430,6 +430,30 @@ class _Result:
     __slots__ = ("calls", "notes", "raw", "reasoning", "text")
 
 
+class _Answer:
+    """A `ToolResult` that is being made."""
+
+    __slots__ = ("is_error", "meta", "metrics", "notes", "parts", "reward", "status", "stop", "timing")
+
+
+def altered(result: ToolResult, **changes: Any) -> ToolResult:
+    """Copy a result with other fields, `status` and `is_error` excepted; `replace` takes ten times as long."""
+    copy: Any = _Answer()
+    copy.parts = result.parts
+    copy.is_error = result.is_error
+    copy.meta = result.meta
+    copy.status = result.status
+    copy.stop = result.stop
+    copy.reward = result.reward
+    copy.metrics = result.metrics
+    copy.timing = result.timing
+    copy.notes = result.notes
+    for name, value in changes.items():
+        setattr(copy, name, value)
+    copy.__class__ = ToolResult
+    return copy
+
+
 def clean_call(
     tool: str, args: Mapping[str, JSON], call_id: str, index: int, span: tuple[int, int]
 ) -> ParsedCall:

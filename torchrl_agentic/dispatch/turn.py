@@ -7,7 +7,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.schedule import dependencies
@@ -21,6 +20,7 @@ from torchrl_agentic.messages import (
     TextPart,
     Timing,
     ToolResult,
+    altered,
     encodable,
     is_encodable,
 )
@@ -271,9 +271,9 @@ def sound(result: ToolResult) -> ToolResult:
     text = result.text
     reward = None if result.reward is None else float(result.reward)
     if text.isascii() or is_encodable(text):
-        return replace(result, reward=reward)
+        return altered(result, reward=reward)
     plain = (encodable(str(part)) for part in result.parts)
-    return replace(result, reward=reward, parts=tuple(map(TextPart, plain)))
+    return altered(result, reward=reward, parts=tuple(map(TextPart, plain)))
 
 
 def _failure(status: Status, text: str) -> ToolResult:

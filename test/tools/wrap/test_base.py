@@ -24,7 +24,9 @@ class Everything(Tool):
         return ""
 
 
-@pytest.mark.parametrize("name", [name for name in vars(Tool) if not name.startswith("_") and name not in OWN])
+@pytest.mark.parametrize(
+    "name", [name for name in vars(Tool) if not name.startswith("_") and name not in OWN]
+)
 def test_whatever_a_tool_has_is_read_off_the_wrapped_one(name: str):
     """Also what is added to `Tool` later: the test is about all of its attributes."""
     tool, mark = Everything(), object()

@@ -45,7 +45,7 @@ async def test_each_trajectory_has_its_own_budget_and_begins_anew():
             (result,) = await session.run([ParsedCall("add", {"a": 1}, "c")])
             assert result.status is Status.OK
     await dispatcher.close()
-    assert tool.purse.calls == 0
+    assert tool.purse.spent["calls"] == 0
 
 
 async def test_trajectories_of_one_name_do_not_share():
@@ -156,7 +156,7 @@ def test_tools_that_share_a_budget_share_it_where_they_arrive():
     budget = Budget(calls=3)
     first, second = pickle.loads(pickle.dumps([Budgeted(add, budget=budget), Budgeted(shout, budget=budget)]))
     assert first.budget is second.budget
-    assert (first.budget.calls, first.purse.calls) == (3, 0)
+    assert (first.budget.calls, first.purse.spent["calls"]) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -173,5 +173,5 @@ def test_tools_that_share_a_budget_share_it_where_they_arrive():
     ids=str,
 )
 def test_a_budget_that_means_nothing_is_refused(options):
-    with pytest.raises(ValueError, match="budget|cost|must be"):
+    with pytest.raises(ValueError, match="budget|cost|a bound must be"):
         Budgeted(add, **options)

@@ -29,13 +29,18 @@ class Budget:
     """What was spent outside of any trajectory."""
 
     def __post_init__(self) -> None:
-        bounds = {"calls": self.calls, "seconds": self.seconds, "max_cost": self.max_cost}
-        if all(bound is None for bound in bounds.values()):
+        bounds = self.bounds()
+        if not bounds:
             raise ValueError("a budget bounds calls, seconds or max_cost; got none of them")
         for name, bound in bounds.items():
-            if bound is not None and not bound >= 0:
-                raise ValueError(f"{name} must be 0 or more, or None; got {bound}")
+            if not bound >= 0:
+                raise ValueError(f"a bound must be 0 or more, or None for none; got {bound} {name}")
         self.by_hand = Purse(self)
+
+    def bounds(self) -> dict[str, float]:
+        """Give what is bounded, by name."""
+        bounds = {"calls": self.calls, "seconds": self.seconds, "cost": self.max_cost}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
 
     def key(self, trajectory: str) -> tuple[int, object]:
         """Give what stands for a trajectory while a session opens."""
@@ -45,8 +50,7 @@ class Budget:
         """Give the purse of a trajectory to one tool more; a branch has spent what its source has."""
         purse = _purses.get(key)
         if purse is None:
-            spent = (0, 0.0, 0.0) if source is None else (source.calls, source.seconds, source.cost)
-            purse = _purses[key] = Purse(self, *spent)
+            purse = _purses[key] = Purse(self, source)
         purse.users += 1
         return purse
 
@@ -58,38 +62,31 @@ class Budget:
             del _purses[key]
 
 
-@dataclass(eq=False)
 class Purse:
-    """What one trajectory has spent of a budget."""
+    """What one trajectory has spent of a budget: calls, seconds, cost. users: tools that have it."""
 
-    budget: Budget
-    calls: int = 0
-    seconds: float = 0.0
-    cost: float = 0.0
-    users: int = 0
-
-    def _bounds(self) -> list[tuple[str, float, float]]:
-        budget = self.budget
-        bounds = (
-            ("calls", budget.calls, self.calls),
-            ("seconds", budget.seconds, self.seconds),
-            ("cost", budget.max_cost, self.cost),
-        )
-        return [(name, bound, spent) for name, bound, spent in bounds if bound is not None]
+    def __init__(self, budget: Budget, source: Purse | None = None) -> None:
+        self.bounds = budget.bounds()
+        self.spent: dict[str, float] = {"calls": 0, "seconds": 0.0, "cost": 0.0}
+        if source is not None:
+            self.spent.update(source.spent)
+        self.users = 0
 
     def used_up(self) -> str | None:
         """Say what there is no more of; None: something is left of all."""
-        for name, bound, spent in self._bounds():
-            if spent >= bound:
+        for name, bound in self.bounds.items():
+            if self.spent[name] >= bound:
                 return f"the budget of {bound:g} {name} is used up"
         return None
 
     def left(self) -> dict[str, JSON]:
         """Say what is left of each, for rewards."""
-        return {f"{name}_left": max(0, bound - spent) for name, bound, spent in self._bounds()}
+        return {f"{name}_left": max(0, bound - self.spent[name]) for name, bound in self.bounds.items()}
 
     def told(self) -> str:
         """Say what is left of each, for the model."""
-        bounds = self._bounds()
-        left = (f"{max(0, bound - spent):.4g} of {bound:g} {name}" for name, bound, spent in bounds)
+        left = [
+            f"{max(0, bound - self.spent[name]):.4g} of {bound:g} {name}"
+            for name, bound in self.bounds.items()
+        ]
         return f"[budget left: {', '.join(left)}]"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
+from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult, altered
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.budget import Budget, Purse
@@ -80,8 +79,8 @@ class Budgeted(Wrapped):
         purse = self.purse
         if (used_up := purse.used_up()) is not None:
             text = f"Error: {self.name} was not run: {used_up}; answer with what you have"
-            return replace(ToolResult.from_text(text, status=Status.SKIPPED), metrics=purse.left())
-        purse.calls += 1
+            return altered(ToolResult.from_text(text, status=Status.SKIPPED), metrics=purse.left())
+        purse.spent["calls"] += 1
         began, cost, status = self.clock(), 0.0, None
         try:
             result = await self.result(args, ctx)
@@ -94,8 +93,8 @@ class Budgeted(Wrapped):
             raise
         finally:
             if status is Status.INFRA:
-                purse.calls -= 1
-            purse.seconds += self.clock() - began
-            purse.cost += cost
+                purse.spent["calls"] -= 1
+            purse.spent["seconds"] += self.clock() - began
+            purse.spent["cost"] += cost
         parts = (*result.parts, TextPart(purse.told())) if self.tell else result.parts
-        return replace(result, parts=parts, metrics={**(result.metrics or {}), **purse.left()})
+        return altered(result, parts=parts, metrics={**(result.metrics or {}), **purse.left()})

@@ -6,10 +6,9 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
-from torchrl_agentic.messages import JSON, Status, ToolResult
+from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tool import Effects, ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.encoding import canonical
@@ -115,7 +114,7 @@ class Store:
         """Give the result as others may have it, None if they may not; keep it if it is one for later."""
         if result.status not in (Status.OK, Status.ERROR):
             return None
-        shared = replace(result, timing=None, meta={**(result.meta or {}), "cached": True})
+        shared = altered(result, timing=None, meta={**(result.meta or {}), "cached": True})
         if result.status is Status.OK:
             with self._lock:
                 self._results[key] = shared

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.messages import JSON, TextPart, ToolResult
+from torchrl_agentic.messages import JSON, TextPart, ToolResult, altered
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 
@@ -65,12 +63,12 @@ class Faulty(Wrapped):
 
     def begin(self, trajectory: str, source: Any) -> None:
         """Count the tries of each call from the start; a branch has calls of its own."""
-        self._tries: Counter[str] = Counter()
+        self._tries: dict[str, int] = {}
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Draw what befalls the call."""
-        self._tries[ctx.call_id] += 1
-        name = f"{self.seed}/{ctx.trajectory}/{self.name}/{ctx.call_id}/{self._tries[ctx.call_id]}"
+        tries = self._tries[ctx.call_id] = self._tries.get(ctx.call_id, 0) + 1
+        name = f"{self.seed}/{ctx.trajectory}/{self.name}/{ctx.call_id}/{tries}"
         fault = drawn(name, self.chances)
         rng = random.Random(name) if fault or self.latency else None
         if rng is not None and self.latency is not None:
@@ -86,7 +84,7 @@ class Faulty(Wrapped):
             TextPart(_spoiled(part.text, fault, rng)) if isinstance(part, TextPart) else part
             for part in (TextPart(str(p)) if p.kind == "json" else p for p in result.parts)
         )
-        return replace(result, parts=spoiled, meta={**(result.meta or {}), "injected": fault})
+        return altered(result, parts=spoiled, meta={**(result.meta or {}), "injected": fault})
 
 
 def drawn(name: str, chances: Mapping[str, float]) -> str | None:

@@ -6,11 +6,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.messages import JSON, Status, ToolResult
+from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tool import ToolContext, effects_of
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 
@@ -91,7 +90,7 @@ class Retrying(Wrapped):
             outcome = ToolResult.from_error(outcome, self.name) or ToolResult(status=Status.INFRA)
         metrics = dict(outcome.metrics or {})
         metrics["retries"] = retries + metrics.get("retries", 0)
-        return replace(outcome, metrics=metrics)
+        return altered(outcome, metrics=metrics)
 
     async def _try(self, args: Mapping[str, JSON], ctx: ToolContext) -> Outcome:
         try:
@@ -110,7 +109,7 @@ class Retrying(Wrapped):
 def is_transient(outcome: Outcome) -> bool:
     """Whether it may go well next time."""
     if isinstance(outcome, ToolResult):
-        return outcome.status in (Status.INFRA, Status.TIMEOUT)
+        return outcome.is_error and outcome.status in (Status.INFRA, Status.TIMEOUT)
     return bool(getattr(outcome, "is_transient", True))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
-from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart
+from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart, altered
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped
 
@@ -16,6 +15,9 @@ MARKS: Mapping[str, str] = {
     "right": "...(truncated)",
     "middle": "...(truncated)...",
 }
+
+
+_TEXTUAL = (TextPart, JsonPart)
 
 
 class Truncated(Wrapped):
@@ -43,13 +45,13 @@ class Truncated(Wrapped):
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run it, and cut what is too long."""
         result = await self.result(args, ctx)
-        texts = [str(part) for part in result.parts if isinstance(part, TextPart | JsonPart)]
+        texts = [str(part) for part in result.parts if isinstance(part, _TEXTUAL)]
         length = sum(map(len, texts)) + max(0, len(texts) - 1)
         if length <= self.max_chars:
             return result
         parts = one_text(result.parts, cut("\n".join(texts), self.max_chars, self.side))
         meta = {**(result.meta or {}), "truncated": True, "original_chars": length}
-        return replace(result, parts=parts, meta=meta)
+        return altered(result, parts=parts, meta=meta)
 
 
 def cut(text: str, max_chars: int, side: Side) -> str:
@@ -67,7 +69,7 @@ def one_text(parts: Sequence[ToolResultPart], text: str) -> tuple[ToolResultPart
     kept: list[ToolResultPart] = []
     place: int | None = None
     for part in parts:
-        if not isinstance(part, TextPart | JsonPart):
+        if not isinstance(part, _TEXTUAL):
             kept.append(part)
         elif place is None:
             place = len(kept)

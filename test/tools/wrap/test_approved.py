@@ -1,0 +1,126 @@
+"""Nothing runs but what a policy has let through, and the model reads why."""
+
+import asyncio
+
+import pytest
+from wrap_tools import Gated, Scripted, add, ask, by_hand
+
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.errors import ToolError
+from torchrl_agentic.messages import ParsedCall, Status, Timing, ToolResult
+from torchrl_agentic.tools import Approved, Renamed
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("verdict", "status", "text"),
+    [
+        (True, Status.OK, "3"),
+        (False, Status.SKIPPED, "Error: add was not run: this call is not allowed"),
+        ("not on Sundays", Status.SKIPPED, "Error: add was not run: not on Sundays"),
+        ("", Status.SKIPPED, "Error: add was not run: this call is not allowed"),
+        ({"a": 5, "b": 5}, Status.OK, "10"),
+    ],
+)
+async def test_what_the_policy_says_is_done(verdict, status, text, is_async):
+    async def later(name, args, ctx):
+        await asyncio.sleep(0)
+        return verdict
+
+    policy = later if is_async else lambda name, args, ctx: verdict
+    (result,) = await ask(Approved(add, policy), {"a": 1, "b": 2})
+    assert (result.status, result.text) == (status, text)
+    assert result.notes == (("changed arguments",) if isinstance(verdict, dict) else ())
+
+
+async def test_the_policy_knows_the_call():
+    seen = []
+
+    def policy(name, args, ctx):
+        seen.append((name, dict(args), ctx.call_id, ctx.trajectory))
+        return True
+
+    await ask(Approved(Renamed(add, "plus"), policy), {"a": 1})
+    assert seen == [("plus", {"a": 1}, "c0", "t")]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error"), [(None, TypeError), (1, TypeError), ({"a": "x"}, ValueError)], ids=str
+)
+async def test_a_verdict_that_is_none_lets_nothing_through(verdict, error):
+    """`return` forgotten, for one."""
+    inner = Scripted("x")
+    inner.input_schema = add.input_schema
+    tool = Approved(inner, lambda name, args, ctx: verdict)
+    with pytest.raises(error):
+        await by_hand(tool, a=1)
+    (result,) = await ask(tool, {"a": 1})
+    assert result.status is Status.CRASH
+    assert inner.seen == []
+
+
+async def test_the_model_reads_what_a_policy_raises_for_it():
+    def policy(name, args, ctx):
+        raise ToolError("ask for less")
+
+    inner = Scripted("x")
+    (result,) = await ask(Approved(inner, policy), {})
+    assert (result.status, result.text, inner.seen) == (Status.ERROR, "Error: ask for less", [])
+
+
+async def test_a_human_being_may_take_longer_than_a_call():
+    """The call outlives its `per_call_timeout` many times over: time is measured in turns of the loop."""
+    answer = asyncio.Event()
+
+    async def policy(name, args, ctx):
+        await answer.wait()
+        return True
+
+    tool = Approved(add, policy, wait_s=60)
+    dispatcher = Dispatcher([tool], per_call_timeout=0.01)
+    running = asyncio.create_task(dispatcher.session("t").run([ParsedCall("add", {"a": 1}, "c")]))
+    asyncio.get_running_loop().call_later(0.05, answer.set)
+    (result,) = await running
+    assert (result.text, result.status) == ("1", Status.OK)
+    assert result.timing.queue_s > result.timing.run_s
+    await dispatcher.close()
+
+
+async def test_nobody_there_is_a_refusal():
+    async def policy(name, args, ctx):
+        await asyncio.Event().wait()
+
+    (result,) = await ask(Approved(add, policy, wait_s=0.01), {"a": 1})
+    assert (result.status, result.text) == (
+        Status.SKIPPED, "Error: add was not run: nobody has approved it within 0.01 s"
+    )  # fmt: skip
+
+
+async def test_the_tool_has_a_time_of_its_own_after_the_wait():
+    (result,) = await ask(Approved(Gated(), lambda *_: True, wait_s=60, timeout_s=0.01), {})
+    assert result.status is Status.TIMEOUT
+
+
+async def test_the_tool_knows_its_deadline_after_the_wait():
+    seen = []
+
+    class Looks(Scripted):
+        async def run(self, args, ctx):
+            seen.append(ctx.deadline)
+            return ToolResult(timing=Timing(0, 5.0, 0))
+
+    loop = asyncio.get_running_loop()
+    result = await by_hand(Approved(Looks(), lambda *_: True, wait_s=60, timeout_s=50))
+    assert loop.time() + 40 < seen[0] <= loop.time() + 50
+    assert result.timing.queue_s >= 5.0
+
+    tool = Looks()
+    tool.has_deadline = True
+    await by_hand(Approved(tool, lambda *_: True, wait_s=60, timeout_s=50))
+    assert seen[1] is None
+
+
+@pytest.mark.parametrize("options", [{"wait_s": 0}, {"wait_s": float("nan")}, {"timeout_s": -1}])
+def test_times_that_mean_nothing_are_refused(options):
+    with pytest.raises(ValueError, match="must be above 0"):
+        Approved(add, lambda *_: True, **options)
