@@ -56,6 +56,7 @@ class Plain(Wrapped):
     """Takes whatever arguments there are."""
 
     async def run(self, args: Any, ctx: ToolContext) -> str:
+        """Return at once."""
         return "ok"
 
 

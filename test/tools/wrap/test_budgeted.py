@@ -173,5 +173,5 @@ def test_tools_that_share_a_budget_share_it_where_they_arrive():
     ids=str,
 )
 def test_a_budget_that_means_nothing_is_refused(options):
-    with pytest.raises(ValueError, match="budget|cost|a bound must be"):
+    with pytest.raises(ValueError, match=r"budget|cost|a bound must be"):
         Budgeted(add, **options)

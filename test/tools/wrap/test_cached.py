@@ -211,9 +211,14 @@ class Looking(Tool):
         return str(ctx)
 
 
+READING = Effects(reads=["f"])
+
+
 @pytest.mark.parametrize(
-    "tool", [Notes(), Scripted("x", effects=Effects(reads=["f"])), Scripted("x", effects=Effects.EXCLUSIVE), Looking()]
-)  # fmt: skip
+    "tool",
+    [Notes(), Scripted("x", effects=READING), Scripted("x", effects=Effects.EXCLUSIVE), Looking()],
+    ids=["sessions", "reads", "exclusive", "state"],
+)
 def test_only_pure_tools_can_be_cached(tool):
     with pytest.raises(ValueError, match="only pure tools can"):
         Cached(tool)
@@ -223,7 +228,7 @@ def test_only_pure_tools_can_be_cached(tool):
     "options", [{"scope": "group"}, {"scope": "all"}, {"group": len}, {"max_entries": 0}], ids=str
 )
 def test_a_scope_that_means_nothing_is_refused(options):
-    with pytest.raises(ValueError, match="scope is|max_entries must"):
+    with pytest.raises(ValueError, match=r"scope is|max_entries must"):
         Cached(add, **options)
 
 

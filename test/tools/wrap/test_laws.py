@@ -44,7 +44,7 @@ names = st.lists(st.sampled_from(sorted(transparent("unused"))), max_size=6)
 
 @given(stack=names, outcome=st.sampled_from(OUTCOMES))
 async def test_no_stack_of_transparent_wrappers_changes_a_result(wrappers, stack, outcome):
-    """Renamed by `Renamed`, a crash is told under the other name, so that the tool gets that name to begin with."""
+    """A crash is told under the name of the call, so that both have the same."""
     bare, wrapped = Renamed(Scripted(outcome), "other"), Scripted(outcome)
     for name in [*stack, "Renamed"]:
         wrapped = wrappers[name](wrapped)

@@ -1,4 +1,4 @@
-"""What was recorded comes back as it was: results, errors, images, timeouts; what was not, is missed aloud."""
+"""What was recorded comes back as it was: results, errors, timeouts; what was not is missed aloud."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ OUTCOMES = [
     ToolResult.from_text("lost", status=Status.INFRA),
     ToolResult.from_text("late", status=Status.TIMEOUT, meta={"odd": object()}),
     ToolResult(
-        (TextPart("a"), ImagePart(b"\x89PNG\0", "image/png"), VideoPart(b"v"), FileRefPart("f"), JsonPart({"k": 1})),
+        (TextPart("a"), ImagePart(b"\x89PNG\0"), VideoPart(b"v"), FileRefPart("f"), JsonPart({"k": 1})),
         stop=True, reward=-1.0, metrics={"m": [1]}, notes=("n",), meta={"k": 1}, timing=Timing(1.0, 0.0, 3.0),
     ),
     ToolResult((JsonPart(object()),)),
@@ -166,7 +166,7 @@ async def test_a_miss_names_the_nearest_call_and_counts_as_no_fault_of_the_model
     dispatcher = Dispatcher([tool])
     (result,) = await dispatcher.session("t").run([ParsedCall("add", {"a": 221}, "c9")])
     assert result.status is Status.INFRA
-    assert "add({'a': 221}), id 'c9', trajectory 't'" in result.text
+    assert """add({"a":221}), id 'c9', trajectory 't'""" in result.text
     assert """nearest: add({"a":222}), id 'c0', trajectory 't'""" in result.text
     await dispatcher.close()
 

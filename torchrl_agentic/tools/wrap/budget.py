@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torchrl_agentic.messages import JSON
@@ -67,6 +68,7 @@ class Purse:
 
     def __init__(self, budget: Budget, source: Purse | None = None) -> None:
         self.bounds = budget.bounds()
+        self._told = [(name, f"{name}_left", b, f" of {b:g} {name}") for name, b in self.bounds.items()]
         self.spent: dict[str, float] = {"calls": 0, "seconds": 0.0, "cost": 0.0}
         if source is not None:
             self.spent.update(source.spent)
@@ -81,12 +83,10 @@ class Purse:
 
     def left(self) -> dict[str, JSON]:
         """Say what is left of each, for rewards."""
-        return {f"{name}_left": max(0, bound - self.spent[name]) for name, bound in self.bounds.items()}
+        spent = self.spent
+        return {key: max(0, bound - spent[name]) for name, key, bound, _ in self._told}
 
-    def told(self) -> str:
-        """Say what is left of each, for the model."""
-        left = [
-            f"{max(0, bound - self.spent[name]):.4g} of {bound:g} {name}"
-            for name, bound in self.bounds.items()
-        ]
-        return f"[budget left: {', '.join(left)}]"
+    def told(self, left: Mapping[str, JSON]) -> str:
+        """Say the same for the model."""
+        told = [f"{left[key]:.4g}{of}" for _, key, _, of in self._told]
+        return f"[budget left: {', '.join(told)}]"

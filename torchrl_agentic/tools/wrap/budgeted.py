@@ -59,16 +59,12 @@ class Budgeted(Wrapped):
         if max_cost is not None and cost is None:
             raise ValueError("max_cost needs a cost: a function of the result")
         self.cost, self.tell, self.clock = cost, tell, clock
-
-    @property
-    def purse(self) -> Purse:
-        """What this trajectory has spent; by hand, what was spent by hand."""
-        return self.__dict__.get("_purse") or self.budget.by_hand
+        self.purse: Purse = self.budget.by_hand
 
     def begin(self, trajectory: str, source: Any) -> None:
         """Take the trajectory's purse, which other tools may have as well."""
         self._key = self.budget.key(trajectory)
-        self._purse = self.budget.take(self._key, None if source is None else source.purse)
+        self.purse = self.budget.take(self._key, None if source is None else source.purse)
 
     def end(self) -> None:
         """Give it back."""
@@ -85,9 +81,8 @@ class Budgeted(Wrapped):
         try:
             result = await self.result(args, ctx)
             status = result.status
-            cost = 0.0 if self.cost is None else float(self.cost(result))
-            if not cost >= 0 or math.isinf(cost):
-                raise ValueError(f"the cost of a result must be a number of 0 or more; got {cost}")
+            if self.cost is not None:
+                cost = price(self.cost(result))
         except InfrastructureError:
             status = Status.INFRA
             raise
@@ -96,5 +91,17 @@ class Budgeted(Wrapped):
                 purse.spent["calls"] -= 1
             purse.spent["seconds"] += self.clock() - began
             purse.spent["cost"] += cost
-        parts = (*result.parts, TextPart(purse.told())) if self.tell else result.parts
-        return altered(result, parts=parts, metrics={**(result.metrics or {}), **purse.left()})
+        left = purse.left()
+        parts = (*result.parts, TextPart(purse.told(left))) if self.tell else result.parts
+        return altered(result, parts=parts, metrics={**result.metrics, **left} if result.metrics else left)
+
+
+def price(cost: float) -> float:
+    """Give a cost.
+
+    Raises:
+        ValueError: it is no number of 0 or more.
+    """
+    if not 0 <= cost < math.inf:
+        raise ValueError(f"the cost of a result must be a number of 0 or more; got {cost}")
+    return float(cost)

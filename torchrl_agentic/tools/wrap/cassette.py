@@ -6,12 +6,15 @@ import difflib
 import json
 import logging
 import os
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
+
+import pydantic_core
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.text import middle_out
@@ -21,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 _SHOWN, _COMPARED = 200, 200
+_DIGITS = 4300
+_UNREADABLE = re.compile(rb"\d{%d}" % (_DIGITS + 1))  # an integer, perhaps, that Python's json does not read
 
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 _Key: TypeAlias = tuple[str, str, str | None]
 
 
@@ -78,24 +82,18 @@ class Cassette:
         seconds: float,
     ) -> None:
         """Write down a call and what came of it."""
-        head: dict[str, JSON] = {
-            "schema_version": SCHEMA_VERSION,
-            "trajectory": self._named(trajectory),
-            "tool": tool,
-            "id": call_id,
-        }
-        body: dict[str, JSON] = {"seconds": seconds, **outcome_to_json(outcome)}
-        try:
-            line = _encode({**head, "args": args, **body})
-        except (TypeError, ValueError, RecursionError):  # arguments, or a `meta`, that no JSON can hold
-            if "result" in body:
-                body["result"].pop("meta", None)
-            key = canonical(args)
-            line = _encode({**head, "args": None if key is None else json.loads(key), **body})
+        data: dict[str, JSON] = outcome_to_json(outcome)
+        data["schema_version"] = SCHEMA_VERSION
+        data["trajectory"] = self._named(trajectory)
+        data["tool"] = tool
+        data["id"] = call_id
+        data["seconds"] = seconds
+        data["args"] = args
+        line = _line(data)
         with self._lock:
             if self._file is None:
                 self._file = _open(self.path)
-            _write(self._file, line.encode() + b"\n")
+            _write(self._file, line + b"\n")
             if self._tape is not None:
                 self._tape.add(_entry(json.loads(line)))
 
@@ -196,6 +194,24 @@ def _entry(data: Mapping[str, Any]) -> Entry:
     outcome = {name: data[name] for name in ("result", "error") if name in data}
     outcome_from_json(outcome)  # so that one that cannot be read is passed over here
     return Entry(data["trajectory"], data["tool"], data["id"], args, data["seconds"], outcome)
+
+
+def _line(data: dict[str, JSON]) -> bytes:
+    """Write an entry; what JSON cannot hold of its arguments and its `meta` is left out."""
+    try:
+        line = pydantic_core.to_json(data, inf_nan_mode="constants", fallback=str)
+        if len(line) <= _DIGITS or not _UNREADABLE.search(line):
+            return line
+    except (ValueError, TypeError, RecursionError):
+        pass  # half of a surrogate pair, for one: json can escape it
+    key = canonical(data["args"])
+    data["args"] = None if key is None else json.loads(key)
+    try:
+        return json.dumps(data, default=str).encode()
+    except (ValueError, TypeError, RecursionError):
+        data.get("result", {}).pop("meta", None)
+        data.get("error", {}).pop("detail", None)
+        return json.dumps(data, default=str).encode()
 
 
 def _open(path: Path) -> int:

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, cast
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import (
     JSON,
-    Fields,
     FileRefPart,
     ImagePart,
     JsonPart,
@@ -54,7 +53,7 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
     text: str = error["text"]
     match error["kind"]:
         case "tool":
-            return ToolError(text, error["detail"])
+            return ToolError(text, error.get("detail"))
         case "stop":
             return StopSignal(text)
         case "infra":
@@ -75,9 +74,12 @@ def _result_to_json(result: ToolResult) -> dict[str, JSON]:
     data: dict[str, JSON] = {"status": result.status, "parts": [_part_to_json(part) for part in result.parts]}
     if result.stop:
         data["stop"] = True
-    for name in ("reward", "meta", "metrics"):
-        if (value := getattr(result, name)) is not None:
-            data[name] = dict(cast("Fields", value)) if isinstance(value, Mapping) else value
+    if result.reward is not None:
+        data["reward"] = result.reward
+    if result.meta is not None:
+        data["meta"] = dict(result.meta)
+    if result.metrics is not None:
+        data["metrics"] = dict(result.metrics)
     if result.notes:
         data["notes"] = list(result.notes)
     if result.timing is not None:

@@ -11,6 +11,7 @@ from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.tool import Tool, ToolContext, effects_of, ensure_tool
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 from torchrl_agentic.tools.wrap.cassette import Cassette
+from torchrl_agentic.tools.wrap.encoding import canonical
 from torchrl_agentic.tools.wrap.recorded import Recorded
 
 
@@ -100,7 +101,7 @@ class Replayed(Wrapped):
     def _missed(self, args: Mapping[str, JSON], ctx: ToolContext) -> str:
         found = self.cassette.nearest(ctx.trajectory, self.name, args)
         hint = "there is nothing on it" if found is None else f"nearest: {found}"
-        call = f"{self.name}({dict(args)!r}), id {ctx.call_id!r}, trajectory {ctx.trajectory!r}"
+        call = f"{self.name}({canonical(args) or '(no JSON)'}), id {ctx.call_id!r}, trajectory {ctx.trajectory!r}"
         return f"not on the cassette {self.cassette.path}: {call}; {hint}. Record it, or pass strict=False"
 
 
