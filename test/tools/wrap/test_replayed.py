@@ -26,7 +26,8 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Cassette, CassetteMiss, Recorded, Renamed, Replayed, Retrying
-from torchrl_agentic.tools.wrap.encoding import outcome_from_json, outcome_to_json
+from torchrl_agentic.tools.wrap.encoding import canonical, outcome_from_json, outcome_to_json
+from torchrl_agentic.tools.wrap.entries import entry_line, read_entry
 
 
 @pytest.fixture
@@ -268,6 +269,26 @@ async def test_an_entry_of_a_later_version_is_passed_over(path, caplog):
 async def test_arguments_of_any_kind_can_be_recorded(path, args):
     await Recorded(Scripted("x"), path).run(args, ctx())
     assert (await Replayed(Scripted(), path).run(args, ctx())).text == "x"
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=3), json_values)
+def test_a_call_is_found_by_arguments_as_they_were_before_they_were_written(args, meta):
+    """Two encoders write them: a fast one into the file, a canonical one for the comparison."""
+    data = {"schema_version": 1, "trajectory": "t", "tool": "x", "id": "c", "seconds": 0.0, "args": args}
+    line = entry_line({**data, **outcome_to_json(ToolResult(meta={"m": meta}))})
+    entry = read_entry(json.loads(line))
+    assert b"\n" not in line
+    assert entry.args == canonical(args)
+    assert entry.outcome == ToolResult(meta={"m": meta})
+
+
+@pytest.mark.parametrize("where", ["metrics", "meta"])
+async def test_numbers_that_json_cannot_hold_cost_no_more_than_themselves(path, where, caplog):
+    await by_hand(Recorded(Scripted(ToolResult.from_text("x")), path), "c0")
+    await by_hand(Recorded(Scripted(ToolResult((TextPart("9" * 5000),), **{where: {"n": 10**9999}})), path))
+    found = await by_hand(Replayed(Scripted(), path))
+    assert (found.text, getattr(found, where)) == ("9" * 5000, None)
+    assert "'c1' holds what JSON cannot" in caplog.text
 
 
 async def test_meta_that_cannot_be_written_is_left_out(path):

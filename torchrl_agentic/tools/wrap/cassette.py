@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import logging
 import os
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-import pydantic_core
-
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tools.text import middle_out
-from torchrl_agentic.tools.wrap.encoding import Outcome, canonical, outcome_from_json, outcome_to_json
-
-logger = logging.getLogger(__name__)
-
-SCHEMA_VERSION = 1
-_SHOWN, _COMPARED = 200, 200
-_DIGITS = 4300
-_UNREADABLE = re.compile(rb"\d{%d}" % (_DIGITS + 1))  # an integer, perhaps, that Python's json does not read
+from torchrl_agentic.tools.wrap.encoding import Outcome, canonical, outcome_to_json
+from torchrl_agentic.tools.wrap.entries import (
+    SCHEMA_VERSION,
+    Entry,
+    entry_line,
+    nearest,
+    read_entries,
+    read_entry,
+)
 
 _Key: TypeAlias = tuple[str, str, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One call and what came of it.
-
-    args: as `canonical` writes them; None where no JSON can hold them. seconds: how long it took.
-    """
-
-    trajectory: str
-    tool: str
-    call_id: str
-    args: str | None
-    seconds: float
-    data: Mapping[str, JSON]
-
-    @property
-    def outcome(self) -> Outcome:
-        """What came of it: a result, or an error to be raised."""
-        return outcome_from_json(self.data)
-
-    def __str__(self) -> str:
-        args = middle_out(self.args or "(no JSON)", _SHOWN)
-        return f"{self.tool}({args}), id {self.call_id!r}, trajectory {self.trajectory!r}"
 
 
 class Cassette:
@@ -89,13 +59,13 @@ class Cassette:
         data["id"] = call_id
         data["seconds"] = seconds
         data["args"] = args
-        line = _line(data)
+        line = entry_line(data)
         with self._lock:
             if self._file is None:
                 self._file = _open(self.path)
             _write(self._file, line + b"\n")
             if self._tape is not None:
-                self._tape.add(_entry(json.loads(line)))
+                self._tape.add(read_entry(json.loads(line)))
 
     def find(
         self, trajectory: str, tool: str, call_id: str, args: Mapping[str, JSON], used: Collection[int] = ()
@@ -158,60 +128,6 @@ class _Tape:
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         self.numbers[entry.trajectory, entry.tool, entry.args].append(len(self.entries) - 1)
-
-
-def read_entries(path: Path) -> list[Entry]:
-    """Read a file of entries; a line that cannot be read is passed over, and logged."""
-    entries: list[Entry] = []
-    if not path.exists():
-        return entries
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                if line.strip():
-                    entries.append(_entry(json.loads(line)))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                logger.warning("%s, line %s, passed over: %s: %s", path, number, type(error).__name__, error)
-    return entries
-
-
-def nearest(entries: Iterable[Entry], trajectory: str, tool: str, args: str) -> Entry | None:
-    """Choose among entries: the same tool before the same trajectory, and then the likest arguments."""
-
-    def likeness(entry: Entry) -> tuple[bool, bool, float]:
-        matcher = difflib.SequenceMatcher(None, args[:_COMPARED], (entry.args or "")[:_COMPARED])
-        return entry.tool == tool, entry.trajectory == trajectory, matcher.quick_ratio()
-
-    return max(entries, key=likeness, default=None)
-
-
-def _entry(data: Mapping[str, Any]) -> Entry:
-    if data["schema_version"] > SCHEMA_VERSION:
-        raise ValueError(
-            f"an entry of version {data['schema_version']}; this package reads up to {SCHEMA_VERSION}"
-        )
-    args = None if data["args"] is None else canonical(data["args"])
-    outcome = {name: data[name] for name in ("result", "error") if name in data}
-    outcome_from_json(outcome)  # so that one that cannot be read is passed over here
-    return Entry(data["trajectory"], data["tool"], data["id"], args, data["seconds"], outcome)
-
-
-def _line(data: dict[str, JSON]) -> bytes:
-    """Write an entry; what JSON cannot hold of its arguments and its `meta` is left out."""
-    try:
-        line = pydantic_core.to_json(data, inf_nan_mode="constants", fallback=str)
-        if len(line) <= _DIGITS or not _UNREADABLE.search(line):
-            return line
-    except (ValueError, TypeError, RecursionError):
-        pass  # half of a surrogate pair, for one: json can escape it
-    key = canonical(data["args"])
-    data["args"] = None if key is None else json.loads(key)
-    try:
-        return json.dumps(data, default=str).encode()
-    except (ValueError, TypeError, RecursionError):
-        data.get("result", {}).pop("meta", None)
-        data.get("error", {}).pop("detail", None)
-        return json.dumps(data, default=str).encode()
 
 
 def _open(path: Path) -> int:

@@ -12,6 +12,7 @@ from torchrl_agentic.tool import Tool, ToolContext, effects_of, ensure_tool
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 from torchrl_agentic.tools.wrap.cassette import Cassette
 from torchrl_agentic.tools.wrap.encoding import canonical
+from torchrl_agentic.tools.wrap.entries import Entry
 from torchrl_agentic.tools.wrap.recorded import Recorded
 
 
@@ -101,7 +102,7 @@ class Replayed(Wrapped):
     def _missed(self, args: Mapping[str, JSON], ctx: ToolContext) -> str:
         found = self.cassette.nearest(ctx.trajectory, self.name, args)
         hint = "there is nothing on it" if found is None else f"nearest: {found}"
-        call = f"{self.name}({canonical(args) or '(no JSON)'}), id {ctx.call_id!r}, trajectory {ctx.trajectory!r}"
+        call = Entry(ctx.trajectory, self.name, ctx.call_id, canonical(args), 0.0, {})
         return f"not on the cassette {self.cassette.path}: {call}; {hint}. Record it, or pass strict=False"
 
 
