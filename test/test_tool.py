@@ -12,7 +12,7 @@ import pytest
 from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.function import FunctionTool, tool
-from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset, effects_of
+from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset, effects_of, has_sessions
 
 CTX = ToolContext(call_id="c1")
 
@@ -256,6 +256,14 @@ def test_effects_follow_from_sessions_unless_declared():
     counter.effects = Effects.PURE
     assert effects_of(counter) is Effects.PURE
     assert effects_of(ensure_tool(AsyncDuck())) == Effects.PURE
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_tool_has_sessions_if_its_class_defines_them_unless_it_says_otherwise(says: bool):
+    counter, other = Counter(), ensure_tool(AsyncDuck())
+    assert (has_sessions(counter), has_sessions(other)) == (True, False)
+    counter.opens_sessions = other.opens_sessions = says
+    assert (has_sessions(counter), has_sessions(other)) == (says, says)
 
 
 async def test_the_default_session_is_the_tool_itself():

@@ -139,3 +139,23 @@ async def test_a_look_alikes_session_keeps_trajectories_apart():
     async with dispatcher.session("a") as a, dispatcher.session("b") as b:
         texts = [(await session.run(call))[0].text for session in (a, b, a)]
     assert texts == ["1", "1", "2"]
+
+
+async def test_a_call_that_is_stopped_learns_how_it_was_answered():
+    told: list[object] = []
+
+    @tool
+    async def hang() -> None:
+        """Never end."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as stopped:
+            told.extend(stopped.args)
+            raise
+
+    dispatcher = Dispatcher([hang], per_call_timeout=0.01)
+    session = dispatcher.session("t")
+    (result,) = await session.run([ParsedCall("hang", {}, "c")])
+    await dispatcher.close()
+    assert result.status is Status.TIMEOUT
+    assert told == [result]
