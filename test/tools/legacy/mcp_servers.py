@@ -1,0 +1,58 @@
+"""MCP servers over stdio: one that does not insist on "initialize", one of the Python SDK, which does.
+
+python mcp_servers.py lenient | strict
+"""
+
+import json
+import sys
+
+
+def text(said, **more):
+    """The answer to a call."""
+    return {"content": [{"type": "text", "text": said}], **more}
+
+
+def answer(method, params):
+    """What the lenient server says; None: nothing, ever."""
+    if method == "tools/list":
+        integers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+        schema = {"type": "object", "properties": integers, "required": ["a", "b"]}
+        add = {"name": "add", "description": "Add two numbers.", "inputSchema": schema}
+        others = [{"name": name, "inputSchema": {"type": "object"}} for name in ("fail", "hang", "draw")]
+        return {"tools": [add, *others]}
+    name, args = params["name"], params.get("arguments") or {}
+    if name == "add":
+        return text(str(args["a"] + args["b"]))
+    if name == "fail":
+        return text("no such thing", isError=True)
+    if name == "draw":
+        return {"content": [{"type": "image", "data": "aGk=", "mimeType": "image/png"}]}
+    return None
+
+
+def lenient():
+    """Answer each line."""
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" in message and (result := answer(message["method"], message.get("params"))) is not None:
+            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+
+
+def strict():
+    """Serve with the SDK, whichever version is installed."""
+    try:
+        from mcp.server import MCPServer as Server
+    except ImportError:
+        from mcp.server.fastmcp import FastMCP as Server
+    server = Server("strict")
+    server.tool()(add)
+    server.run("stdio")
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+if __name__ == "__main__":
+    {"lenient": lenient, "strict": strict}[sys.argv[1]]()

@@ -1,0 +1,118 @@
+"""`as_tool` of transforms of people's own, and what it refuses."""
+
+import functools
+
+import pytest
+from legacy_chats import call, divide, run
+from torchrl.envs import StepCounter
+from torchrl.envs.llm.transforms import (
+    SimpleToolTransform,
+)
+
+from torchrl_agentic import ToolResult, as_tool
+
+
+class Own:
+    """A transform of somebody's own: it has the one stable seam."""
+
+    def __init__(self, answer=lambda content, index: [content]):
+        self.answer, self.closed = answer, 0
+
+    def _process_batch_item(self, content, index):
+        return self.answer(content, index)
+
+    def _reset(self, tensordict, tensordict_reset):
+        return tensordict_reset
+
+    def close(self):
+        self.closed += 1
+
+
+class Bare:
+    """Nothing but the seam."""
+
+    def _process_batch_item(self, content, index):
+        return [content]
+
+
+class TestOwn:
+    def test_it_gets_the_call_in_torchrl_s_tags_with_its_row(self, chat):
+        chat = chat(2, as_tool(Own(lambda content, index: [f"{index}: {content}"]), name="own"))
+        assert chat.step(*[call("own", a="é<")] * 2) == [
+            [f'{i}: <tool name="own">{{"a": "é<"}}</tool>'] for i in range(2)
+        ]
+
+    def test_own_syntax_is_written_by_render_call(self, chat):
+        own = as_tool(Own(), name="own", render_call=lambda name, args: f"CALL {name}({args['x']})")
+        assert chat(1, own).step(call("own", x=1)) == [["CALL own(1)"]]
+
+    def test_render_call_comes_before_any_layer(self, chat):
+        """Whoever writes the syntax wants the transform to read it, whatever else it has."""
+        simple = SimpleToolTransform(tools={"f": divide})
+        tool = as_tool(
+            simple, name="f", render_call=lambda name, args: f"<tool>{name}\n" + '{"a": 1, "b": 2}</tool>'
+        )
+        assert "0.5" in chat(1, tool).step(call("f"))[0][0]
+
+    def test_several_results_are_the_parts_of_one(self):
+        result = run(as_tool(Own(lambda content, index: ["one", "two"]), name="own"), {})
+        assert [part.text for part in result.parts] == ["one", "two"]
+
+    def test_results_are_written_as_it_writes_them(self):
+        class Loud(Own):
+            def _format_result(self, result):
+                return result.upper()
+
+        assert run(as_tool(Loud(lambda content, index: ["one"]), name="own"), {}).text == "ONE"
+
+    def test_a_string_is_one_result_and_not_its_letters(self):
+        assert run(as_tool(Own(lambda content, index: "abc"), name="own"), {}).text == "abc"
+
+    def test_finding_no_call_is_an_error_that_names_the_remedy(self, chat):
+        chat = chat(1, as_tool(Own(lambda content, index: None), name="own"))
+        assert "render_call" in chat.step(call("own"))[0][0]
+        assert chat.errors() == [1]
+
+    def test_a_text_that_speaks_of_failure_as_torchrl_does_is_an_error(self):
+        assert run(as_tool(Own(lambda content, index: ["Tool f failed:\nno"]), name="own"), {}).is_error
+
+    def test_what_it_raises_costs_its_row_only(self, chat, caplog):
+        def answer(content, index):
+            if index == 0:
+                raise KeyError("a bug")
+            return ["fine"]
+
+        chat = chat(2, as_tool(Own(answer), name="own"))
+        assert chat.step(*[call("own")] * 2)[1] == ["fine"]
+        assert chat.errors() == [1, 0]
+
+    def test_it_is_closed_with_the_environment_once(self, chat):
+        own = Own()
+        chat = chat(1, as_tool(own, name="own"))
+        chat.compose.close()
+        chat.compose.close()
+        assert own.closed == 1
+
+    def test_it_can_be_reset_though_it_has_no_reset(self, chat):
+        chat = chat(2, as_tool(Bare(), name="bare"))
+        chat.reset(True, False)
+        assert chat.errors() == [0, 0]
+
+    def test_its_schema_is_what_was_given(self):
+        schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+        assert as_tool(Own(), name="own", input_schema=schema).spec()["function"]["parameters"] == schema
+
+
+@pytest.mark.parametrize(
+    "thing", [None, "python", StepCounter(), object(), divide, functools.partial(divide, 1)]
+)
+def test_what_is_no_tool_transform_is_refused(thing):
+    with pytest.raises(TypeError, match="no tool transform"):
+        as_tool(thing, name="x")
+
+
+def test_two_names_of_one_transform_are_two_tools(chat):
+    simple = SimpleToolTransform(tools={"f": divide, "g": lambda: ToolResult.from_text("g")})
+    chat = chat(1, as_tool(simple, name="f"), as_tool(simple, name="g"))
+    assert chat.step(call("g")) == [["g"]]
+    assert chat.step(call("f", a=1, b=1)) == [['{"quotient": 1.0}']]

@@ -1,0 +1,159 @@
+"""`as_tool(PythonInterpreter())`: a process per call or per row."""
+
+import asyncio
+import os
+import pickle
+import signal
+
+import pytest
+from legacy_chats import call, calls, gone, run
+from tensordict import TensorDict
+from torchrl.envs import TransformedEnv
+from torchrl.envs.llm import ChatEnv
+from torchrl.envs.llm.transforms import (
+    PythonInterpreter,
+)
+
+from torchrl_agentic import ToolCompose, as_tool
+from torchrl_agentic.messages import Status
+from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.transforms import history as border
+
+
+class TestPythonInterpreter:
+    def test_a_fresh_process_per_call_keeps_nothing(self, chat):
+        chat = chat(1, as_tool(PythonInterpreter(), name="python"))
+        assert chat.step(call("python", code="x = 7\nprint(x)")) == [["7"]]
+        ((text,),) = chat.step(call("python", code="print(x)"))
+        assert "NameError" in text
+        assert chat.errors() == [1]
+
+    def test_a_persistent_process_keeps_what_its_row_made_and_no_other_row_sees_it(self, chat):
+        chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
+        chat.step(call("python", code="secret = 7"), call("python", code="pass"))
+        first, second = chat.step(*[call("python", code="print(secret)")] * 2)
+        assert first == ["7"]
+        assert "NameError" in second[0]
+        assert chat.errors() == [0, 1]
+
+    def test_rows_that_call_for_the_first_time_at_once_get_a_process_each(self, chat):
+        """Made without a lock, some rows get none: "Too many processes: 5 > 4"."""
+        tool = as_tool(PythonInterpreter(persistent=True), name="python")
+        chat = chat(6, tool)
+        found = chat.step(*[call("python", code="import os; print(os.getpid())")] * 6)
+        assert chat.errors() == [0] * 6
+        assert len({row[0] for row in found}) == 6
+
+    def test_a_row_beyond_the_first_may_call_before_the_others(self, chat):
+        chat = chat(3, as_tool(PythonInterpreter(persistent=True), name="python"))
+        assert chat.step("x", "x", call("python", code="print(1)"))[2] == ["1"]
+        assert chat.step(call("python", code="print(2)"), "x", "x")[0] == ["2"]
+
+    def test_two_calls_of_one_row_run_in_order(self, chat):
+        chat = chat(1, as_tool(PythonInterpreter(persistent=True), name="python"))
+        assert chat.step(calls("python", {"code": "x = 1"}, {"code": "x += 1"}, {"code": "print(x)"})) == [
+            ["", "", "2"]
+        ]
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_a_fence_in_the_code_does_not_cut_it(self, chat, persistent):
+        """The transform finds code between fences: from text, it would run the first half."""
+        chat = chat(1, as_tool(PythonInterpreter(persistent=persistent), name="python"))
+        code = "text = '''\n```\nmarkdown\n```\n'''\nprint(len(text.splitlines()))"
+        assert chat.step(call("python", code=code)) == [["4"]]
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_a_failure_is_an_error_and_what_was_printed_before_is_kept(self, chat, persistent):
+        chat = chat(1, as_tool(PythonInterpreter(persistent=persistent), name="python"))
+        ((text,),) = chat.step(call("python", code="print('before')\n1 / 0"))
+        assert "before" in text
+        assert "ZeroDivisionError" in text
+        assert chat.errors() == [1]
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_the_transform_s_own_timeout_is_a_timeout(self, persistent):
+        tool = as_tool(PythonInterpreter(persistent=persistent, timeout=0.5), name="python")
+        result = run(tool, {"code": "while True: pass"})
+        assert result.status is Status.TIMEOUT
+        asyncio.run(tool.teardown())
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_a_call_that_runs_out_of_time_ends_its_process(self, chat, persistent, tmp_path):
+        """The code tells its number before it hangs; afterwards no such process is there."""
+        note = tmp_path / "pid"
+        tool = as_tool(PythonInterpreter(persistent=persistent, timeout=60), name="python")
+        chat = chat(1, tool, per_call_timeout=2.0)
+        code = f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+        ((text,),) = chat.step(call("python", code=code))
+        assert "did not finish" in text
+        assert gone(int(note.read_text()))
+
+    def test_after_a_timeout_the_row_works_again_and_the_others_kept_their_state(self, chat):
+        chat = chat(
+            2, as_tool(PythonInterpreter(persistent=True, timeout=60), name="python"), per_call_timeout=1.5
+        )
+        chat.step(call("python", code="x = 1"), call("python", code="x = 2"))
+        chat.step(call("python", code="import time; time.sleep(600)"), "x")
+        first, second = chat.step(call("python", code="print(3)"), call("python", code="print(x)"))
+        assert (first, second) == (["3"], ["2"])
+
+    def test_a_process_that_was_ended_from_outside_is_made_anew_after_a_reset(self, chat):
+        chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
+        pids = [int(row[0]) for row in chat.step(*[call("python", code="import os; print(os.getpid())")] * 2)]
+        os.kill(pids[0], signal.SIGKILL)
+        assert gone(pids[0])
+        chat.reset(True, False)
+        first, second = chat.step(*[call("python", code="import os; print(os.getpid())")] * 2)
+        assert int(first[0]) != pids[0]
+        assert int(second[0]) == pids[1]
+
+    def test_a_masked_reset_restarts_that_row_s_process_only(self, chat):
+        chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
+        chat.step(call("python", code="x = 1"), call("python", code="x = 2"))
+        chat.reset(True, False)
+        first, second = chat.step(*[call("python", code="print(x)")] * 2)
+        assert "NameError" in first[0]
+        assert second == ["2"]
+
+    def test_a_full_reset_restarts_all(self, chat):
+        chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
+        chat.step(*[call("python", code="x = 1")] * 2)
+        chat.reset(True, True)
+        assert all("NameError" in row[0] for row in chat.step(*[call("python", code="print(x)")] * 2))
+
+    def test_closing_ends_all_processes(self, chat):
+        chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
+        pids = [int(row[0]) for row in chat.step(*[call("python", code="import os; print(os.getpid())")] * 2)]
+        chat.compose.close()
+        assert all(gone(pid) for pid in pids)
+
+    def test_it_works_again_after_close(self, chat):
+        chat = chat(1, as_tool(PythonInterpreter(persistent=True), name="python"))
+        chat.step(call("python", code="x = 1"))
+        chat.compose.close()
+        assert chat.step(call("python", code="print(2)")) == [["2"]]
+
+    def test_the_model_is_told_of_the_code_and_other_arguments_are_refused(self, chat):
+        tool = as_tool(PythonInterpreter(), name="python", description="Run Python.")
+        assert tool.spec()["function"]["parameters"]["required"] == ["code"]
+        assert tool.description == "Run Python."
+        chat = chat(1, tool)
+        chat.step(call("python"))
+        assert chat.errors() == [1]
+
+    def test_it_runs_by_hand_without_an_environment(self):
+        assert run(as_tool(PythonInterpreter(), name="python"), {"code": "print(1 + 1)"}).text == "2"
+
+    def test_it_pickles_before_use(self):
+        tool = pickle.loads(pickle.dumps(as_tool(PythonInterpreter(), name="python")))
+        assert run(tool, {"code": "print(3)"}).text == "3"
+
+    def test_a_grid_of_rows_has_a_process_each(self):
+        compose = ToolCompose([as_tool(PythonInterpreter(persistent=True), name="python")])
+        env = TransformedEnv(ChatEnv(batch_size=(1, 2)), compose)
+        td = env.reset(TensorDict({"query": [["a", "b"]]}, batch_size=(1, 2)))
+        said = ScriptedPolicy([[call("python", code=f"x = {i}\nprint(x)")] for i in range(2)])
+        td = env.step(said(td))
+        texts = [border.read_message(border.messages(row)[-1]).content for row in border.prompts(td["next"])]
+        compose.close()
+        assert texts == ["0", "1"]
