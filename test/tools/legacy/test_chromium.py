@@ -1,11 +1,10 @@
 """`as_tool(BrowserTransform())` with a real Chromium: deselected by default, see `make test-legacy`."""
 
-import asyncio
 import json
-import threading
 from pathlib import Path
 
 import pytest
+from browser_site import Site
 from chromium import browsers_folder
 from legacy_chats import call, gone, run
 from torchrl.envs.llm.transforms import BrowserTransform
@@ -14,32 +13,7 @@ from torchrl_agentic import as_tool
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.tools.legacy.children import children_of, end_trees, listed
 
-pytestmark = pytest.mark.browser
-
-PAGE = b"""<html><body><h1 id=title>%s</h1><p id=cookie></p><input id=name><a id=link href="/other">on</a>
-<script>document.getElementById("cookie").textContent = "of " + document.cookie</script></body></html>"""
-
-
-class Site:
-    """Sets a cookie at /set, lets visitors of /meet wait for each other, and never answers at /hang."""
-
-    def __init__(self, meeting=2):
-        self.meeting, self.left = threading.Barrier(meeting), []
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            return
-        headers = [(b"content-type", b"text/html")]
-        if scope["path"] == "/meet":
-            await asyncio.to_thread(self.meeting.wait, 60)
-        if scope["path"] == "/hang":
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            return
-        if scope["path"] == "/set":
-            headers.append((b"set-cookie", b"who=" + scope["query_string"]))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": PAGE % scope["path"].encode()})
+pytestmark = pytest.mark.legacy
 
 
 @pytest.fixture(autouse=True)

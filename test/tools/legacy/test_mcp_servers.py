@@ -13,7 +13,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ImagePart, Status
 from torchrl_agentic.tools.legacy.children import children_of
 
-pytestmark = pytest.mark.mcp
+pytestmark = pytest.mark.legacy
 
 
 @pytest.fixture(autouse=True)
