@@ -169,12 +169,12 @@ def _():
     from torchrl.envs.llm.transforms.tools import PythonExecutorService
     from torchrl.services import get_services
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, namespace="old")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="old")
     try:
         services = get_services(backend="ray", namespace="old")
         services.register("executor", PythonExecutorService, pool_size=1, timeout=10.0, num_cpus=1)
         transform = PythonInterpreter(services="ray", service_name="executor", namespace="old")
-        chat = Chat(2, as_tool(transform, name="python"))
+        chat = Chat(2, as_tool(transform, name="python"), per_call_timeout=None)
         chat.step(call("python", code="x = 1"), "x")
         assert chat.step("x", call("python", code="print(x)"))[1] == ["1"]
         chat.compose.close()

@@ -98,8 +98,8 @@ tools.close()
 #      - what is different, and why
 #    * - ``env.append_transform(A()).append_transform(B())``
 #      - ``ToolCompose([as_tool(A(), name="a"), as_tool(B(), name="b")])``
-#      - The message is parsed once, and the answers stand in the order of the calls. Of stacked transforms the
-#        second reads what the first has answered, not what the model said.
+#      - The message is parsed once, and the answers stand in the order of the calls. Of stacked transforms
+#        the second reads what the first has answered, not what the model said.
 #    * - ``PythonInterpreter()``
 #      - ``PythonTool()``; ``as_tool(PythonInterpreter(), name="python")``
 #      - A program that fails shows what it had printed before. ``parser="fence"`` for the old syntax.

@@ -62,7 +62,7 @@ class Layer(ABC):
 
     def release(self, trajectory: object) -> None:
         """Let go of the rows of a trajectory."""
-        for row in [row for row, owner in self._owners.items() if owner is trajectory]:
+        for row in [row for row, owner in list(self._owners.items()) if owner is trajectory]:
             del self._owners[row]
 
     def reset(self, tensordict: Any, tensordict_reset: Any) -> None:
@@ -72,7 +72,7 @@ class Layer(ABC):
             RuntimeError: a trajectory of another environment is in one of them.
         """
         chosen: list[bool] = tensordict.get("_reset").reshape(-1).tolist()
-        taken = [row for row in self._owners if row < len(chosen) and chosen[row]]
+        taken = [row for row in list(self._owners) if row < len(chosen) and chosen[row]]
         if taken:
             raise RuntimeError(f"row {taken[0]} of {self._shared()}")
         with self.lock:

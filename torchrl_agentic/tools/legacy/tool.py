@@ -182,7 +182,7 @@ def _new_layer(transform: Any, render_call: RenderCall | None) -> Layer:
         return TextLayer(transform, render_call)
     kinds: tuple[tuple[str, type[Layer]], ...] = (
         ("_execute_python_code", PythonLayer),
-        ("_execute_tool_sync", MCPLayer),
+        ("_connect_servers", MCPLayer),
         ("_execute_browser_action_async", BrowserLayer),
         ("_execute_tool", NamedLayer),
         ("registry", ServiceLayer),
