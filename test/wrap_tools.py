@@ -6,8 +6,9 @@ import itertools
 from contextlib import asynccontextmanager
 
 from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.function import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.tool import Effects, Tool, ToolContext, tool
+from torchrl_agentic.tool import Effects, Tool, ToolContext
 from torchrl_agentic.tools import (
     Approved,
     Budgeted,

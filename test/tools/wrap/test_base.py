@@ -5,6 +5,8 @@ import pickle
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 from wrap_tools import Notes, add, transparent
 
 from torchrl_agentic.dispatch import Dispatcher
@@ -55,8 +57,9 @@ def test_the_reset_of_rows_reaches_a_legacy_tool():
     legacy = as_tool(Legacy(), name="old")
     assert isinstance(legacy, LegacyTool)
     wrapped: Any = Renamed(legacy, "new")
-    wrapped.reset_rows("a", "b")
-    assert rows == [("a", "b")]
+    mask = TensorDict({"_reset": torch.ones(1, 1, dtype=torch.bool)}, batch_size=[1])
+    wrapped.reset_rows(mask, mask)
+    assert [given is mask for given in rows[0]] == [True, True]
 
 
 def test_functions_and_look_alikes_can_be_wrapped():
