@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import socket
 from typing import Annotated, Any, Literal, Optional, Union
 
 import pydantic
@@ -330,3 +331,19 @@ def test_a_pydantic_model_gives_its_schema_in_place():
     for value in (Leaf(size=1), int, "Leaf", None):
         with pytest.raises(TypeError, match="BaseModel"):
             json_schema_from_pydantic(value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "file"])
+def test_a_schema_that_refers_elsewhere_is_refused_and_nothing_is_fetched(scheme, tmp_path):
+    """A server's schema would have us ask for any address, and read any file."""
+    (tmp_path / "schema.json").write_text('{"type": "string"}')
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        addresses = {
+            "http": f"http://127.0.0.1:{server.getsockname()[1]}/schema.json",
+            "file": (tmp_path / "schema.json").as_uri(),
+        }
+        with pytest.raises(ValueError, match="has to have everything in it"):
+            Validator({"type": "object", "properties": {"a": {"$ref": addresses[scheme]}}})
+        with pytest.raises(BlockingIOError):
+            server.accept()

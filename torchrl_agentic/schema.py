@@ -226,7 +226,7 @@ class Validator:
         if plain.get("type", "object") != "object":
             raise ValueError(f"the input schema of a tool describes an object; got type {plain['type']!r}")
         try:
-            self._compiled = jsonschema_rs.validator_for(plain)
+            self._compiled = jsonschema_rs.validator_for(plain, retriever=_refuse)
         except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
         closed = "additionalProperties" in plain or "patternProperties" in plain or "properties" not in plain
@@ -266,6 +266,11 @@ class Validator:
             raise SchemaValidationError(f"the arguments cannot be checked: {shorten(str(error))}") from None
         more = f"; and {len(mistakes) - MAX_REPORTED} more" if len(mistakes) > MAX_REPORTED else ""
         raise SchemaValidationError("; ".join(mistakes[:MAX_REPORTED]) + more)
+
+
+def _refuse(uri: str) -> JSON:
+    """Fetch nothing: a schema may come from a server, and would have us ask for any address or file."""
+    raise ValueError(f"it refers to {uri}; a schema has to have everything in it")
 
 
 def _combines(schema: Schema) -> bool:

@@ -104,7 +104,8 @@ class Tool(ABC):
     the waiting that `ToolResult.timing` tells of counts as such. opens_sessions: whether each trajectory gets
     something of its own; None means that it does if the class defines `session`. opens_at_reset: whether that
     opens when a trajectory begins, and not at the first call. wants_row: whether `ToolContext.row` and
-    `current_row` are filled.
+    `current_row` are filled. origin: where it comes from and how to give it another name, for the message
+    about two tools of one name.
     """
 
     name: str = ""
@@ -117,6 +118,11 @@ class Tool(ABC):
     opens_sessions: bool | None = None
     opens_at_reset: bool = False
     wants_row: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        return ""
 
     @abstractmethod
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
@@ -217,7 +223,12 @@ def effects_of(tool: Tool) -> Effects:
 
 
 class Toolset(ABC):
-    """Tools that share one resource, such as a connection to a server; for `ToolCompose.add_toolset`."""
+    """Tools that share one resource, such as a connection to a server; for `ToolCompose.add_toolset`.
+
+    revision: goes up when the tools may be others than before; whoever offers them then asks for `refresh`.
+    """
+
+    revision: int = 0
 
     @abstractmethod
     async def setup(self) -> Sequence[Tool]:
@@ -226,3 +237,10 @@ class Toolset(ABC):
     @abstractmethod
     async def teardown(self) -> None:
         """Close the resource; called once, after the last call of any of its tools."""
+
+    async def refresh(self) -> Sequence[Tool]:
+        """Give the tools as they are now; one that has changed may be the same object as before.
+
+        Called only where `revision` goes up.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a revision that goes up, and no refresh()")

@@ -882,6 +882,62 @@ class TestContainer:
         transform.close()
         assert diary == ["open", "close"]
 
+    def test_a_toolset_that_cannot_say_what_it_has_now_leaves_its_tools_as_they_are(self, caplog):
+        class Set(Toolset):
+            async def setup(self):
+                return [tool(add)]
+
+            async def refresh(self):
+                raise OSError("out of order")
+
+            async def teardown(self):
+                pass
+
+        transform, toolset = ToolCompose([]), Set()
+        transform.add_toolset(toolset)
+        env = chat_env((1,), transform)
+        for _ in range(2):
+            toolset.revision = 1
+            assert results(step(env, begin(env), call("add", a=1, b=1))["next"]) == [["2"]]
+        transform.close()
+        assert caplog.text.count("cannot say what it offers now") == 1  # it is asked once for each change
+
+    def test_a_toolset_is_asked_for_its_tools_when_they_are_others_and_not_else(self):
+        asked = []
+
+        class Set(Toolset):
+            async def setup(self):
+                return [tool(add)]
+
+            async def refresh(self):
+                asked.append(self.revision)
+                return [tool(echo)]
+
+            async def teardown(self):
+                pass
+
+        transform, toolset = ToolCompose([]), Set()
+        transform.add_toolset(toolset)
+        env = chat_env((1,), transform)
+        step(env, begin(env), call("add", a=1, b=1))
+        assert asked == []
+        toolset.revision = 5
+        begin(env)
+        assert [tool.name for tool in transform.tools] == ["echo"]
+        assert results(step(env, begin(env), call("echo", text="hi"))["next"]) == [["hi"]]
+        assert asked == [5]
+        transform.close()
+
+    def test_a_toolset_with_limits_has_them_after_close_too(self):
+        diary, limiter = [], RateLimiter(max_concurrent=1)
+        transform = ToolCompose([])
+        transform.add_toolset(self.toolset(diary), rate_limits={"add": limiter})
+        env = chat_env((1,), transform)
+        step(env, begin(env), call("add", a=1, b=1))
+        transform.close()
+        step(env, begin(env), call("add", a=1, b=1) + call("echo", text="hi"))
+        assert limiter.stats().granted == 2
+
     def test_a_toolset_is_open_again_when_the_environment_is_used_after_close(self):
         diary = []
         transform = ToolCompose([])

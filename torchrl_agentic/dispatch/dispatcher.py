@@ -108,19 +108,18 @@ class Dispatcher:
         """The threads for blocking tools."""
         return self._threads
 
-    def add(self, item: Any, *, index: int | None = None) -> Tool:
+    def add(self, item: Any, *, index: int | None = None, limiter: Limiter | None = None) -> Tool:
         """Add a tool, at the end or before position `index`."""
         tool = ensure_tool(item)
         if not tool.name:
             raise ValueError(f"{tool!r} has no name that a model could call")
         if tool.name in self.bound:
-            raise ValueError(f"two tools are named {tool.name!r}; give one another name")
-        try:
-            validator = Validator(tool.input_schema)
-        except ValueError as error:
-            raise ValueError(f"tool {tool.name!r}: {error}") from None
-        limiter = self._limits.get(tool.name)
-        entry = BoundTool(tool, effects_of(tool), has_sessions(tool), validator, limiter)
+            origins = filter(None, (self.bound[tool.name].tool.origin, tool.origin))
+            told = f": one comes from {', one from '.join(origins)}" if tool.origin else ""
+            raise ValueError(f"two tools are named {tool.name!r}; give one another name{told}")
+        entry = self._bind(tool, limiter or self._limits.get(tool.name))
+        if limiter is not None:
+            self._limits[tool.name] = limiter
         entries = list(self.bound.values())
         entries.insert(len(entries) if index is None else index, entry)
         self.bound = {entry.tool.name: entry for entry in entries}
@@ -128,6 +127,22 @@ class Dispatcher:
         if _owns_nothing(tool):
             self._set_up[id(tool)] = tool
         return tool
+
+    def _bind(self, tool: Tool, limiter: Limiter | None) -> BoundTool:
+        try:
+            validator = Validator(tool.input_schema)
+        except ValueError as error:
+            raise ValueError(f"tool {tool.name!r}: {error}") from None
+        return BoundTool(tool, effects_of(tool), has_sessions(tool), validator, limiter)
+
+    def rebind(self, tool: Tool) -> None:
+        """Take note that a tool which is here has other arguments or effects now.
+
+        Raises:
+            ValueError: its schema is none; it stays as it was.
+        """
+        self.bound = {**self.bound, tool.name: self._bind(tool, self._limits.get(tool.name))}
+        self._schemas = None
 
     def remove(self, name: str) -> Tool:
         """Take a tool out; what trajectories hold of it closes with them."""

@@ -57,6 +57,11 @@ class Child:
         _signal_group(group, signal.SIGKILL)
         await self.process.wait()
 
+    def signal(self, number: int) -> None:
+        """Send a signal to it and its process group, unless it has ended."""
+        if self.process.returncode is None:
+            _signal_group(self.process.pid, number)
+
     async def wait(self) -> str:
         """Wait until it has ended, and say how."""
         return how(await self.process.wait())
@@ -135,6 +140,11 @@ class Streams:
             return await self._reader.read(1 << 16)
         except ConnectionError:
             return b""
+
+    def finish(self) -> None:
+        """Let it see the end of its stdin, and go on reading what it writes."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.write_eof()
 
     def errors(self) -> str:
         """Head and tail of what it wrote to stderr so far."""

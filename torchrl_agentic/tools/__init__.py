@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.files import FileEditTool, FileReadTool, FileWriteTool
     from torchrl_agentic.tools.legacy import as_tool
     from torchrl_agentic.tools.lifecycle import LifecycleTool
+    from torchrl_agentic.tools.mcp import MCPProgress, MCPServerConfig, MCPTool, MCPToolset, mcp_servers
     from torchrl_agentic.tools.python import PythonTool
     from torchrl_agentic.tools.sandbox_fusion import SandboxFusionClient, SandboxFusionTool
     from torchrl_agentic.tools.search import SearchTool
@@ -50,6 +51,10 @@ _WHERE = {
     "FileWriteTool": "files",
     "HttpTool": "web",
     "LifecycleTool": "lifecycle",
+    "MCPProgress": "mcp",
+    "MCPServerConfig": "mcp",
+    "MCPTool": "mcp",
+    "MCPToolset": "mcp",
     "PythonTool": "python",
     "Recorded": "wrap",
     "Renamed": "wrap",
@@ -63,6 +68,7 @@ _WHERE = {
     "Truncated": "wrap",
     "Wrapped": "wrap",
     "as_tool": "legacy",
+    "mcp_servers": "mcp",
 }
 __all__ = [
     "Approved",
@@ -77,6 +83,10 @@ __all__ = [
     "FileWriteTool",
     "HttpTool",
     "LifecycleTool",
+    "MCPProgress",
+    "MCPServerConfig",
+    "MCPTool",
+    "MCPToolset",
     "PythonTool",
     "Recorded",
     "Renamed",
@@ -91,6 +101,7 @@ __all__ = [
     "Truncated",
     "Wrapped",
     "as_tool",
+    "mcp_servers",
 ]
 
 

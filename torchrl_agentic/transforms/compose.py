@@ -9,6 +9,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, Self, cast
 
 import torch
@@ -33,6 +34,7 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.media import require_pillow
 from torchrl_agentic.transforms.runtime import Runtime
+from torchrl_agentic.transforms.toolsets import Added, check_limits, exchange
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 
 logger = logging.getLogger(__name__)
@@ -137,7 +139,7 @@ class ToolCompose(Compose):
             "max_threads": max_threads,
             "max_calls_per_turn": max_calls_per_turn,
         }
-        self._toolsets: list[tuple[Toolset, tuple[str, ...]]] = []
+        self._toolsets: list[Added] = []
         self._tools: list[Tool] = [ensure_tool(item) for item in tools]
         self._runtime: Runtime | None = None
         self._dispatcher: Dispatcher | None = None
@@ -180,32 +182,67 @@ class ToolCompose(Compose):
         self._options["rate_limits"].pop(tool.name, None)
         return tool
 
-    def add_toolset(self, toolset: Toolset) -> None:
-        """Open a toolset and add its tools; it is closed with this transform."""
-        before = len(self._tools)
+    def add_toolset(self, toolset: Toolset, *, rate_limits: Mapping[str, Limiter] | None = None) -> None:
+        """Open a toolset and add its tools; it is closed with this transform.
+
+        What it offers later, its tools are at the next step or reset.
+
+        rate_limits: tool name → limiter, as for the tools that come with the constructor.
+
+        Raises:
+            ValueError: two tools of one name, or a limit for a tool that is not there.
+            Exception: what its `setup` raised.
+        """
+        before, revision, limits = len(self._tools), toolset.revision, dict(rate_limits or {})
         try:
             for tool in run(toolset.setup()):
-                self.append_tool(tool)
+                tool = ensure_tool(tool)
+                self._insert_tool(len(self._tools), tool, limits.get(tool.name))
+            check_limits(limits, self._tools[before:])
         except BaseException:
             while len(self._tools) > before:
                 self.pop()
             run(toolset.teardown())
             raise
-        self._toolsets.append((toolset, tuple(tool.name for tool in self._tools[before:])))
+        names = tuple(tool.name for tool in self._tools[before:])
+        self._toolsets.append(Added(toolset, names, limits, revision))
 
     def _reopen_toolsets(self, runtime: Runtime) -> None:
         """Open them again after `close`; they may offer other tools now."""
         runtime.toolsets_open, toolsets, self._toolsets = True, self._toolsets, []
-        for toolset, names in toolsets:
-            for name in names:
+        for added in toolsets:
+            for name in added.names:
                 if name in self:
                     self.pop(self._tools.index(self[name]))
-            self.add_toolset(toolset)
+            self.add_toolset(added.toolset, rate_limits=added.limits)
 
-    def _insert_tool(self, index: int, item: Any) -> None:
+    def _refresh_toolsets(self) -> None:
+        """Offer what open toolsets have now."""
+        if self._runtime is None or not (self._runtime.is_ours and self._runtime.toolsets_open):
+            return
+        for place, added in enumerate(self._toolsets):
+            if added.is_current:
+                continue
+            revision, live = added.toolset.revision, self._live()
+            try:
+                tools = run(added.toolset.refresh())
+            except Exception:
+                logger.exception(
+                    "%r cannot say what it offers now; its tools stay as they are", added.toolset
+                )
+                self._toolsets[place] = replace(added, revision=revision)
+                continue
+            self._toolsets[place] = exchange(
+                self, added, revision, tools, insert=self._append_limited, rebind=live.rebind
+            )
+
+    def _append_limited(self, tool: Tool, limiter: Limiter | None) -> None:
+        self._insert_tool(len(self._tools), tool, limiter)
+
+    def _insert_tool(self, index: int, item: Any, limiter: Limiter | None = None) -> None:
         tool = ensure_tool(item)
         live = self._live()
-        live.add(tool, index=index)
+        live.add(tool, index=index, limiter=limiter)
         try:
             run(live.setup())
         except BaseException:
@@ -253,6 +290,7 @@ class ToolCompose(Compose):
         )
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        self._refresh_toolsets()
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows = border.prompts(next_tensordict)
         stepping = tensordict.get("_step", None)
@@ -350,6 +388,7 @@ class ToolCompose(Compose):
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows of the mask; the others go on as they are."""
         self._live()  # after a fork, what is open belongs to the parent
+        self._refresh_toolsets()
         rows = border.prompts(tensordict_reset)
         mask, self._mask = tensordict.get("_reset", self._mask), None
         chosen = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
@@ -448,8 +487,8 @@ class ToolCompose(Compose):
         if self._own_runtime:
             run(self._live().close())
             if self._runtime.toolsets_open:
-                for toolset, _ in self._toolsets:
-                    run(toolset.teardown())
+                for added in self._toolsets:
+                    run(added.toolset.teardown())
             self._runtime.toolsets_open = not self._toolsets
 
     def clone(self) -> Self:

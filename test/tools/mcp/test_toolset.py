@@ -1,0 +1,234 @@
+"""Tools of real servers over stdio, each in a process of its own."""
+
+import asyncio
+import json
+import pickle
+from typing import ClassVar
+
+import pytest
+
+from torchrl_agentic import RateLimiter, ToolContext, ToolError
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.messages import FileRefPart, ImagePart, JsonPart, Status, TextPart
+from torchrl_agentic.testing import ToolContract
+from torchrl_agentic.testing.servers.mcp import config as demo_config
+from torchrl_agentic.tool import Effects
+from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+
+
+async def test_a_tool_is_offered_as_the_server_describes_it(opened, raw):
+    """The schema has keywords that no model class knows: they would be lost if it were rebuilt."""
+    async with opened(raw()) as server:
+        assert server["first"].input_schema == {
+            "type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "$comment": "kept",
+        }  # fmt: skip
+        assert server["first"].description == "The tool first."
+
+
+async def test_all_pages_of_tools_are_read(opened, raw):
+    async with opened(raw()) as server:
+        assert list(server.tools) == ["environ", "first", "second", "third", "read_file", "count", "pid"]
+
+
+async def test_a_list_without_end_is_given_up(raw):
+    with pytest.raises(InfrastructureError, match="'raw' lists its tools without end"):
+        await MCPToolset(raw("endless")).setup()
+
+
+async def test_an_output_schema_and_annotations_are_kept(opened, demo):
+    async with opened(demo()) as server:
+        assert server["facts"].output_schema["type"] == "object"
+        assert server["echo"].annotations == {"readOnlyHint": True}
+
+
+async def test_what_only_reads_overlaps_and_what_writes_keeps_its_order(opened, demo):
+    async with opened(demo()) as server:
+        assert server["echo"].effects == Effects(reads=["mcp:demo"])
+        assert server["count"].effects == server["work"].effects == Effects(writes=["mcp:demo"])
+    async with opened(demo(), effects=Effects.PURE) as server:
+        assert server["count"].effects == Effects.PURE
+
+
+async def test_a_name_that_models_cannot_write_is_cleaned_and_the_call_arrives(opened, demo):
+    async with opened(demo()) as server:
+        assert server["odd.name/with spaces"].name == "odd_name_with_spaces"
+        assert await server.text("odd.name/with spaces") == "odd"
+
+
+async def test_a_prefix_comes_before_every_name(opened, raw):
+    async with opened(raw(), name_prefix="my_", tools=["first", "count"]) as server:
+        assert [tool.name for tool in server.tools.values()] == ["my_first", "my_count"]
+        assert await server.text("first") == "first"
+
+
+async def test_only_the_tools_that_were_asked_for_are_offered(opened, raw):
+    async with opened(raw(), tools=["third", "first"]) as server:
+        assert list(server.tools) == ["first", "third"]
+
+
+async def test_a_tool_that_was_asked_for_and_is_not_there_is_an_error_that_lists_what_is(raw):
+    toolset = MCPToolset(raw(), tools=["read_fil"])
+    with pytest.raises(
+        ValueError, match=r"'read_fil', .*'raw'.*mean 'read_file'\? It offers: environ, first"
+    ):
+        await toolset.setup()
+    assert toolset.shared().pid is None
+
+
+async def test_content_of_each_kind_becomes_a_part_in_its_place(opened, demo):
+    data = b"\x89PNG one pixel"
+    async with opened(demo()) as server:
+        result = await server.call("parts")
+    assert result.parts == (
+        TextPart("first"),
+        ImagePart(data, "image/png"),
+        TextPart("[audio audio/wav, 15 bytes]"),
+        TextPart("[resource memo://1]\na memo"),
+        ImagePart(data, "image/jpeg"),
+        FileRefPart("zip://1", "application/zip"),
+        FileRefPart("file:///log.txt", "text/plain"),
+        TextPart("last"),
+        JsonPart({"n": 8}),
+    )
+
+
+async def test_structured_content_is_json(opened, demo):
+    async with opened(demo()) as server:
+        assert (await server.call("facts")).parts == (JsonPart({"answer": 42}),)
+
+
+async def test_an_error_of_the_tool_is_an_error(opened, demo):
+    async with opened(demo()) as server:
+        result = await server.call("fail", why="no luck")
+    assert result.status is Status.ERROR
+    assert "no luck" in result.text
+
+
+async def test_an_error_of_the_protocol_is_for_the_model_to_read(opened, raw):
+    async with opened(raw("own_error")) as server:
+        with pytest.raises(ToolError, match="the database is asleep") as caught:
+            await server.call("first")
+        assert caught.value.detail["code"] == -32000  # also the SDK's code for a connection that was closed
+        assert server.toolset.shared().restarts == 0
+
+
+async def test_an_answer_against_the_protocol_is_not_the_models_fault(opened, raw):
+    async with opened(raw("garbage")) as server:
+        with pytest.raises(InfrastructureError, match="'raw' answered against the protocol: content"):
+            await server.call("first")
+
+
+async def test_progress_is_told_and_the_last_is_in_the_meta(opened, demo):
+    told = []
+    async with opened(demo(), on_progress=told.append) as server:
+        result = await server.call("work", steps=3, call_id="c7")
+    assert [(each.progress, each.total, each.message) for each in told] == [
+        (1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3"),
+    ]  # fmt: skip
+    assert (told[0].tool, told[0].call_id, told[0].trajectory) == ("work", "c7", "t")
+    assert result.meta["progress"] == {"progress": 3, "total": 3, "message": "step 3"}
+
+
+async def test_a_hundred_calls_over_one_session_are_under_way_at_once(opened, demo):
+    """All of them wait for the last one: were one held back, none would end."""
+    async with opened(demo()) as server:
+        calls = [asyncio.create_task(server.text("hold", label=f"{n}")) for n in range(100)]
+        while int(await server.text("holding")) < 100:
+            assert not any(call.done() for call in calls)
+        await server.call("release")
+        assert await asyncio.gather(*calls) == [f"{n}" for n in range(100)]
+
+
+async def test_a_call_that_takes_too_long_times_out_and_the_server_is_told(opened, demo):
+    async with opened(demo(), request_timeout=0.2) as server:
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+            await server.call("hold", label="late")
+        server.toolset.request_timeout = 30.0
+        while (await server.call("cancelled_calls")).meta["structured"]["result"] != ["late"]:
+            await asyncio.sleep(0)
+        assert await server.text("echo", text="still there") == "still there"
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server(opened, demo):
+    async with opened(demo()) as server:
+        call = asyncio.create_task(server.call("hold", label="unwanted"))
+        while await server.text("holding") != "1":
+            assert not call.done()
+        call.cancel()
+        await asyncio.wait((call,))
+        assert call.cancelled()
+        while (await server.call("cancelled_calls")).meta["structured"]["result"] != ["unwanted"]:
+            await asyncio.sleep(0)
+
+
+async def test_a_limiter_is_shared_by_all_tools_of_the_server(opened, demo):
+    """The one slot is taken by a call that cannot end, so that no other tool's may begin."""
+    limiter = RateLimiter(max_concurrent=1)
+    async with opened(demo(), limiter=limiter) as server:
+        first = asyncio.create_task(server.call("hold", label="a"))
+        while limiter.stats().in_flight == 0:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(server.call("echo", text="b"))
+        while limiter.stats().waiting == 0:
+            await asyncio.sleep(0)
+        assert not second.done()
+        first.cancel()
+        result = await second
+    assert result.text == "b"
+    assert result.timing.queue_s > 0
+
+
+async def test_nothing_of_our_environment_reaches_a_server_unless_it_is_asked_for(opened, raw, monkeypatch):
+    monkeypatch.setenv("TRAINER_API_KEY", "sk-trainer")
+    async with opened(raw(env={"ASKED": "for"})) as server:
+        environ = json.loads(await server.text("environ"))
+    assert environ["ASKED"] == "for"
+    assert "sk-trainer" not in str(environ)
+    inherited = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
+    assert set(environ) <= inherited | {"ASKED", "LC_CTYPE", "PWD", "OLDPWD", "_", "SHLVL"}
+
+
+async def test_a_pickled_toolset_connects_anew(opened, raw):
+    async with opened(raw()) as server:
+        twin = pickle.loads(pickle.dumps(server.toolset))
+        tools = {tool.name: tool for tool in await twin.setup()}
+        try:
+            pids = [(await tool.run({}, ToolContext("c"))).text for tool in (tools["pid"], server["pid"])]
+        finally:
+            await twin.teardown()
+    assert pids[0] != pids[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"tools": "echo"}, TypeError, r"tools=\['echo'\]"),
+        ({"sessions": "each"}, ValueError, "'shared' or 'trajectory'"),
+        ({"request_timeout": 0}, ValueError, "request_timeout must be above 0"),
+        ({"start_timeout": float("nan")}, ValueError, "start_timeout must be above 0"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, error, said):
+    with pytest.raises(error, match=said):
+        MCPToolset(MCPServerConfig("serve"), **options)
+
+
+def test_what_is_no_config_is_told_of_the_reader_of_files():
+    with pytest.raises(TypeError, match="mcp_servers"):
+        MCPToolset({"command": "npx"})
+
+
+class TestOneTool(ToolContract):
+    """A tool of a server keeps what every tool promises."""
+
+    good: ClassVar = {"text": "hi"}
+    bad: ClassVar = [{}, {"text": 1}]
+
+    @pytest.fixture(autouse=True)
+    async def server(self, opened):
+        async with opened(demo_config()) as server:
+            self.tool = server["echo"]
+            yield
+
+    def make(self):
+        return self.tool

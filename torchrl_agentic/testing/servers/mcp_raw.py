@@ -1,0 +1,116 @@
+"""An MCP server over stdio in plain Python, which misbehaves as it is told: for what the SDK would not do.
+
+It needs nothing but the standard library, so that `python3 -c` can run its source in a sandbox.
+
+First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to stdout besides), "silent"
+(answers nothing), "crash" (ends at once), "modern" (knows no `initialize`), "endless" (pages without end),
+"garbage" (answers calls against the protocol), "own_error" (answers calls with an error of code -32000),
+"stubborn" (ignores the end of stdin, and SIGTERM).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+tools = ["environ", "first", "second", "third", "read_file", "count", "pid"]
+MODERN = "2026-07-28"
+listening: list[Any] = []
+counted: list[str] = []
+
+
+def tool(name: str) -> dict[str, Any]:
+    """Describe a tool."""
+    schema = {
+        "type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "$comment": "kept",
+    }  # fmt: skip
+    return {"name": name, "description": f"The tool {name}.", "inputSchema": schema}
+
+
+def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Give what stands in the answer besides the id."""
+    capabilities = {"tools": {"listChanged": True}}
+    if method == "initialize" and mode != "modern":
+        version = params["protocolVersion"]
+        info = {"name": "raw", "version": "1"}
+        return {"result": {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}}
+    if method == "initialize":
+        data = {"supported": [MODERN], "requested": params["protocolVersion"]}
+        return {"error": {"code": -32022, "message": "Unsupported protocol version", "data": data}}
+    if method == "server/discover":
+        found: dict[str, Any] = {"supportedVersions": [MODERN], "capabilities": capabilities}
+        return {"result": {**found, "resultType": "complete", "ttlMs": 0, "cacheScope": "private"}}
+    if method == "tools/list":
+        start = int(params.get("cursor", 0))
+        page: dict[str, Any] = {"tools": [tool(name) for name in tools[start : start + 2]]}
+        if mode == "endless" or start + 2 < len(tools):
+            page["nextCursor"] = str(0 if mode == "endless" and start else start + 2)
+        modern = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        return {"result": {**page, **(modern if mode == "modern" else {})}}
+    if method == "tools/call" and mode == "garbage":
+        return {"result": {"content": "no list"}}
+    if method == "tools/call" and mode == "own_error":
+        return {"error": {"code": -32000, "message": "the database is asleep"}}
+    if method == "tools/call":
+        result: dict[str, Any] = {"content": [{"type": "text", "text": said(params["name"])}]}
+        return {"result": {**result, **({"resultType": "complete"} if mode == "modern" else {})}}
+    return {"error": {"code": -32601, "message": f"no method {method}"}}
+
+
+def said(name: str) -> str:
+    """Give what a tool says."""
+    if name == "environ":
+        return json.dumps(dict(os.environ))
+    if name == "count":
+        counted.append(name)
+        return str(len(counted))
+    return str(os.getpid()) if name == "pid" else name
+
+
+def say(message: dict[str, Any]) -> None:
+    """Write one message."""
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+
+def changed(number: Any) -> None:
+    """Say, on a stream that was asked for, that the tools are others now."""
+    meta = {"_meta": {"io.modelcontextprotocol/subscriptionId": number}}
+    say({"method": "notifications/tools/list_changed", "params": meta})
+
+
+def main(mode: str) -> None:
+    """Answer until stdin ends."""
+    if mode == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if mode == "crash":
+        print("ModuleNotFoundError: No module named 'left_out'", file=sys.stderr, flush=True)
+        raise SystemExit(3)
+    if mode == "rubbish":
+        print("Welcome to the server!", flush=True)
+    for line in sys.stdin:
+        message = json.loads(line)
+        if mode == "silent" or "id" not in message:
+            continue
+        if mode == "rubbish":
+            print("DEBUG: got", message["method"], flush=True)
+            sys.stdout.buffer.write(b"\xff\xfe{no json\n")
+        if message["method"] == "subscriptions/listen":
+            number = message["id"]
+            meta = {"io.modelcontextprotocol/subscriptionId": number}
+            honored = {"notifications": {"toolsListChanged": True}, "_meta": meta}
+            say({"method": "notifications/subscriptions/acknowledged", "params": honored})
+            listening.append(number)
+            continue
+        if message["method"] == "tools/call" and listening:
+            tools.append(f"later{len(tools)}")
+            changed(listening[0])
+        say({"id": message["id"], **answer(mode, message["method"], message.get("params") or {})})
+    while mode == "stubborn":
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,0 +1,272 @@
+"""The tools of one MCP server."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from torchrl_agentic.errors import InfrastructureError, MissingExtra
+from torchrl_agentic.limits import Limiter
+from torchrl_agentic.tool import Effects, Tool, Toolset, current_session
+from torchrl_agentic.tools.mcp.config import MCPServerConfig
+from torchrl_agentic.tools.mcp.names import clean, shown_names
+from torchrl_agentic.tools.mcp.progress import MCPProgress
+from torchrl_agentic.tools.mcp.tool import MCPTool, SessionMCPTool
+
+if TYPE_CHECKING:
+    import mcp_types
+
+    from torchrl_agentic.tools.mcp.client import Client
+
+logger = logging.getLogger(__name__)
+
+
+class MCPToolset(Toolset):
+    """The tools of one MCP server, for `ToolCompose.add_toolset`.
+
+    A server that says that its tools are others now is asked for them at the next step or reset. One that is
+    lost gives INFRA results to the calls under way, and is started or reached again by the next call, which
+    says that what it held is gone.
+
+    Args:
+        config: the server.
+        name_prefix: put before each name. Two servers with tools of one name need it; else that is an error.
+            What models cannot write in a name becomes "_".
+        request_timeout: seconds that the server may take for a call, from when it is sent; None: no bound.
+            It stands in for the `per_call_timeout` of ToolCompose.
+        start_timeout: seconds that it may take until it is ready, and again to list its tools.
+        tools: names of the tools to offer, as the server has them; None: all.
+        sessions: "shared": one connection for this process; "trajectory": one for each trajectory that
+            calls, so that what it keeps in memory is not seen by others. Over HTTP that needs a server with
+            sessions.
+        limiter: what calls of all its tools go through; share it with whoever uses the same server.
+        effects: of each of its tools; None: a tool that the server says only reads reads "mcp:<name>", any
+            other writes it, so that calls of one trajectory keep their order unless all of them only read.
+        on_progress: called on the event loop with what the server tells of calls under way.
+
+    Raises:
+        MissingExtra: the MCP SDK is not installed.
+        TypeError, ValueError: an argument means nothing.
+    """
+
+    def __init__(
+        self,
+        config: MCPServerConfig,
+        *,
+        name_prefix: str = "",
+        request_timeout: float | None = 30.0,
+        start_timeout: float = 30.0,
+        tools: Sequence[str] | None = None,
+        sessions: Literal["shared", "trajectory"] = "shared",
+        limiter: Limiter | None = None,
+        effects: Effects | None = None,
+        on_progress: Callable[[MCPProgress], None] | None = None,
+    ) -> None:
+        if importlib.util.find_spec("mcp") is None:
+            raise MissingExtra("MCPToolset", "mcp", "mcp")
+        if not isinstance(cast("object", config), MCPServerConfig):
+            raise TypeError(
+                f"config is an MCPServerConfig, e.g. MCPServerConfig('npx', ['-y', 'some-server']); got "
+                f"{type(config).__name__}; mcp_servers(...) reads a file of servers"
+            )
+        if isinstance(tools, str):
+            raise TypeError(f"tools is a list of names: tools=[{tools!r}]")
+        if sessions not in ("shared", "trajectory"):
+            raise ValueError(f"sessions is 'shared' or 'trajectory'; got {sessions!r}")
+        for what, seconds in (("request_timeout", request_timeout), ("start_timeout", start_timeout)):
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{what} must be above 0 seconds; got {seconds}")
+        self.config = config
+        self.name_prefix = name_prefix
+        self.request_timeout, self.start_timeout = request_timeout, start_timeout
+        self.selected = None if tools is None else tuple(tools)
+        self.sessions: Literal["shared", "trajectory"] = sessions
+        self.limiter = limiter
+        self.effects = effects
+        self.on_progress = on_progress
+        self.revision = 0
+        self._tools: dict[str, MCPTool] = {}  # by the server's names
+        self._offered: tuple[int, tuple[MCPTool, ...]] = (-1, ())
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without connections; those that were there belong to another process or event loop."""
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._users = 0
+        self._shared: Client | None = None
+        self._of_trajectories: dict[object, _Shared] = {}
+        self._refreshing = asyncio.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what belongs to this process."""
+        live = ("_home", "_users", "_shared", "_of_trajectories", "_refreshing")
+        return {name: value for name, value in self.__dict__.items() if name not in live}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin without connections."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._forget()
+
+    async def setup(self) -> Sequence[Tool]:
+        """Connect, and give the tools that the server offers.
+
+        Raises:
+            InfrastructureError: the server cannot be started or reached, or says nothing sensible; the
+                message has its command, how it ended, and the last lines of its stderr.
+            ValueError: one of `tools` is not there.
+        """
+        self._at_home()
+        self._users += 1
+        try:
+            found = await self._listed()
+            self._check_selected(found)
+        except BaseException:
+            await self.teardown()
+            raise
+        self._offered = (self.revision, self._tools_of(found))
+        return self._offered[1]
+
+    async def teardown(self) -> None:
+        """End the connections, and with them the servers that were started."""
+        self._at_home()
+        self._users = max(0, self._users - 1)
+        if self._users:
+            return
+        clients = [self._shared, *(shared.client for shared in self._of_trajectories.values())]
+        self._shared = None
+        await asyncio.gather(*(client.close() for client in clients if client is not None))
+
+    async def refresh(self) -> Sequence[Tool]:
+        """Give the tools as they are now; one listing serves all who ask after the same change.
+
+        With sessions "trajectory" tools are added and changed but not taken away: what one trajectory's
+        server does without, another's may have.
+
+        Raises:
+            InfrastructureError: the server cannot be asked; `revision` is as before, so ask again.
+        """
+        self._at_home()
+        async with self._refreshing:
+            revision, offered = self._offered
+            if revision != self.revision:
+                revision = self.revision
+                tools = self._tools_of(await self._listed())
+                if self.sessions == "trajectory":
+                    tools = tuple(dict.fromkeys((*offered, *tools)))
+                self._offered = (revision, tools)
+            return self._offered[1]
+
+    async def _listed(self) -> list[mcp_types.Tool]:
+        if self.sessions == "shared":
+            return await self.shared().tools()
+        live = [shared.client for shared in self._of_trajectories.values() if shared.has_changed]
+        if live:
+            return await live[-1].tools()
+        client = self.client()
+        try:
+            return await client.tools()
+        finally:
+            await client.close()
+
+    def _tools_of(self, found: Sequence[mcp_types.Tool]) -> tuple[MCPTool, ...]:
+        """Give our tools for the server's; those that are known stay the same objects."""
+        kind = MCPTool if self.sessions == "shared" else SessionMCPTool
+        shown = shown_names([definition.name for definition in found], self.name_prefix)
+        tools: dict[str, MCPTool] = {}
+        for definition in found:
+            if self.selected is not None and definition.name not in self.selected:
+                continue
+            known = self._tools.get(definition.name)
+            if known is None or known.name != shown[definition.name]:
+                known = kind(self, shown[definition.name], definition)
+            elif known.take(definition):
+                logger.info("the MCP server %r has changed its tool %r", self.config.name, definition.name)
+            self._tools[definition.name] = tools[definition.name] = known
+        return tuple(tools.values())
+
+    def _check_selected(self, found: Sequence[mcp_types.Tool]) -> None:
+        names = [definition.name for definition in found]
+        for wanted in self.selected or ():
+            if wanted not in names:
+                near = get_close_matches(wanted, names, 1) or [
+                    name for name in names if clean(name) == wanted
+                ]
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(
+                    f"tools names {wanted!r}, which the MCP server {self.config.name!r} does not offer{hint} "
+                    f"It offers: {', '.join(names) or 'none'}"
+                )
+
+    def shared(self) -> Client:
+        """Give the connection that all share; made at its first call."""
+        self._at_home()
+        if self._shared is None:
+            self._shared = self.client()
+        return self._shared
+
+    @asynccontextmanager
+    async def of_trajectory(self, trajectory: str) -> AsyncGenerator[Client]:
+        """Give the connection of a trajectory to one of its tools; the last that leaves ends it."""
+        self._at_home()
+        key = current_session.get() or trajectory
+        shared = self._of_trajectories.get(key)
+        if shared is None:
+            shared = self._of_trajectories[key] = _Shared(self)
+        shared.users += 1
+        try:
+            await shared.client.connection()
+            yield shared.client
+        finally:
+            shared.users -= 1
+            if shared.users == 0:
+                if self._of_trajectories.get(key) is shared:
+                    del self._of_trajectories[key]
+                await shared.client.close()
+
+    def client(self, changed: Callable[[], None] | None = None) -> Client:
+        """Make a connection of its own, which whoever asks for it closes."""
+        from torchrl_agentic.tools.mcp.client import Client
+
+        return Client(self.config, start_timeout=self.start_timeout, changed=changed or self.changed)
+
+    def changed(self) -> None:
+        """Take note that the tools may be others now."""
+        self.revision += 1
+
+    def _at_home(self) -> None:
+        """Leave connections alone that were made before a fork, or on an event loop that is gone."""
+        here = (os.getpid(), asyncio.get_running_loop())
+        if self._home is None:
+            self._home = here
+        elif self._home != here:
+            if self._home[0] == here[0] and not self._home[1].is_closed():
+                raise InfrastructureError(
+                    f"the MCP server {self.config.name!r} is connected to on another event loop, which still "
+                    "runs: make one MCPToolset for each"
+                )
+            self._forget()
+            self._home = here
+
+    def __repr__(self) -> str:
+        return f"MCPToolset({self.config!r})"
+
+
+class _Shared:
+    """The connection that the tools of one trajectory have, and how many of them."""
+
+    def __init__(self, toolset: MCPToolset) -> None:
+        self.users = 0
+        self.has_changed = False
+        self._toolset = toolset
+        self.client = toolset.client(self._changed)
+
+    def _changed(self) -> None:
+        self.has_changed = True
+        self._toolset.changed()
