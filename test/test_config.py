@@ -11,7 +11,7 @@ from torchrl_agentic.config import (
     RolloutConfig,
     load_config,
     load_conversations,
-    make_limits,
+    load_rollout_tools,
     make_tools,
 )
 
@@ -24,11 +24,11 @@ def _write(path: Path, text: str) -> Path:
 
 
 def test_a_configuration_is_read(tmp_path: Path):
-    text = "conversations: [a.jsonl]\ntools: [stop, {stop: {}}]\nlimits: {stop: {max_concurrent: 2}}\n"
+    text = "conversations: [a.jsonl]\ntools: [stop, {http: {}}]\nlimits: {stop: {max_concurrent: 2}}\n"
     config = load_config(_write(tmp_path / "c.yaml", text))
     assert config.conversations == ["a.jsonl"]
-    assert [tool.name for tool in make_tools(config, tmp_path)] == ["stop", "stop"]
-    limiter = make_limits(config)["stop"]
+    assert [tool.name for tool in make_tools(config, tmp_path)] == ["stop", "http"]
+    limiter = load_rollout_tools(config, tmp_path).limits["stop"]
     assert isinstance(limiter, RateLimiter)
     assert limiter.max_concurrent == 2
     assert load_config(_write(tmp_path / "x.jsonl", "")).conversations == ["x.jsonl"]
@@ -39,9 +39,11 @@ def test_a_configuration_is_read(tmp_path: Path):
     [
         ("conversation: [a]", ["conversation", "conversations"]),
         ("conversations: a.jsonl", ["conversations", "list"]),
-        ("conversations: [a]\nper_call_timeout: soon", ["per_call_timeout", "number"]),
+        ("conversations: [a]\nper_call_timeout: soon", ["c.yaml:2", "per_call_timeout", "number"]),
+        ("conversations: [a]\nmodel: {path: tiny, row: 3}", ["c.yaml:2", "'row'", "did you mean 'rows'?"]),
+        ("conversations: [a]\nmodel: {path: tiny}", ["conversations to replay"]),
         ("conversations: [a]\nlimits: {x: 3}", ["limits", "dict"]),
-        ("", ["the file", "keys"]),
+        ("", ["the file", "expected"]),
         ("[1", ["YAML"]),
     ],
 )
@@ -94,8 +96,10 @@ def test_what_is_no_conversation_is_named(tmp_path: Path, item: object):
 def test_a_limit_with_a_name_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
     path = tmp_path / "a.yaml"
-    path.write_text("conversations: [a.jsonl]\nlimits: {stop: {name: the service, max_concurrent: 2}}\n")
-    limiter = make_limits(load_config(path))["stop"]
+    path.write_text(
+        "conversations: [a.jsonl]\ntools: [stop]\nlimits: {stop: {name: the service, max_concurrent: 2}}\n"
+    )
+    limiter = load_rollout_tools(load_config(path), tmp_path).limits["stop"]
     assert isinstance(limiter, ClusterRateLimiter)
     assert (limiter.name, limiter.limits.max_concurrent) == ("the service", 2)
 
@@ -116,3 +120,38 @@ def test_services_are_tools_of_a_file_too(tmp_path: Path):
     path.write_text("conversations: [a.jsonl]\ntools: [search]\n")
     with pytest.raises(ConfigError, match="retrieval_service_url"):
         make_tools(load_config(path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ["python", "stop"]),
+        ("limits: {stop: {max_concurrent: 1}}\n", ["python", "stop"]),
+        ("tools: [http]\n", ["http"]),
+        ("tools: []\n", []),
+        ("function_tool_path: f.py\n", ["look"]),
+        ("multi_turn: {tool_config_path: more.yaml}\n", ["http"]),
+    ],
+)
+def test_a_rollout_has_the_tools_that_it_names_from_wherever_or_two_of_ours(
+    tmp_path: Path, text: str, names: list[str]
+):
+    _write(tmp_path / "f.py", "from torchrl_agentic import tool\n@tool\ndef look() -> str:\n    'Look.'\n")
+    _write(tmp_path / "more.yaml", "tools: [http]\n")
+    config = load_config(_write(tmp_path / "c.yaml", "conversations: [a.jsonl]\n" + text))
+    assert [tool.name for tool in make_tools(config, tmp_path)] == names
+
+
+def test_a_rollout_takes_parser_and_bound_from_verls_section_unless_it_says_its_own(tmp_path: Path):
+    text = "conversations: [a.jsonl]\ntools: [stop]\nmulti_turn: {format: glm, max_parallel_calls: 2}\n"
+    config = load_config(_write(tmp_path / "c.yaml", text))
+    assert config.parser == "glm"
+    assert load_rollout_tools(config, tmp_path).max_calls_per_turn == 2
+    assert load_config(_write(tmp_path / "c.yaml", text + "parser: xml\n")).parser == "xml"
+
+
+def test_a_mistake_in_the_tools_of_a_rollout_is_said_with_its_line(tmp_path: Path):
+    text = "conversations: [a.jsonl]\ntools:\n- stop\n- python:\n    timout: 1\n"
+    config = load_config(_write(tmp_path / "c.yaml", text))
+    with pytest.raises(ConfigError, match=r"c\.yaml:5: .*did you mean 'timeout'\?"):
+        make_tools(config, tmp_path)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.messages import Message, Turn
     from torchrl_agentic.rollout import ToolSummary
     from torchrl_agentic.rollout.ask import Answer
+    from torchrl_agentic.tool_config import LoadedTools
 
 
 class _Words(TyperGroup):
@@ -111,13 +112,13 @@ def _summarize(turns: dict[str, list[Turn]]) -> list[ToolSummary]:
     return summarize(turn for found in turns.values() for turn in found)
 
 
-def _dispatching(settings: RolloutConfig, parser: str) -> dict[str, Any]:
+def _dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> dict[str, Any]:
     """Give what both kinds of rollout hand on to `ToolCompose`."""
-    from torchrl_agentic.config import make_limits
-
     return {
         "parser": parser,
-        "rate_limits": make_limits(settings),
+        "toolsets": loaded.toolsets,
+        "rate_limits": loaded.limits,
+        "max_calls_per_turn": loaded.max_calls_per_turn,
         "per_call_timeout": settings.per_call_timeout,
         "per_turn_timeout": settings.per_turn_timeout,
     }
@@ -126,11 +127,11 @@ def _dispatching(settings: RolloutConfig, parser: str) -> dict[str, Any]:
 def _replay(
     console: Console, settings: RolloutConfig, folder: Path, parser: str, record: Callable[[str, Turn], None]
 ) -> _Found:
-    from torchrl_agentic.config import load_conversations, make_tools
+    from torchrl_agentic.config import load_conversations, load_rollout_tools
     from torchrl_agentic.rollout import replay
 
     conversations = load_conversations(settings, folder)
-    tools = make_tools(settings, folder)
+    loaded = load_rollout_tools(settings, folder)
     with progress(console) as bar:
         task = bar.add_task("turns", total=sum(len(item.turns) for item in conversations))
 
@@ -140,9 +141,9 @@ def _replay(
 
         differences = replay(
             conversations,
-            tools,
+            loaded.tools,
             on_turn=on_turn,
-            **_dispatching(settings, parser),
+            **_dispatching(settings, loaded, parser),
         )
     compared = sum(bool(expected) for conversation in conversations for expected in conversation.expected)
     prompts = {conversation.name: conversation.prompt for conversation in conversations}
@@ -156,13 +157,14 @@ def _ask(
 
     import torch
 
-    from torchrl_agentic.config import load_questions, make_tools
+    from torchrl_agentic.config import load_questions, load_rollout_tools
     from torchrl_agentic.rollout.ask import ask, load_model
 
     chosen = settings.model
     assert chosen is not None
     questions = load_questions(settings, folder)
-    tools, dispatching = make_tools(settings, folder), _dispatching(settings, parser)
+    loaded = load_rollout_tools(settings, folder)
+    dispatching = _dispatching(settings, loaded, parser)
     path = chosen.path
     if path == "tiny":
         from torchrl_agentic.testing.tiny import TINY
@@ -177,7 +179,7 @@ def _ask(
         task = bar.add_task("questions", total=len(questions))
         for answer in ask(
             questions,
-            tools,
+            loaded.tools,
             model,
             tokenizer,
             recorder=lambda turn: pending.setdefault(turn.row, []).append(turn),
@@ -241,6 +243,20 @@ def check_load(
 
     code = check_load(Console(), tool, options, args, calls=calls, concurrency=concurrency)
     raise typer.Exit(code)
+
+
+@app.command("check tools")
+def check_tools(
+    file: Annotated[Path, typer.Argument(help="A YAML file of tools, ours or verl's, or of a rollout.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+) -> None:
+    """Show the tools that a file names as the model will see them, or say what is wrong with it.
+
+    Classes and functions that it names are imported, and MCP servers asked what they offer.
+    """
+    from torchrl_agentic.cli_tools import check_tools
+
+    raise typer.Exit(check_tools(Console(), file, as_json=as_json))
 
 
 @app.command("serve sandbox")

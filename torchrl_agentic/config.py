@@ -3,100 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import importlib.util
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import pydantic
-import yaml
 
-from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.messages import Message
-from torchrl_agentic.repl import repl_in
 from torchrl_agentic.rollout.ask import Question
 from torchrl_agentic.rollout.replay import Conversation
-from torchrl_agentic.sandbox import Sandbox, default_sandbox
-from torchrl_agentic.tools import (
-    FileEditTool,
-    FileReadTool,
-    FileWriteTool,
-    HttpTool,
-    PythonTool,
-    SandboxFusionTool,
-    SearchTool,
-    ShellTool,
-    StopTool,
-)
-
-Options = dict[str, Any]
-_TOOLS: dict[str, tuple[Callable[[Callable[[], Sandbox], Options], Any], tuple[str, ...]]] = {
-    "python": (
-        lambda sandbox, options: PythonTool(repl_in(sandbox()), **options),
-        ("name", "description", "timeout", "output_max_chars"),
-    ),
-    "shell": (lambda sandbox, options: ShellTool(sandbox(), **options), ("output_max_chars",)),
-    "file_read": (lambda sandbox, options: FileReadTool(sandbox(), **options), ()),
-    "file_write": (lambda sandbox, options: FileWriteTool(sandbox(), **options), ()),
-    "file_edit": (lambda sandbox, options: FileEditTool(sandbox(), **options), ()),
-    "stop": (lambda sandbox, options: StopTool(**options), ()),
-    "sandbox_fusion": (
-        lambda sandbox, options: SandboxFusionTool(**options),
-        (
-            "sandbox_fusion_url",
-            "name",
-            "description",
-            "num_workers",
-            "rate_limit",
-            "default_timeout",
-            "default_language",
-            "enable_global_rate_limit",
-            "memory_limit_mb",
-            "fetch_files",
-            "jupyter",
-            "cap_output",
-            "output_max_chars",
-        ),
-    ),
-    "http": (
-        lambda sandbox, options: HttpTool(**options),
-        (
-            "allowed_hosts",
-            "timeout",
-            "max_response_bytes",
-            "methods",
-            "ports",
-            "max_redirects",
-            "html",
-            "output_max_chars",
-            "name",
-        ),
-    ),
-    "search": (
-        lambda sandbox, options: SearchTool(**options),
-        (
-            "retrieval_service_url",
-            "name",
-            "description",
-            "topk",
-            "num_workers",
-            "rate_limit",
-            "timeout",
-            "enable_global_rate_limit",
-            "max_queries",
-            "output_max_chars",
-        ),
-    ),
-}
-"""What makes each tool, and the options it takes."""
-
-
-class ConfigError(ValueError):
-    """A file that does not say what it should; the message names the file and what was expected."""
+from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools
+from torchrl_agentic.tool_config.entries import read_section
+from torchrl_agentic.tool_config.lines import Document, read_yaml
+from torchrl_agentic.tool_config.spot import Spot
 
 
 class ModelConfig(pydantic.BaseModel):
@@ -119,29 +40,23 @@ class ModelConfig(pydantic.BaseModel):
     seed: int = 0
 
 
-class RolloutConfig(pydantic.BaseModel):
+class RolloutConfig(ToolsConfig):
     """What a YAML file for `torchrl-agentic rollout` holds: conversations to replay, or questions to ask.
 
-    conversations, questions and the files of functions are relative to the YAML file, `out` to the working
-    folder. system_prompt: before each question that is a text.
-
-    tools: one entry each: `python`, `shell`, `file_read`, `file_write`, `file_edit`, `stop`,
-    `sandbox_fusion`, `search`, `http`, with options or without, or `function: "file.py:name"`. limits: tool
-    name → the arguments of `RateLimiter`; with a `name`, those of `ClusterRateLimiter`.
+    conversations and questions are relative to the YAML file, `out` to the working folder. system_prompt:
+    before each question that is a text. The rest says which tools there are, see `ToolsConfig`; a file that
+    says nothing of it has `python` and `stop`.
     """
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
-
-    conversations: list[str] = []
-    questions: list[str] = []
+    conversations: list[str] = pydantic.Field(default_factory=list)
+    questions: list[str] = pydantic.Field(default_factory=list)
     model: ModelConfig | None = None
     system_prompt: str | None = None
     parser: str = "hermes"
-    tools: list[str | dict[str, Any]] = ["python", "stop"]
-    limits: dict[str, dict[str, float | str]] = {}
     per_call_timeout: float | None = 30.0
     per_turn_timeout: float | None = None
     out: str = "rollouts/rollout.jsonl"
+    _document: Document | None = pydantic.PrivateAttr(None)
 
     @pydantic.model_validator(mode="after")
     def _asks_or_replays(self) -> RolloutConfig:
@@ -149,6 +64,10 @@ class RolloutConfig(pydantic.BaseModel):
             raise ValueError("questions are put to a model: give both, or conversations to replay")
         if self.conversations and self.questions:
             raise ValueError("give conversations to replay, or questions and a model, not both")
+        if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
+            self.tools = ["python", "stop"]
+        if self.multi_turn is not None and self.multi_turn.format and "parser" not in self.model_fields_set:
+            self.parser = self.multi_turn.format
         return self
 
 
@@ -165,89 +84,29 @@ def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
     if path.suffix not in (".yaml", ".yml"):
         name = [path.name]
         return RolloutConfig(questions=name, model=model) if model else RolloutConfig(conversations=name)
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: no YAML: {error}") from None
+    document = read_yaml(path)
+    data = document.data
     if model is not None and isinstance(data, dict):
         data = {**data, "model": model.model_dump()}
-    try:
-        return RolloutConfig.model_validate(data)
-    except pydantic.ValidationError as error:
-        known = ", ".join(RolloutConfig.model_fields)
-        mistakes = "; ".join(
-            f"{_place(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)
-        )
-        raise ConfigError(f"{path}: {mistakes} (keys: {known})") from None
+    config = read_section(RolloutConfig, data, Spot(path.parent, document))
+    config._document = document
+    return config
 
 
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location)) or "the file"
+def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
+    """Make the tools that a configuration names, and the limiters.
+
+    folder: what paths in the configuration are relative to.
+
+    Raises:
+        ConfigError: an entry names no tool, its options do not fit, or a limiter refuses its arguments.
+    """
+    return load_config_tools(config, Spot(folder, config._document))
 
 
 def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
-    """Make the tools that a configuration names.
-
-    Raises:
-        ConfigError: an entry names no tool, or its options do not fit.
-    """
-    sandbox = functools.cache(default_sandbox)  # one for all, so that they share their files
-    return [_make_tool(entry, folder, sandbox) for entry in config.tools]
-
-
-def _make_tool(entry: str | Mapping[str, Any], folder: Path, sandbox: Callable[[], Sandbox]) -> Any:
-    if isinstance(entry, str):
-        entry = {entry: None}
-    if len(entry) != 1:
-        raise ConfigError(
-            f"tools: an entry names one tool, e.g. 'python: {{timeout: 10}}'; got {list(entry)}"
-        )
-    kind, options = next(iter(entry.items()))
-    if kind == "function":
-        return _load(str(options), folder)
-    if kind in _TOOLS and not isinstance(options, dict | None):
-        raise ConfigError(f"tools: {kind}: expected options, e.g. {{name: …}}; got {options!r}")
-    if kind not in _TOOLS:
-        raise ConfigError(f"tools: no tool {kind!r}; known: {', '.join([*_TOOLS, 'function'])}")
-    make, known_options = _TOOLS[kind]
-    try:
-        return make(sandbox, cast("Options", options or {}))
-    except (TypeError, ValueError) as error:
-        known = ", ".join(known_options) or "none"
-        raise ConfigError(f"tools: {kind}: {error} (options: {known})") from None
-
-
-def _load(reference: str, folder: Path) -> Any:
-    """Load a function from `file.py:name` or `package.module:name`."""
-    place, _, name = reference.partition(":")
-    try:
-        if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(place).stem, folder / place)
-            if spec is None or spec.loader is None:
-                raise ImportError("no Python file")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        return getattr(module, name)
-    except Exception as error:  # whatever the user's file does when it is run
-        raise ConfigError(f"tools: function {reference!r}: {type(error).__name__}: {error}") from error
-
-
-def make_limits(config: RolloutConfig) -> dict[str, Limiter]:
-    """Make the limiters that a configuration names.
-
-    Raises:
-        ConfigError: arguments that the limiter refuses.
-    """
-    limits: dict[str, Limiter] = {}
-    for tool, arguments in config.limits.items():
-        try:
-            kind = ClusterRateLimiter if "name" in arguments else RateLimiter
-            limits[tool] = kind(**cast("dict[str, Any]", arguments))
-        except (TypeError, ValueError, OSError) as error:
-            raise ConfigError(f"limits: {tool}: {error}") from None
-    return limits
+    """Make the tools that a configuration names; see `load_rollout_tools`."""
+    return list(load_rollout_tools(config, folder).tools)
 
 
 def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation]:

@@ -437,6 +437,29 @@ async def test_closing_twice_does_nothing_and_it_can_be_used_again():
     assert events == ["setup a", "teardown a"] * 2
 
 
+async def test_what_one_fork_has_torn_down_another_sets_up_again_at_its_next_turn():
+    events: list[str] = []
+    first = Dispatcher([Owned("a", events)])
+    second = first.fork()
+    for dispatcher in (first, second):
+        await dispatcher.session("t").run([_call("a")])
+    await first.close()
+    assert [r.text for r in await second.session("u").run([_call("a")])] == ["a"]
+    assert events == ["setup a", "teardown a", "setup a"]
+    await second.close()
+
+
+async def test_a_tool_that_is_added_later_is_set_up_before_its_first_run():
+    events: list[str] = []
+    dispatcher = Dispatcher([Owned("a", events)])
+    session = dispatcher.session("t")
+    await session.run([_call("a")])
+    dispatcher.add(Owned("b", events))
+    assert [r.text for r in await session.run([_call("b")])] == ["b"]
+    assert events == ["setup a", "setup b"]
+    await dispatcher.close()
+
+
 def lambda_tool() -> Any:
     return tool(lambda: 1, name="block")
 

@@ -80,6 +80,8 @@ class Dispatcher:
         self._sessions: set[Session] = set()  # those of all forks
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
+        self._teardowns = [0]  # how many there have been; shared with forks
+        self._seen_ready: tuple[dict[str, BoundTool], int] | None = None  # these tools, after so many of them
         for item in tools:
             self.add(item)
         for name, limiter in self._limits.items():
@@ -208,8 +210,13 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether every tool is set up."""
-        return all(id(bound.tool) in self._set_up for bound in self.bound.values())
+        """Whether every tool is set up; asked at each turn, and looked up once."""
+        seen = self._seen_ready
+        if seen is not None and seen[0] is self.bound and seen[1] == self._teardowns[0]:
+            return True
+        is_ready = all(id(bound.tool) in self._set_up for bound in self.bound.values())
+        self._seen_ready = (self.bound, self._teardowns[0]) if is_ready else None
+        return is_ready
 
     async def setup(self) -> None:
         """Set up each tool that is not set up yet, one after the other.
@@ -255,6 +262,7 @@ class Dispatcher:
 
     async def _teardown(self) -> None:
         tools = list(self._set_up.values())
+        self._teardowns[0] += 1
         self._set_up.clear()
         self._set_up.update((id(tool), tool) for tool in tools if _owns_nothing(tool))
         for tool in reversed(tools):

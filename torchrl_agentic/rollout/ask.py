@@ -17,6 +17,7 @@ from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_messa
 from torchrl_agentic.rollout.generate import Trajectory, roll_out
 from torchrl_agentic.rollout.policies import Mode, agent_policy
 from torchrl_agentic.rollout.rewards import answer_reward
+from torchrl_agentic.tool import Toolset
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose, TurnTokenizer
 
 Engine = Literal["transformers", "vllm"]
@@ -80,9 +81,11 @@ def ask(
     temperature: float = 1.0,
     mode: Mode = "tokens",
     tool_choice: Literal["auto", "required"] | None = None,
+    toolsets: Sequence[Toolset] = (),
     rate_limits: Mapping[str, Limiter] | None = None,
     per_call_timeout: float | None = 30.0,
     per_turn_timeout: float | None = None,
+    max_calls_per_turn: int | None = None,
     recorder: Callable[[Turn], None] | None = None,
 ) -> Iterator[Answer]:
     """Ask a model all questions, `rows` at a time; give the answers as they come, in their order.
@@ -105,8 +108,9 @@ def ask(
         rate_limits=rate_limits,
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
+        max_calls_per_turn=max_calls_per_turn,
         recorder=record,
-    )
+    ).with_toolsets(toolsets)
     shows_tools = "tools" in (tokenizer.chat_template or "")
     transforms: list[Any] = [compose, EndTrajectory(max_turns=max_turns, when_no_calls=True)]
     if mode == "tokens":

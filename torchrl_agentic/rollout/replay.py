@@ -13,6 +13,7 @@ from torchrl.envs.llm import ChatEnv
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message, Turn
 from torchrl_agentic.rollout.scripted import ScriptedPolicy, message_fields
+from torchrl_agentic.tool import Toolset
 from torchrl_agentic.transforms import ToolCompose
 from torchrl_agentic.transforms.history import as_history
 from torchrl_agentic.transforms.media import as_text
@@ -70,9 +71,11 @@ def replay(
     tools: Sequence[Any],
     *,
     parser: str = "hermes",
+    toolsets: Sequence[Toolset] = (),
     rate_limits: Mapping[str, Limiter] | None = None,
     per_call_timeout: float | None = 30.0,
     per_turn_timeout: float | None = None,
+    max_calls_per_turn: int | None = None,
     on_turn: Callable[[str, Turn], None] | None = None,
 ) -> list[Difference]:
     """Run conversations side by side as the rows of one batch, and say where the tools answer otherwise now.
@@ -101,8 +104,9 @@ def replay(
         rate_limits=rate_limits,
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
+        max_calls_per_turn=max_calls_per_turn,
         recorder=record,
-    )
+    ).with_toolsets(toolsets)
     env = TransformedEnv(ChatEnv(batch_size=(len(conversations),)), compose)
     policy = ScriptedPolicy([conversation.turns for conversation in conversations])
     chats = [[message_fields(message) for message in conversation.prompt] for conversation in conversations]

@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
 import torch
@@ -30,6 +31,7 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.tool import Tool, Toolset
+from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.media import require_pillow
@@ -146,6 +148,35 @@ class ToolCompose(Compose):
         live = self._live()
         if not live.ready:
             run(live.setup())
+
+    @classmethod
+    def from_config(
+        cls, path: str | Path, parser: ToolCallParser | str | None = None, **options: Any
+    ) -> Self:
+        """Make it of the tools that a YAML file names, in our form or verl's; see `load_tools`.
+
+        parser: None: what the file says in `multi_turn.format`, or "hermes". options: as for the constructor;
+        limiters in `rate_limits` go before those of the file.
+
+        Raises:
+            ConfigError: the file does not say what it should.
+            Exception: what the constructor and `add_toolset` raise.
+        """
+        loaded = load_tools(path)
+        options["rate_limits"] = {**loaded.limits, **(options.get("rate_limits") or {})}
+        options.setdefault("max_calls_per_turn", loaded.max_calls_per_turn)
+        made = cls(loaded.tools, parser or loaded.parser or "hermes", **options)
+        return made.with_toolsets(loaded.toolsets)
+
+    def with_toolsets(self, toolsets: Iterable[Toolset]) -> Self:
+        """Open toolsets, add their tools and give this transform; it is closed if that fails."""
+        try:
+            for toolset in toolsets:
+                self.add_toolset(toolset)
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     @property
     def tools(self) -> tuple[Tool, ...]:
