@@ -1,18 +1,21 @@
 """Tools come from entries, files of functions, other files and toolsets; each name is there once."""
 
 import asyncio
+import json
+import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from torchrl_agentic import ClusterRateLimiter, RateLimiter, Tool, Toolset, tool
+from torchrl_agentic import ClusterRateLimiter, RateLimiter, Toolset
 from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools, load_tools
-from torchrl_agentic.tool_config import servers as servers_module
 from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.tools.mcp import MCPToolset
+
+ROOT = Path(__file__).parents[2]
 
 FUNCTIONS = '''\
 from torchrl_agentic import function_tool
@@ -31,6 +34,20 @@ def double(x: int) -> int:
 def plain(x: int) -> int:
     """Give it back."""
     return x
+'''
+SERVER = '''\
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("books", log_level="CRITICAL")
+
+
+@server.tool()
+def lookup(book: str) -> str:
+    """Look a book up."""
+    return book
+
+
+server.run("stdio")
 '''
 TOOLSET = '''\
 from torchrl_agentic import Tool, Toolset, tool
@@ -225,38 +242,18 @@ def _live(loaded: LoadedTools) -> list[Toolset]:
     return sys.modules[type(loaded.toolsets[0].toolset).__module__].LIVE
 
 
-class _Server(Toolset):
-    """What stands for a server here: it offers what it was made with."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-
-    async def setup(self) -> Sequence[Tool]:
-        @tool(name="x")
-        def offered() -> str:
-            """Offer it."""
-            return ""
-
-        made = [tool(offered.function, name=name) for name in self.names]
-        return list(made)
-
-    async def teardown(self) -> None:
-        pass
-
-
 @pytest.fixture
-def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """What the reader of files of servers is asked for; two servers are there."""
-    (folder / "servers.json").write_text("{}")
-    seen: list[dict[str, object]] = []
-
-    def mcp_servers(path: str, **options: object) -> dict[str, Toolset]:
-        seen.append({"path": path, **options})
-        prefix = str(options.get("name_prefix", ""))
-        return {"web": _Server([f"{prefix}find"]), "files": _Server([f"{prefix}read", f"{prefix}write"])}
-
-    monkeypatch.setattr(servers_module, "_mcp_servers", lambda: mcp_servers)
-    return seen
+def servers(folder: Path) -> Path:
+    """A file of two servers: one of the demo's, with `echo` and `count`, and one that offers `lookup`."""
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
+    (folder / "lookup.py").write_text(SERVER)
+    module = ["-m", "torchrl_agentic.testing.servers.mcp"]
+    listed = {
+        "demo": {"command": sys.executable, "args": module, "env": paths},
+        "books": {"command": sys.executable, "args": [str(folder / "lookup.py")], "env": paths},
+    }
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": listed}))
+    return folder
 
 
 MCP_CLASS = """\
@@ -269,58 +266,84 @@ tools:
     mcp:
       mcp_servers_config_path: servers.json
       tool_selected_list:
-        - find
-        - read
+        - echo
+        - lookup
 """
+
+
+def _closed(loaded: LoadedTools) -> list[list[str]]:
+    async def ask() -> list[list[str]]:
+        found: list[list[str]] = []
+        try:
+            for toolset in loaded.toolsets:
+                found.append([tool.name for tool in await toolset.setup()])
+        finally:
+            for toolset in loaded.toolsets:
+                await toolset.teardown()
+        return found
+
+    return asyncio.run(ask())
+
+
+SELECTED = "tool_selected_list: [echo, lookup]\n"
 
 
 @pytest.mark.parametrize(
     ("text", "offers"),
     [
-        (MCP_CLASS, [["find"], ["read"]]),
-        ("tools:\n- mcp: {mcp_servers_config_path: servers.json}\n", [["find"], ["read", "write"]]),
+        (MCP_CLASS, [["echo"], ["lookup"]]),
         (
             "tools:\n- mcp:\n    mcp_servers_config_path: servers.json\n"
-            "    tool_selected_list: [read]\n    name_prefix: m_\n",
-            [[], ["m_read"]],
+            "    tool_selected_list: [lookup]\n    name_prefix: m_\n",
+            [[], ["m_lookup"]],
         ),
-        ("mcp:\n  mcp_servers_config_path: servers.json\n", [["find"], ["read", "write"]]),
-        ("mcp_servers_config_path: servers.json\n", [["find"], ["read", "write"]]),
-        ("multi_turn:\n  mcp_servers_config_path: servers.json\n", [["find"], ["read", "write"]]),
+        (f"mcp:\n  mcp_servers_config_path: servers.json\n  {SELECTED}", [["echo"], ["lookup"]]),
+        (f"mcp_servers_config_path: servers.json\n{SELECTED}", [["echo"], ["lookup"]]),
+        (f"multi_turn:\n  mcp_servers_config_path: servers.json\n  {SELECTED}", [["echo"], ["lookup"]]),
         (
-            "mcp_servers_config_path: servers.json\ntool_selected_list: [stop, write]\ntools: [stop, http]\n",
-            [[], ["write"]],
+            "mcp_servers_config_path: servers.json\ntool_selected_list: [stop, count]\ntools: [stop, http]\n",
+            [["count"], []],
         ),
     ],
 )
-def test_tools_of_servers_are_named_in_each_of_these_ways(
-    folder: Path, asked: list[dict[str, object]], text: str, offers: list[list[str]]
-):
-    assert _offers(_load(folder, text)) == offers
-    assert [item["path"] for item in asked] == [str(folder / "servers.json")]
+def test_tools_of_servers_are_named_in_each_of_these_ways(servers: Path, text: str, offers: list[list[str]]):
+    assert _closed(_load(servers, text)) == offers
 
 
-def test_settings_of_servers_reach_them(folder: Path, asked: list[dict[str, object]]):
-    _load(folder, MCP_CLASS)
-    limiter = asked[0]["limiter"]
-    assert isinstance(limiter, RateLimiter)
-    assert limiter.rate_per_second == 120
-    assert asked[0]["request_timeout"] == 60
+def test_all_that_a_server_has_is_offered_if_nothing_is_selected(servers: Path):
+    (demo, books) = _closed(_load(servers, "tools:\n- mcp: {mcp_servers_config_path: servers.json}\n"))
+    assert {"echo", "count"} < set(demo)
+    assert books == ["lookup"]
 
 
-def test_what_no_server_offers_cannot_be_selected(folder: Path, asked: list[dict[str, object]]):
-    with pytest.raises(ConfigError, match=r"c\.yaml:11: .*no tool 'reed' to select; did you mean 'read'\?"):
-        _offers(_load(folder, MCP_CLASS.replace("- read", "- reed")))
+def test_settings_of_servers_reach_them(servers: Path):
+    toolsets = [toolset.toolset for toolset in _load(servers, MCP_CLASS).toolsets]
+    for toolset in toolsets:
+        assert isinstance(toolset, MCPToolset)
+        assert toolset.limiter is toolsets[0].limiter
+        assert toolset.limiter.rate_per_second == 120
+        assert toolset.request_timeout == 60
 
 
-def test_a_tool_of_a_server_and_another_of_its_name_are_named_with_the_file_of_servers(
-    folder: Path, asked: list[dict[str, object]]
-):
-    text = "mcp_servers_config_path: servers.json\ntools:\n- python: {name: read}\n"
+def test_what_no_server_offers_cannot_be_selected(servers: Path):
+    with pytest.raises(
+        ConfigError, match=r"c\.yaml:11: .*no tool 'lokup' to select; did you mean 'lookup'\?"
+    ):
+        _closed(_load(servers, MCP_CLASS.replace("- lookup", "- lokup")))
+
+
+def test_a_tool_of_a_server_and_another_of_its_name_are_named_with_the_file_of_servers(servers: Path):
+    text = f"mcp_servers_config_path: servers.json\ntools:\n- python: {{name: lookup}}\n{SELECTED}"
     with pytest.raises(ConfigError) as caught:
-        _offers(_load(folder, text))
-    for part in ("2 tools are named 'read'", "c.yaml:3", "servers.json, server 'files'"):
+        _closed(_load(servers, text))
+    for part in ("2 tools are named 'lookup'", "c.yaml:3", "servers.json, server 'books'"):
         assert part in str(caught.value)
+
+
+def test_a_mistake_in_the_file_of_servers_is_said_with_the_line_that_names_it(servers: Path):
+    (servers / "servers.json").write_text('{"mcpServers": {"demo": {"comand": "x"}}}')
+    with pytest.raises(ConfigError, match=r"c\.yaml:1: .*servers\.json: .*'comand'; did you mean 'command'"):
+        _load(servers, "mcp_servers_config_path: servers.json\n")
 
 
 def test_the_revision_of_a_toolset_is_passed_on(folder: Path):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torchrl_agentic.errors import MissingExtra
@@ -12,6 +11,7 @@ from torchrl_agentic.tool import Toolset
 from torchrl_agentic.tool_config.mistakes import unknown_key
 from torchrl_agentic.tool_config.models import MCPSection
 from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.tools.mcp import mcp_servers
 
 SETTINGS = ("rate_limit", "max_concurrent", "timeout", "sessions", "start_timeout")
 """What the `config` of an MCP entry may say, besides its type; rate_limit and max_concurrent hold for all its
@@ -33,18 +33,13 @@ def open_servers(
     for name in section.mcp_servers_config_path:
         path = spot.at("mcp_servers_config_path").path(name)
         try:
-            listed = _mcp_servers()(str(path), name_prefix=section.name_prefix, **options)
+            listed = mcp_servers(str(path), name_prefix=section.name_prefix, **options)
         except MissingExtra:
             raise
         except (ValueError, TypeError) as error:
             spot.fail(str(error))
         found |= {f"{path}, server {server!r}": toolset for server, toolset in listed.items()}
     return found
-
-
-def _mcp_servers() -> Callable[..., Mapping[str, Toolset]]:
-    """Give `mcp_servers`, whose package imports nothing of the SDK."""
-    return importlib.import_module("torchrl_agentic.tools.mcp").mcp_servers
 
 
 def _options(config: Mapping[str, Any], spot: Spot) -> dict[str, Any]:
