@@ -39,3 +39,11 @@ def test_the_table_of_formats_has_every_name():
 
 def test_the_smallest_program_has_at_most_25_lines():
     assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 25
+
+
+def test_each_row_of_what_people_bring_is_in_a_program_that_runs():
+    table = README.read_text("utf-8").partition("| I have … | write … |")[2].partition("```python")[0]
+    written = re.findall(r"^\| [^|]+ \| `(.+)` \|$", table, re.MULTILINE)
+    assert len(written) >= 8
+    programs = "".join(BLOCKS)
+    assert [code for code in written if code not in programs] == []
