@@ -25,6 +25,7 @@ _WHERE = {
     "limits": ("ClusterRateLimiter", "RateLimiter"),
     "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
     "records": ("Recorder", "read_records"),
+    "tool_config": ("ConfigError", "load_tools"),
     "tools": (
         "Approved", "Budget", "Budgeted", "Cached", "Cassette", "Faulty", "FileEditTool", "FileReadTool",
         "FileWriteTool", "HttpTool", "LifecycleTool", "MCPServerConfig", "MCPToolset", "PythonTool",
@@ -54,6 +55,7 @@ __all__ = [
     "CallError",
     "Cassette",
     "ClusterRateLimiter",
+    "ConfigError",
     "DispatchResult",
     "Effects",
     "EndTrajectory",
@@ -118,6 +120,7 @@ __all__ = [
     "json_schema_from_pydantic",
     "load_function_tools",
     "load_interactions",
+    "load_tools",
     "mcp_servers",
     "media_of",
     "read_records",
@@ -162,6 +165,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.row import RowData
     from torchrl_agentic.schema import json_schema_from_pydantic, validate_args
     from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset
+    from torchrl_agentic.tool_config import ConfigError, load_tools
     from torchrl_agentic.tools import (
         Approved,
         Budget,

@@ -227,6 +227,48 @@ def double(n: int) -> int:
     return 2 * n
 
 
+@pytest.mark.parametrize("method", ["create", "execute", "calc_reward", "release"])
+async def test_a_method_that_wants_to_end_the_program_does_not(method, caplog):
+    def leave(*_, **__):
+        raise SystemExit(3)
+
+    caplog.set_level(logging.CRITICAL)
+    counter = Counter()
+    setattr(counter, method, leave)
+    tool = LifecycleTool(counter)
+    async with Dispatcher([tool, double]).session("t") as session:
+        await session.open([tool])
+        results = await session.run([call(1), ParsedCall("double", {"n": 2}, "c2")])
+    assert results[1].text == "4"
+    assert (results[0].status is Status.CRASH) == (method in ("create", "execute"))
+    assert [entry[0] for entry in counter.log].count("release") == (method not in ("create", "release"))
+
+
+async def test_a_create_that_blocks_holds_up_nobody_for_longer_than_a_call():
+    class Stuck(Counter):
+        async def create(self, instance_id=None, **kwargs):
+            await asyncio.Event().wait()
+
+    dispatcher = Dispatcher([tool := LifecycleTool(Stuck()), double], per_call_timeout=0.05)
+    session = dispatcher.session("t")
+    assert await session.open([tool]) == []
+    results = await session.run([call(1), ParsedCall("double", {"n": 2}, "c2")])
+    assert [result.status for result in results] == [Status.TIMEOUT, Status.OK]
+    for owner in session._owners.values():
+        owner.task.cancel()
+    await session.close()
+
+
+async def test_what_cannot_be_written_down_is_a_bug_of_the_tool(caplog):
+    class Odd(Counter):
+        async def execute(self, instance_id, parameters, **kwargs):
+            return object(), 0.0, {}
+
+    caplog.set_level(logging.CRITICAL)
+    async with Dispatcher([LifecycleTool(Odd())]).session("t") as session:
+        assert (await session.run([call(1)]))[0].status is Status.CRASH
+
+
 async def test_images_and_videos_become_parts():
     image = Image.new("RGB", (3, 2))
     buffer = io.BytesIO()

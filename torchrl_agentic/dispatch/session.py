@@ -58,7 +58,9 @@ class _Owner:
             worth = await live.finish()
             if worth is not None:
                 self.session.worth[self.tool.name] = float(worth)
-        except Exception:
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
             logger.exception("tool %s has no reward for trajectory %s", self.tool.name, self.trajectory)
 
     def _opening(self) -> AbstractAsyncContextManager[Tool]:
@@ -127,7 +129,9 @@ class Session:
             async with asyncio.timeout(self.dispatcher.per_call_timeout):
                 value = await (await self.live(tool)).greeting()
             return None if value is None else sound(ToolResult.from_value(value))
-        except Exception:
+        except asyncio.CancelledError:
+            raise
+        except BaseException:  # SystemExit too: it would end the loop that all share
             logger.exception("opening tool %s failed (trajectory %s)", tool.name, self.trajectory)
             return None
 

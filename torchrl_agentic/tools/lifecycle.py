@@ -118,7 +118,10 @@ class _Life(Tool):
         return None if worth is None else float(worth)
 
     async def end(self) -> None:
-        await self._call("release", self.id)
+        try:
+            await self._call("release", self.id)
+        except (SystemExit, KeyboardInterrupt) as error:  # out of a task, these would end the event loop
+            raise RuntimeError(f"release() of {self.name!r} raised {error!r}") from error
 
     async def _call(self, name: str, *args: Any, ctx: ToolContext | None = None) -> Any:
         method = getattr(self.tool.target, name)
