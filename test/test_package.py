@@ -26,7 +26,20 @@ def test_importing_the_package_loads_no_torch_and_starts_no_thread():
     assert _fresh(code) == "[] 1"
 
 
-@pytest.mark.parametrize("module", ["dispatch", "parsers", "sandbox", "repl", "tools", "records", "limits", "tool_config", "interactions"])
+PLAIN = [
+    "dispatch",
+    "parsers",
+    "sandbox",
+    "repl",
+    "tools",
+    "records",
+    "limits",
+    "tool_config",
+    "interactions",
+]
+
+
+@pytest.mark.parametrize("module", PLAIN)
 def test_parts_below_the_transforms_load_no_torch(module: str):
     code = (
         f"import sys, threading, torchrl_agentic.{module}\n"
