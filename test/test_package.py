@@ -26,22 +26,10 @@ def test_importing_the_package_loads_no_torch_and_starts_no_thread():
     assert _fresh(code) == "[] 1"
 
 
-PLAIN = (
-    "dispatch", "parsers", "sandbox", "repl", "tools", "records", "limits", "tool_config", "interactions",
-)  # fmt: skip
-    "dispatch",
-    "parsers",
-    "sandbox",
-    "repl",
-    "tools",
-    "records",
-    "limits",
-    "tool_config",
-    "interactions",
-]
+PLAIN = "dispatch parsers sandbox repl tools records limits tool_config interactions"
 
 
-@pytest.mark.parametrize("module", PLAIN)
+@pytest.mark.parametrize("module", PLAIN.split())
 def test_parts_below_the_transforms_load_no_torch(module: str):
     code = (
         f"import sys, threading, torchrl_agentic.{module}\n"
