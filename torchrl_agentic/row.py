@@ -11,7 +11,8 @@ from torchrl_agentic.messages import fields_of
 
 STAGES = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 """What `tools_kwargs` holds for a tool, for the steps of its life."""
-KEYS = ("tools_kwargs", "tool_selection", "need_tools_kwargs")
+SELECTION = "tool_selection"
+KEYS = ("tools_kwargs", SELECTION, "need_tools_kwargs")
 EXTRA = "extra_info"
 """The column in which these keys may stand as well."""
 
@@ -45,7 +46,7 @@ class RowData:
         kwargs = _tools_kwargs(asked["tools_kwargs"])
         if asked["need_tools_kwargs"] and not kwargs:
             raise ValueError("need_tools_kwargs is set, but the row has no tools_kwargs")
-        names = asked["tool_selection"]
+        names = asked[SELECTION]
         if isinstance(names, str) or not isinstance(names, Collection | None):
             raise ValueError(f"tool_selection is a list of the names of tools; got {names!r}")
         selection = None if names is None else frozenset(cast("Collection[Any]", names))

@@ -556,3 +556,18 @@ async def test_a_teardown_that_wants_to_end_the_program_does_not():
         await dispatcher.close()
     except SystemExit:
         pytest.fail("SystemExit came through")
+
+
+async def test_a_schema_is_compiled_once_for_all_turns_and_forks():
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    dispatcher = Dispatcher([add])
+    compiled = dispatcher.bound["add"].validator
+    fork = dispatcher.fork()
+    for each in (dispatcher, fork):
+        async with each.session("t") as session:
+            for _ in range(3):
+                await session.run([ParsedCall("add", {"a": 1, "b": 2}, "c")])
+        assert each.bound["add"].validator is compiled

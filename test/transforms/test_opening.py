@@ -1,6 +1,8 @@
 """What a data set says of its rows reaches the tools, and what tools say first reaches the prompt."""
 
 import pytest
+from families import FAMILIES
+from talks import Says, Talk
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import DatasetChatEnv
@@ -13,6 +15,7 @@ from torchrl_agentic import (
     Tool,
     ToolCompose,
     ToolContext,
+    TurnTokenizer,
     function_tool,
 )
 from torchrl_agentic.testing import ScriptedPolicy
@@ -62,11 +65,12 @@ def row(number, **more):
     return {"query": f"q{number}", "ground_truth": str(number), "extra_info": info}
 
 
-def env_of(rows, *tools, batch=2, ending=None, **options):
-    def collate(items):
-        return {key: [item[key] for item in items] for key in items[0]}
+def lists(items):
+    return {key: [item[key] for item in items] for key in items[0]}
 
-    loader = DataLoader(rows, batch_size=1, collate_fn=collate)
+
+def env_of(rows, *tools, batch=2, ending=None, **options):
+    loader = DataLoader(rows, batch_size=1, collate_fn=lists)
     env = DatasetChatEnv.from_dataloader(loader, batch_size=(batch,))
     compose = ToolCompose(tools, **options)
     return TransformedEnv(env, Compose(compose, ending) if ending else compose), compose
@@ -179,6 +183,31 @@ def test_columns_that_files_filled_up_with_none_are_not_there():
     data = RowData.of({"extra_info": {"tools_kwargs": {"sum": {"create_kwargs": None}, "other": None}}})
     assert data.kwargs("sum", "create_kwargs") == {}
     assert "other" not in data.tools_kwargs
+
+
+def test_a_row_is_shown_the_tools_that_it_selects():
+    tokenizer = FAMILIES["qwen2_5"].tokenizer()
+    compose = ToolCompose([check, StopTool()])
+    tokens = TurnTokenizer(tokenizer, tools=compose.tools, raise_on_drift=True)
+    rows = [
+        row(1, tools_kwargs=None, tool_selection=["check"]),
+        row(2, tools_kwargs=None, tool_selection=[]),
+        row(3, tools_kwargs=None),
+    ]
+    loader = DataLoader(rows, batch_size=1, collate_fn=lists)
+    env = DatasetChatEnv.from_dataloader(loader, batch_size=(3,))
+    env = TransformedEnv(env, Compose(compose, EndTrajectory(max_turns=2), tokens))
+    talk = Talk(env, tokenizer, td=env.reset())
+
+    def shown():
+        texts = [tokenizer.decode(row["tokens", "prompt"]) for row in talk.td.unbind(0)]
+        return [[name for name in ("check", "stop") if f'"name": "{name}"' in text] for text in texts]
+
+    assert shown() == [["check"], [], ["check", "stop"]]
+    for _ in range(2):
+        talk.turn(*[Says("well")] * 3)
+        assert shown() == [["check"], [], ["check", "stop"]]
+    assert talk.drift() == [0, 0, 0]
 
 
 def test_calls_are_told_one_by_one_if_asked_for():

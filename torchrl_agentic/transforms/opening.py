@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.messages import Message, ParsedCall, ParseResult
-from torchrl_agentic.row import EXTRA, KEYS, RowData
+from torchrl_agentic.row import EXTRA, KEYS, SELECTION, RowData
 from torchrl_agentic.tool import Tool
 from torchrl_agentic.transforms.columns import columns
 from torchrl_agentic.transforms.turn import RowTurn
@@ -46,6 +46,16 @@ def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> Row
     except ValueError as error:
         raise ValueError(f"row {row} of the data set: {error}") from None
     return data
+
+
+def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
+    """Read which tools a row of the data set may use; None: all."""
+    keys = [key for key in (SELECTION, EXTRA) if key in tensordict.keys()]
+    if not keys:
+        return None
+    found = columns(tensordict, 0, [SELECTION, (EXTRA, SELECTION)])
+    names = found.get(SELECTION, found.get((EXTRA, SELECTION)))
+    return None if names is None else frozenset(names)
 
 
 def open_at_reset(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,6 +83,7 @@ class ChatTemplate:
         self._tool_role = tool_role
         self.ends, self.special = tuple(ends), tuple(special)
         self._skeletons: dict[str, Skeleton] = {}
+        self._narrowed: dict[frozenset[str], ChatTemplate] = {}
         self._form: Callable[[str], str] | None = _FORMS[0]
         self._part_form: Callable[[str], str] | None = None
         self._parts_are_known = False
@@ -90,6 +92,17 @@ class ChatTemplate:
         self._in_parts = not self._takes_strings()
         if provable:
             self._probe()
+
+    def showing(self, names: Collection[str] | None) -> ChatTemplate:
+        """Give a template that shows the tools of these names alone; None: all of them."""
+        if names is None or self._tools is None:
+            return self
+        known = self._narrowed.get(frozenset(names))
+        if known is None:
+            shown = [spec for spec in self._tools if spec.get("function", spec).get("name") in names]
+            known = self._narrowed[frozenset(names)] = copy.copy(self)
+            known._tools, known._skeletons, known._narrowed = shown or None, {}, {}
+        return known
 
     def render(self, chat: Chat) -> str:
         """Render a whole conversation, up to the header of the next answer.

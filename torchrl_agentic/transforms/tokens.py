@@ -21,6 +21,7 @@ from torchrl_agentic.transforms import media, telemetry
 from torchrl_agentic.transforms.clip import Clip, Side
 from torchrl_agentic.transforms.drift import Mode, find_drift
 from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
+from torchrl_agentic.transforms.opening import tool_selection
 from torchrl_agentic.transforms.template import ChatTemplate
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class TurnTokenizer(Transform):
 
     Args:
         tokenizer: a fast one, with a chat template, whose pad token is none that ends an answer.
-        tools: what the template shows: `compose.tools`.
+        tools: what the template shows: `compose.tools`; to a row that has a `tool_selection`, those alone.
         chat_template: instead of the tokenizer's own.
         template_kwargs: more for the template, such as `enable_thinking`.
         tool_role: of messages with results, as `ToolCompose` has it.
@@ -134,7 +135,8 @@ class TurnTokenizer(Transform):
         for row, conversation, begins in zip(rows, border.prompts(stack), chosen, strict=True):
             ledger = TokenLedger()
             if begins:
-                ledger.prompt(self._prompt_ids(_chat(border.messages(conversation))))
+                chat = _chat(border.messages(conversation))
+                ledger.prompt(self._prompt_ids(chat, self._shown(row)))
             self._write(row, None, ledger)
         drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
         return stack.set(_DRIFT, drift)
@@ -176,10 +178,10 @@ class TurnTokenizer(Transform):
                 'TurnTokenizer needs a policy that generates from ("tokens", "prompt"), without padding, and '
                 'writes ("tokens", "full") behind it: agent_policy(...)'
             )
-        new = TokenLedger()
+        new, template = TokenLedger(), self._shown(root)
         if self.use_inference_chat_template:
             chat = [sanitized(message, self.tokenizer) for message in (*before, *added)]
-            new.prompt(self._prompt_ids(chat))
+            new.prompt(self._prompt_ids(chat, template))
             self._write(row, None, new)
             same = min(len(full), len(new))
             differs = full[:same] != torch.tensor(new.ids[:same], device=full.device)
@@ -188,12 +190,22 @@ class TurnTokenizer(Transform):
         log_probs = root.get(("log_probs", "response"), None)
         new.sampled(sampled, None if log_probs is None else log_probs.clamp(max=0).tolist())
         calls = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
-        self._add_delta(new, sampled, before, added, max(0, calls))
+        self._add_delta(new, sampled, before, added, max(0, calls), template)
         self._write(row, root, new)
-        return self._drift(row, [*before, *added]) if over else 0
+        return self._drift(row, [*before, *added], template) if over else 0
+
+    def _shown(self, row: TensorDictBase) -> ChatTemplate:
+        """Give the template with the tools that a row of the data set may use."""
+        return self.template.showing(tool_selection(row))
 
     def _add_delta(
-        self, new: TokenLedger, sampled: Sequence[int], before: Messages, added: Messages, calls: int
+        self,
+        new: TokenLedger,
+        sampled: Sequence[int],
+        before: Messages,
+        added: Messages,
+        calls: int,
+        template: ChatTemplate,
     ) -> None:
         """Add to the sampled tokens those of the messages that follow, and the header of the next answer."""
         sources: list[int] = []
@@ -201,7 +213,7 @@ class TurnTokenizer(Transform):
             is_result = "tool_call_id" in message
             sources.append(calls if is_result else PROMPT)
             calls += is_result
-        end, pieces = self.template.delta(before, added, sources)
+        end, pieces = template.delta(before, added, sources)
         expansions = self.expansions(added)
         found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expansions)
         if self._has_ended(sampled, end, pieces):
@@ -218,8 +230,8 @@ class TurnTokenizer(Transform):
         header = pieces[0].text if pieces else ""
         return any(special in header for special in self.template.special)
 
-    def _prompt_ids(self, chat: Messages) -> list[int]:
-        text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
+    def _prompt_ids(self, chat: Messages, template: ChatTemplate) -> list[int]:
+        text = Piece(template.render(chat), PROMPT, is_trusted=True)
         return self.encoder.encode([text], self.expansions(chat)).ids
 
     def _write(self, row: TensorDictBase, root: TensorDictBase | None, new: TokenLedger) -> None:
@@ -251,13 +263,13 @@ class TurnTokenizer(Transform):
             return self.clip(content, self._count)
         if not isinstance(content, list):
             return content
-        parts = [self._shown(part) for part in content]
+        parts = [self._shown_part(part) for part in content]
         texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
         cut = iter(self.clip.together(texts, self._count))
         parts = [{**part, "text": next(cut)} if isinstance(part.get("text"), str) else part for part in parts]
         return [part for part in parts if part.get("text") != ""]
 
-    def _shown(self, part: dict[str, Any]) -> dict[str, Any]:
+    def _shown_part(self, part: dict[str, Any]) -> dict[str, Any]:
         """Give a part as it is, or a text in place of what the processor refuses."""
         kind = media.kind_of(part)
         if kind is None:
@@ -276,13 +288,13 @@ class TurnTokenizer(Transform):
     def _count(self, text: str) -> int:
         return len(self.encoder.encode([Piece(text, 0)]).ids)
 
-    def _drift(self, row: TensorDictBase, chat: Messages) -> int:
+    def _drift(self, row: TensorDictBase, chat: Messages, template: ChatTemplate) -> int:
         if self.sanity_check_mode == "disable":
             return 0
         found = find_drift(
             read_ledger(row),
             chat,
-            template=self.template,
+            template=template,
             encoder=self.encoder,
             tokenizer=self.tokenizer,
             mode=self.sanity_check_mode,
