@@ -1,9 +1,11 @@
 """The limiter of a cluster, with two real nodes of Ray on this machine, and workers that are killed."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Generator
@@ -44,8 +46,25 @@ def nodes() -> Generator[list[str]]:
     try:
         yield [node["NodeID"] for node in ray.nodes()]
     finally:
-        ray.shutdown()
-        cluster.shutdown()
+        with _rays_threads_may_fail():
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@contextlib.contextmanager
+def _rays_threads_may_fail() -> Generator[None]:
+    """Ray's own threads, which listen to the cluster, may find it gone before they are told to end."""
+    before = threading.excepthook
+
+    def hook(args: Any) -> None:
+        if args.thread is None or not args.thread.name.startswith("ray_"):
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 @pytest.fixture
