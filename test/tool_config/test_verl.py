@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from torchrl_agentic import tools
 from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.loading import load_object
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.tool_config import load_tools
+from torchrl_agentic.tool_config.classes import VERL
 from torchrl_agentic.tools.answers import Geo3kTool, Gsm8kTool
 from torchrl_agentic.tools.lifecycle import LifecycleTool
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionTool
@@ -329,3 +332,8 @@ def test_tools_load_without_torch(tmp_path: Path):
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("place", VERL.values())
+def test_what_stands_for_a_class_of_verls_can_be_imported_with_the_other_tools(place: str):
+    assert getattr(tools, place.rpartition(":")[2]) is load_object(place)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.errors import StopSignal
 
 if TYPE_CHECKING:
+    from torchrl_agentic.tools.answers import Geo3kTool, Gsm8kTool
     from torchrl_agentic.tools.files import FileEditTool, FileReadTool, FileWriteTool
     from torchrl_agentic.tools.legacy import as_tool
     from torchrl_agentic.tools.lifecycle import LifecycleTool
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Truncated,
         Wrapped,
     )
+    from torchrl_agentic.tools.zoom import ImageZoomTool
 
 _WHERE = {
     "Approved": "wrap",
@@ -49,7 +51,10 @@ _WHERE = {
     "FileEditTool": "files",
     "FileReadTool": "files",
     "FileWriteTool": "files",
+    "Geo3kTool": "answers",
+    "Gsm8kTool": "answers",
     "HttpTool": "web",
+    "ImageZoomTool": "zoom",
     "LifecycleTool": "lifecycle",
     "MCPProgress": "mcp",
     "MCPServerConfig": "mcp",
@@ -81,7 +86,10 @@ __all__ = [
     "FileEditTool",
     "FileReadTool",
     "FileWriteTool",
+    "Geo3kTool",
+    "Gsm8kTool",
     "HttpTool",
+    "ImageZoomTool",
     "LifecycleTool",
     "MCPProgress",
     "MCPServerConfig",
