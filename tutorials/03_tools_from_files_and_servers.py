@@ -119,8 +119,8 @@ assert found[2:] == ["42.195", "a marathon | 42 km", "42 km | done"]
 # ---------------------
 # An MCP server is a toolset: it says itself what its tools are, while the environment lives. Here it is the
 # one that tests use, a process that speaks over stdio; with a URL it is a server elsewhere. ``tools=`` names
-# those to offer, and ``name_prefix`` keeps those of several servers apart. With ``sessions="trajectory"`` each
-# trajectory would have a connection of its own, for servers that keep something between calls.
+# those to offer, and ``name_prefix`` keeps those of several servers apart. With ``sessions="trajectory"``
+# each trajectory would have a connection of its own, for servers that keep something between calls.
 from torchrl_agentic import MCPToolset
 from torchrl_agentic.testing.servers import mcp
 
@@ -133,8 +133,8 @@ assert found[0] == "hello"
 assert "no paper left" in found[1]
 
 # %%
-# Editors and desktop programs list servers in a JSON file, and such a file will do: `mcp_servers` reads it, or
-# the key ``mcp`` of a file of tools. ``${VAR}`` in it stands for a variable of the environment, so that
+# Editors and desktop programs list servers in a JSON file, and such a file will do: `mcp_servers` reads it,
+# or the key ``mcp`` of a file of tools. ``${VAR}`` in it stands for a variable of the environment, so that
 # secrets need not be written down; they are not shown in errors either.
 import os
 
