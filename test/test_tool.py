@@ -13,6 +13,7 @@ from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.function import FunctionTool, tool
 from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset, effects_of, has_sessions
+from torchrl_agentic.tools import Gsm8kTool
 
 CTX = ToolContext(call_id="c1")
 
@@ -237,6 +238,7 @@ class NoRun:
         (SomeTransform(), ["transform", "outer Compose", "SomeTransform"]),
         (LegacyTransform(), ["as_tool", "LegacyTransform"]),
         (Set(), ["toolset", "add_toolset"]),
+        (Gsm8kTool(), ["LifecycleTool(Gsm8kTool(...))"]),
         (NoRun(), ["NoRun"]),
         (SyncRun(), ["SyncRun", "async def run"]),
         (3, ["int"]),

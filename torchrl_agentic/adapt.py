@@ -98,4 +98,6 @@ def ensure_tool(item: Any) -> Tool:
         return marked
     if callable(item):
         return FunctionTool(item)
+    if callable(getattr(item, "execute", None)) and callable(getattr(item, "release", None)):
+        raise TypeError(f"{kind} begins and ends with each trajectory: wrap it as LifecycleTool({kind}(...))")
     raise TypeError(f"a tool is a Tool, a typed function, or an object with name and run; got {kind}")
