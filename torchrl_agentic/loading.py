@@ -40,7 +40,10 @@ def load_module(path: Path) -> ModuleType:
         del sys.modules[name]
         if not isinstance(error, Exception | SystemExit):
             raise
-        raise ImportError(f"{_where(path, error)}: {type(error).__name__}: {error}") from error
+        told = str(error)
+        if not told.startswith(f"{path}:"):  # our decorators begin with the place already
+            told = f"{_where(path, error)}: {type(error).__name__}: {told}"
+        raise ImportError(told) from error
     return module
 
 
