@@ -147,6 +147,7 @@ def test_another_name_and_description_are_what_the_model_is_told():
     assert (spec["name"], spec["description"]) == ("plus", "Plus.")
     assert spec["parameters"] == add.spec()["function"]["parameters"]
     assert Renamed(add, "plus").description == "Add two numbers."
+    assert repr(Renamed(add, "plus")) == "Renamed(FunctionTool('add'), 'plus')"
     with pytest.raises(ValueError, match="an empty one"):
         Renamed(add, "")
 

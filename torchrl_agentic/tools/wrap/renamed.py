@@ -24,3 +24,6 @@ class Renamed(Wrapped):
         self.name = name
         if description is not None:
             self.description = description
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.tool!r}, {self.name!r})"
