@@ -112,7 +112,8 @@ class FunctionTool(Tool):
                 known = ", ".join(map(str, row.columns)) or "none"
                 raise ValueError(
                     f"tool {self.name!r} takes its {parameter!r} from the column {source!r}, which the data "
-                    f"set does not have; columns: {known}"
+                    f"set does not have; columns: {known}. What is given to ChatEnv.reset by hand does not "
+                    "get here; rows of DatasetChatEnv.from_dataloader do"
                 )
 
     def _filled_in(self, ctx: ToolContext) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import pytest
 from families import FAMILIES
 from talks import Says, Talk
+from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv
-from torchrl.envs.llm import DatasetChatEnv
+from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 
 from torchrl_agentic import (
     EndTrajectory,
@@ -176,6 +177,14 @@ def test_a_row_that_does_not_fit_is_named_with_what_was_expected(rows, message):
     env, _ = env_of(rows, LifecycleTool(Sum()), check, batch=1)
     with pytest.raises(ValueError, match=message):
         env.reset()
+    env.close()
+
+
+def test_a_column_given_to_a_plain_environment_does_not_get_here_and_the_message_says_so():
+    """TorchRL hands on the query alone."""
+    env = TransformedEnv(ChatEnv(batch_size=(1,)), ToolCompose([check]))
+    with pytest.raises(ValueError, match=r"columns: query\. What is given to ChatEnv\.reset by hand"):
+        env.reset(TensorDict({"query": ["q"], "ground_truth": ["1"]}, batch_size=(1,)))
     env.close()
 
 
