@@ -14,7 +14,7 @@ what a model reads when it calls a tool wrongly.
 # there is no schema to keep in step with the code, and what the model may send is checked against it.
 import json
 
-from torchrl_agentic import tool
+from torchrl_agentic import ToolError, tool
 
 
 @tool
@@ -46,7 +46,7 @@ from tensordict import TensorDict
 from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
-from torchrl_agentic import ToolCompose, ToolError
+from torchrl_agentic import ToolCompose
 from torchrl_agentic.testing import ScriptedPolicy
 
 
