@@ -28,9 +28,10 @@ _WHERE = {
     "tool_config": ("ConfigError", "load_tools"),
     "tools": (
         "Approved", "Budget", "Budgeted", "Cached", "Cassette", "Faulty", "FileEditTool", "FileReadTool",
-        "FileWriteTool", "HttpTool", "LifecycleTool", "MCPServerConfig", "MCPToolset", "PythonTool",
-        "Recorded", "Renamed", "Replayed", "Retrying", "SandboxFusionTool", "SearchTool", "ShellTool",
-        "StopTool", "Truncated", "as_tool", "mcp_servers",
+        "FileWriteTool", "Geo3kTool", "Gsm8kTool", "HttpTool", "ImageZoomTool", "LifecycleTool",
+        "MCPServerConfig", "MCPToolset", "PythonTool", "Recorded", "Renamed", "Replayed", "Retrying",
+        "SandboxFusionTool", "SearchTool", "ShellTool", "StopTool", "Truncated", "Wrapped", "as_tool",
+        "mcp_servers",
     ),
     "interactions": (
         "Interaction", "Reply", "ScriptedUser", "as_interaction", "load_interactions",
@@ -39,7 +40,7 @@ _WHERE = {
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
     "transforms": (
         "AgentHistory", "EndTrajectory", "ToolCompose", "ToolRewardTransform", "TurnTokenizer",
-        "UserSimulator",
+        "UserSimulator", "collate_rows",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -65,8 +66,11 @@ __all__ = [
     "FileRefPart",
     "FileWriteTool",
     "FunctionTool",
+    "Geo3kTool",
+    "Gsm8kTool",
     "HttpTool",
     "ImagePart",
+    "ImageZoomTool",
     "InfrastructureError",
     "Inject",
     "Injected",
@@ -112,9 +116,11 @@ __all__ = [
     "TurnTokenizer",
     "UserSimulator",
     "VideoPart",
+    "Wrapped",
     "agent_policy",
     "as_interaction",
     "as_tool",
+    "collate_rows",
     "function_tool",
     "get_parser",
     "json_schema_from_pydantic",
@@ -176,7 +182,10 @@ if TYPE_CHECKING:
         FileEditTool,
         FileReadTool,
         FileWriteTool,
+        Geo3kTool,
+        Gsm8kTool,
         HttpTool,
+        ImageZoomTool,
         LifecycleTool,
         MCPServerConfig,
         MCPToolset,
@@ -190,6 +199,7 @@ if TYPE_CHECKING:
         ShellTool,
         StopTool,
         Truncated,
+        Wrapped,
         as_tool,
         mcp_servers,
     )
@@ -200,6 +210,7 @@ if TYPE_CHECKING:
         ToolRewardTransform,
         TurnTokenizer,
         UserSimulator,
+        collate_rows,
     )
 
 

@@ -114,18 +114,16 @@ print("the model sees:", list(check.input_schema["properties"]))
 from torch.utils.data import DataLoader
 from torchrl.envs.llm import DatasetChatEnv
 
+from torchrl_agentic import collate_rows
+
 rows = [
     {"query": "What is 7 / 2?", "ground_truth": "3.5"},
     {"query": "What is 1 / 4?", "ground_truth": "0.25"},
 ]
 
 
-def collate(items: list[dict]) -> dict[str, list]:
-    return {key: [item[key] for item in items] for key in items[0]}
-
-
 def dataset_env(*tools: object) -> TransformedEnv:
-    loader = DataLoader(rows, batch_size=1, collate_fn=collate)
+    loader = DataLoader(rows, batch_size=1, collate_fn=collate_rows)
     return TransformedEnv(DatasetChatEnv.from_dataloader(loader, batch_size=(2,)), ToolCompose(tools))
 
 

@@ -74,6 +74,8 @@ from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import DatasetChatEnv
 
+from torchrl_agentic import collate_rows
+
 from torchrl_agentic import EndTrajectory, LifecycleTool, ToolCompose, ToolRewardTransform
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.tools import Gsm8kTool
@@ -93,12 +95,8 @@ rows = [
 ]
 
 
-def collate(items: list[dict]) -> dict[str, list]:
-    return {key: [item[key] for item in items] for key in items[0]}
-
-
 def env_of(place: str) -> TransformedEnv:
-    loader = DataLoader(rows, batch_size=1, collate_fn=collate)
+    loader = DataLoader(rows, batch_size=1, collate_fn=collate_rows)
     base = DatasetChatEnv.from_dataloader(loader, batch_size=(len(rows),))
     guess = LifecycleTool(GuessTool({"most": 10, "cost": -0.1}, SCHEMA))
     tools = ToolCompose([guess, LifecycleTool(Gsm8kTool())], report_calls=True)

@@ -12,7 +12,7 @@ from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 from torchrl.envs.llm.transforms.dataloading import DataLoadingPrimer
 
 from torchrl_agentic import ToolCompose
-from torchrl_agentic.transforms.columns import MOST_NUMBERS, columns
+from torchrl_agentic.transforms.columns import MOST_NUMBERS, collate_rows, columns
 from torchrl_agentic.transforms.history import require_list_to_stack
 
 require_list_to_stack()
@@ -45,16 +45,11 @@ def lists(rows):
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
-def non_tensors(rows):
-    stacked = {key: NonTensorStack(*[NonTensorData(row[key]) for row in rows]) for key in rows[0]}
-    return TensorDict(stacked, batch_size=[len(rows)])
-
-
 def nested(rows):
     return lazy_stack([TensorDict(row) for row in rows])
 
 
-COLLATE = pytest.mark.parametrize("collate", [lists, non_tensors, nested])
+COLLATE = pytest.mark.parametrize("collate", [lists, collate_rows, nested])
 
 
 def loader(collate):
@@ -123,3 +118,13 @@ def test_a_way_into_what_has_no_parts_leads_nowhere():
     held = {"a": NonTensorStack(NonTensorData("text")), "list": lazy_stack([NonTensorStack("x", "y")])}
     td = TensorDict({**held, "n": torch.zeros(1)}, [1])
     assert columns(td, 0, [("a", "k"), ("list", "k"), ("n", "k"), ("b", "k")]) == {}
+
+
+def test_collated_rows_keep_lists_of_any_length_and_lack_what_they_lack():
+    rows = [{"query": "a", "names": ["f"]}, {"query": "b", "names": ["f", "g"], "more": 1}]
+    env = DatasetChatEnv.from_dataloader(
+        DataLoader(rows, batch_size=2, collate_fn=collate_rows), batch_size=(2,)
+    )
+    td = env.reset()
+    found = [columns(td, row, ["names", "more"]) for row in range(2)]
+    assert found == [{"names": ["f"], "more": None}, {"names": ["f", "g"], "more": 1}]

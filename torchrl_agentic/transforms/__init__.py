@@ -3,6 +3,7 @@
 Everything below this folder is torch-free.
 """
 
+from torchrl_agentic.transforms.columns import collate_rows
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.ending import EndTrajectory
 from torchrl_agentic.transforms.history import AgentHistory
@@ -17,4 +18,5 @@ __all__ = [
     "ToolRewardTransform",
     "TurnTokenizer",
     "UserSimulator",
+    "collate_rows",
 ]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDictBase, is_non_tensor, unravel_key
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    unravel_key,
+)
 from tensordict.utils import NestedKey
 
+_stack: Any = NonTensorStack  # declared abstract, which it is not
 MOST_NUMBERS = 4096
 """A tensor of more numbers than this stays a tensor: it is an image rather than a list."""
 
@@ -25,6 +34,17 @@ def columns(tensordict: TensorDictBase, row: int, names: Iterable[NestedKey]) ->
     held = _row(tensordict, row, sorted({path[0] for _, path in wanted}))
     found = ((name, _at(held, path)) for name, path in wanted)
     return {name: plain(value) for name, value in found if value is not _ABSENT}
+
+
+def collate_rows(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
+    """Put rows of a data set together: the `collate_fn` of a `DataLoader` for TorchRL's chat environments.
+
+    Each row keeps what it has, lists and dicts included, which TensorDict would take apart; a column that
+    only other rows have is None.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    stacked: Any = {name: _stack(*(NonTensorData(row.get(name)) for row in rows)) for name in names}
+    return TensorDict(stacked, batch_size=[len(rows)])
 
 
 def plain(value: Any) -> Any:

@@ -16,9 +16,9 @@ from torchrl_agentic.tools import Approved, Renamed
     ("verdict", "status", "text"),
     [
         (True, Status.OK, "3"),
-        (False, Status.SKIPPED, "Error: add was not run: this call is not allowed"),
-        ("not on Sundays", Status.SKIPPED, "Error: add was not run: not on Sundays"),
-        ("", Status.SKIPPED, "Error: add was not run: this call is not allowed"),
+        (False, Status.SKIPPED, "Error: this call was not run: this call is not allowed"),
+        ("not on Sundays", Status.SKIPPED, "Error: this call was not run: not on Sundays"),
+        ("", Status.SKIPPED, "Error: this call was not run: this call is not allowed"),
         ({"a": 5, "b": 5}, Status.OK, "10"),
     ],
 )
@@ -92,7 +92,7 @@ async def test_nobody_there_is_a_refusal():
 
     (result,) = await ask(Approved(add, policy, wait_s=0.01), {"a": 1})
     assert (result.status, result.text) == (
-        Status.SKIPPED, "Error: add was not run: nobody has approved it within 0.01 s"
+        Status.SKIPPED, "Error: this call was not run: nobody has approved it within 0.01 s"
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ async def test_calls_beyond_the_budget_are_skipped_and_say_so():
     assert [r.status for r in results] == [Status.OK, Status.OK, Status.SKIPPED]
     assert results[1].text == "1\n[budget left: 0 of 2 calls]"
     assert results[2].text == (
-        "Error: add was not run: the budget of 2 calls is used up; answer with what you have"
+        "Error: this call was not run: the budget of 2 calls is used up; answer with what you have"
     )
     assert [r.metrics for r in results] == [{"calls_left": 1}, {"calls_left": 0}, {"calls_left": 0}]
 

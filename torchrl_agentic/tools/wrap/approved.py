@@ -73,7 +73,7 @@ class Approved(Wrapped):
                 f"the policy of {self.name!r} said {verdict!r}; expected True, False, a reason, or arguments"
             )
         why = verdict or "this call is not allowed"
-        return ToolResult.from_text(f"Error: {self.name} was not run: {why}", status=Status.SKIPPED)
+        return ToolResult.from_text(f"Error: this call was not run: {why}", status=Status.SKIPPED)
 
     async def _after_waiting(self, args: Mapping[str, JSON], ctx: ToolContext, wait_s: float) -> ToolResult:
         clock = asyncio.get_running_loop().time

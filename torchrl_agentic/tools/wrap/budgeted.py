@@ -74,7 +74,7 @@ class Budgeted(Wrapped):
         """Run it if there is enough left, and say what is left then."""
         purse = self.purse
         if (used_up := purse.used_up()) is not None:
-            text = f"Error: {self.name} was not run: {used_up}; answer with what you have"
+            text = f"Error: this call was not run: {used_up}; answer with what you have"
             return altered(ToolResult.from_text(text, status=Status.SKIPPED), metrics=purse.left())
         purse.spent["calls"] += 1
         began, cost, status = self.clock(), 0.0, None
