@@ -8,6 +8,7 @@ from wrap_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
+from torchrl_agentic.function import Injected, tool
 from torchrl_agentic.messages import ParsedCall, Status, Timing, ToolResult
 from torchrl_agentic.tool import Effects, Tool
 from torchrl_agentic.tools import Budgeted, Cached
@@ -237,3 +238,14 @@ async def test_a_stop_is_kept_as_one():
 
     tool = Cached(StopTool())
     assert [(await tool.run({}, ctx())).stop for _ in range(2)] == [True, True]
+
+
+def test_what_depends_on_the_row_is_cached_for_its_trajectory_alone():
+    @tool
+    def check(answer: str, ground_truth: Injected[str]) -> bool:
+        """Check."""
+        return answer == ground_truth
+
+    assert Cached(check).scope == "trajectory"
+    with pytest.raises(ValueError, match="'check' takes something from the data set's row"):
+        Cached(check, "global")

@@ -32,8 +32,9 @@ class Cached(Wrapped):
         group: trajectory → group, for the scope "group".
 
     Raises:
-        ValueError: the tool has effects, or looks at the environment's state, which is no argument; a scope
-            without its group, or the other way round.
+        ValueError: the tool has effects, or looks at the environment's state, which is no argument, or at the
+            data set's row, which trajectories do not share; a scope without its group, or the other way
+            round.
     """
 
     def __init__(
@@ -50,6 +51,11 @@ class Cached(Wrapped):
             raise ValueError(
                 f"{self.name!r} cannot be cached: its results depend on more than its arguments or it changes"
                 f" things ({self.effects}, wants_state={self.wants_state}); only pure tools can"
+            )
+        if self.wants_row and scope != "trajectory":
+            raise ValueError(
+                f"{self.name!r} takes something from the data set's row, which is another one in each "
+                f"trajectory: cache it with scope='trajectory', not {scope!r}"
             )
         if scope not in ("trajectory", "group", "global") or (scope == "group") is (group is None):
             raise ValueError(
