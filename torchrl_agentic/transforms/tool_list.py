@@ -1,0 +1,194 @@
+"""The list that a ToolCompose is: tools by position and name, and what toolsets offer at the moment."""
+
+# pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false
+# The elements of this Compose are tools; and the overload of Compose.__init__ hides that it takes any number.
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn, Self
+
+from torchrl.envs import TransformedEnv
+from torchrl.envs.transforms import Compose, Transform
+
+from torchrl_agentic.adapt import ensure_tool
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.dispatch.loop import run
+from torchrl_agentic.limits import Limiter
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.tool import Tool, Toolset
+from torchrl_agentic.transforms.runtime import Runtime
+from torchrl_agentic.transforms.toolsets import Added, check_limits, exchange
+
+logger = logging.getLogger(__name__)
+
+
+class ToolList(Compose):
+    """A `Compose` whose elements are tools; what dispatches their calls is up to the class below it.
+
+    A tool is set up when it is added. Transforms that are added go outside, into an outer `Compose`.
+    """
+
+    _tools: list[Tool]
+    _toolsets: list[Added]
+    _options: dict[str, Any]
+    _runtime: Runtime | None
+
+    @abstractmethod
+    def _live(self) -> Dispatcher:
+        """Give the dispatcher of this process, which holds the same tools."""
+
+    def with_toolsets(self, toolsets: Iterable[Toolset]) -> Self:
+        """Open toolsets, add their tools and give this transform; it is closed if that fails."""
+        try:
+            for toolset in toolsets:
+                self.add_toolset(toolset)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools, in their order."""
+        return tuple(self._tools)
+
+    @property
+    def tool_specs(self) -> list[dict[str, JSON]]:
+        """What the model is told about the tools, in the shape that chat templates take as `tools=`."""
+        return [tool.spec() for tool in self._tools]
+
+    def append_tool(self, tool: Any) -> None:
+        """Add a tool at the end."""
+        self._insert_tool(len(self._tools), tool)
+
+    def append(self, tool: Any) -> None:
+        """Add a tool at the end.
+
+        `env.append_transform(...)` arrives here too where this is `env.transform`; a transform then goes
+        behind the tools, in an outer `Compose`.
+        """
+        if not self._make_room_for(tool, before=False):
+            self.append_tool(tool)
+
+    def insert(self, index: int, tool: Any) -> None:
+        """Add a tool before position `index`; a transform goes outside, as with `append`."""
+        if not self._make_room_for(tool, before=index == 0):
+            self._insert_tool(index, tool)
+
+    def pop(self, index: int | None = None) -> Tool:
+        """Take a tool out, the last one by default."""
+        tool = self._tools.pop(-1 if index is None else index)
+        self._live().remove(tool.name)
+        self._options["rate_limits"].pop(tool.name, None)
+        return tool
+
+    def add_toolset(self, toolset: Toolset, *, rate_limits: Mapping[str, Limiter] | None = None) -> None:
+        """Open a toolset and add its tools; it is closed with this transform.
+
+        What it offers later, its tools are at the next step or reset.
+
+        rate_limits: tool name → limiter, as for the tools that come with the constructor.
+
+        Raises:
+            ValueError: two tools of one name, or a limit for a tool that is not there.
+            Exception: what its `setup` raised.
+        """
+        before, revision, limits = len(self._tools), toolset.revision, dict(rate_limits or {})
+        try:
+            for tool in run(toolset.setup()):
+                tool = ensure_tool(tool)
+                self._insert_tool(len(self._tools), tool, limits.get(tool.name))
+            check_limits(limits, self._tools[before:])
+        except BaseException:
+            while len(self._tools) > before:
+                self.pop()
+            run(toolset.teardown())
+            raise
+        names = tuple(tool.name for tool in self._tools[before:])
+        self._toolsets.append(Added(toolset, names, limits, revision))
+
+    def _reopen_toolsets(self, runtime: Runtime) -> None:
+        """Open them again after `close`; they may offer other tools now."""
+        runtime.toolsets_open, toolsets, self._toolsets = True, self._toolsets, []
+        for added in toolsets:
+            for name in added.names:
+                if name in self:
+                    self.pop(self._tools.index(self[name]))
+            self.add_toolset(added.toolset, rate_limits=added.limits)
+
+    def _refresh_toolsets(self) -> None:
+        """Offer what open toolsets have now."""
+        if self._runtime is None or not (self._runtime.is_ours and self._runtime.toolsets_open):
+            return
+        for place, added in enumerate(self._toolsets):
+            if added.is_current:
+                continue
+            revision, live = added.toolset.revision, self._live()
+            try:
+                tools = run(added.toolset.refresh())
+            except Exception:
+                logger.exception(
+                    "%r cannot say what it offers now; its tools stay as they are", added.toolset
+                )
+                self._toolsets[place] = replace(added, revision=revision)
+                continue
+            self._toolsets[place] = exchange(
+                self, added, revision, tools, insert=self._append_limited, rebind=live.rebind
+            )
+
+    def _append_limited(self, tool: Tool, limiter: Limiter | None) -> None:
+        self._insert_tool(len(self._tools), tool, limiter)
+
+    def _insert_tool(self, index: int, item: Any, limiter: Limiter | None = None) -> None:
+        tool = ensure_tool(item)
+        live = self._live()
+        live.add(tool, index=index, limiter=limiter)
+        try:
+            run(live.setup())
+        except BaseException:
+            live.remove(tool.name)
+            raise
+        self._tools.insert(index, tool)
+
+    def _make_room_for(self, transform: Any, *, before: bool) -> bool:
+        """Put a transform beside the tools, in an outer Compose, where our environment asks for that."""
+        env = self.container
+        if not isinstance(transform, Transform) or hasattr(transform, "_process_batch_item"):
+            return False
+        if not isinstance(env, TransformedEnv) or env.transform is not self:
+            return False
+        env.transform = Compose(transform, self) if before else Compose(self, transform)
+        return True
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        if not isinstance(key, str):
+            return self._tools[key]
+        for tool in self._tools:
+            if tool.name == key:
+                return tool
+        raise KeyError(
+            f"no tool named {key!r}; tools: {', '.join(tool.name for tool in self._tools) or 'none'}"
+        )
+
+    def __contains__(self, item: object) -> bool:
+        return any(item is tool or item == tool.name for tool in self._tools)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __delitem__(self, index: int | slice | list[int]) -> None:
+        if not isinstance(index, int):
+            raise TypeError("take tools out one at a time: del compose[i]")
+        self.pop(index)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            "replace a tool by taking it out and putting another in: compose.pop(i); compose.insert(i, tool)"
+        )
