@@ -39,8 +39,8 @@ _WHERE = {
     "ledger": ("TokenLedger",),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
     "transforms": (
-        "AgentHistory", "EndTrajectory", "ToolCompose", "ToolRewardTransform", "TurnTokenizer",
-        "UserSimulator", "collate_rows",
+        "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "ToolCompose", "ToolRewardTransform",
+        "TurnTokenizer", "UserSimulator", "collate_rows",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -49,6 +49,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PARSERS",
     "AgentHistory",
+    "AnswerRewardTransform",
     "Approved",
     "Budget",
     "Budgeted",
@@ -205,6 +206,7 @@ if TYPE_CHECKING:
     )
     from torchrl_agentic.transforms import (
         AgentHistory,
+        AnswerRewardTransform,
         EndTrajectory,
         ToolCompose,
         ToolRewardTransform,

@@ -3,6 +3,7 @@
 Everything below this folder is torch-free.
 """
 
+from torchrl_agentic.transforms.answer import AnswerRewardTransform
 from torchrl_agentic.transforms.columns import collate_rows
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.ending import EndTrajectory
@@ -13,6 +14,7 @@ from torchrl_agentic.transforms.tokens import TurnTokenizer
 
 __all__ = [
     "AgentHistory",
+    "AnswerRewardTransform",
     "EndTrajectory",
     "ToolCompose",
     "ToolRewardTransform",

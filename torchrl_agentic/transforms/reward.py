@@ -68,8 +68,7 @@ class ToolRewardTransform(Transform):
             so_far = tensordict.get(SO_FAR) + reward
             next_tensordict.set(SO_FAR, so_far)
             reward = torch.where(done, so_far, torch.zeros_like(so_far))
-        known = next_tensordict.get("reward", None)
-        return next_tensordict.set("reward", reward if known is None else known + reward.reshape(known.shape))
+        return add_reward(next_tensordict, reward)
 
     def _on_tokens(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, reward: torch.Tensor
@@ -95,10 +94,7 @@ class ToolRewardTransform(Transform):
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
         """Say that there is a reward."""
-        if "reward" not in reward_spec.keys():
-            shape = torch.Size((*reward_spec.shape, 1))
-            reward_spec["reward"] = Unbounded(shape=shape, dtype=torch.float32, device=reward_spec.device)
-        return reward_spec
+        return with_reward(reward_spec)
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
         """Add what is carried from turn to turn."""
@@ -113,3 +109,17 @@ class ToolRewardTransform(Transform):
 
     def __repr__(self) -> str:
         return f"ToolRewardTransform(place={self.place!r})"
+
+
+def add_reward(tensordict: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:
+    """Write a reward, or add it to the one that is there."""
+    known = tensordict.get("reward", None)
+    return tensordict.set("reward", reward if known is None else known + reward.reshape(known.shape))
+
+
+def with_reward(reward_spec: Any) -> Any:
+    """Say that there is a reward, where nothing says it yet."""
+    if "reward" not in reward_spec.keys():
+        shape = torch.Size((*reward_spec.shape, 1))
+        reward_spec["reward"] = Unbounded(shape=shape, dtype=torch.float32, device=reward_spec.device)
+    return reward_spec

@@ -1,0 +1,77 @@
+"""The last message of a trajectory is compared with the data set's answer, once, at its end."""
+
+import pytest
+from chats import dataset_env
+from torch.utils.data import DataLoader
+from torchrl.envs import Compose, TransformedEnv, check_env_specs
+from torchrl.envs.llm import DatasetChatEnv
+
+from torchrl_agentic import (
+    AnswerRewardTransform,
+    EndTrajectory,
+    ToolCompose,
+    ToolRewardTransform,
+    collate_rows,
+)
+from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.tools.answers import same_mathematics
+
+
+def scored(n: float) -> tuple[str, float]:
+    """Score."""
+    return "ok", n
+
+
+CALL = '<tool_call>{"name": "scored", "arguments": {"n": 0.5}}</tool_call>'
+
+
+def rewards(rows, script, *transforms):
+    loader = DataLoader(rows, batch_size=1, collate_fn=collate_rows)
+    env = DatasetChatEnv.from_dataloader(loader, batch_size=(len(script),))
+    end = EndTrajectory(when_no_calls=True)
+    env = TransformedEnv(env, Compose(ToolCompose([scored]), end, *transforms))
+    policy, td, found = ScriptedPolicy(script), env.reset(), []
+    for _ in range(max(map(len, script))):
+        td = env.step(policy(td))
+        found.append(td["next", "reward"].flatten().tolist())
+        td = env.step_mdp(td)
+    env.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"ground_truth": "72"},
+        {"answer": "48 + 24 = 72\n#### 72"},
+        {"reward_model": {"style": "rule", "ground_truth": 72}},
+        {"extra_info": {"ground_truth": "72"}},
+    ],
+)
+def test_a_right_last_message_is_worth_its_reward_at_the_end(where):
+    rows = [{"query": "q", **where}] * 2
+    script = [[CALL, "<think>70?</think>It is 72."], [CALL, "<think>72</think>It is 70."]]
+    assert rewards(rows, script, AnswerRewardTransform()) == [[0.0, 0.0], [1.0, 0.0]]
+
+
+def test_what_is_right_and_what_it_is_worth_can_be_said():
+    rows = [{"query": "q", "solution": r"\frac{1}{2}"}]
+    judge = AnswerRewardTransform(same_mathematics, column="solution", right=2.0, wrong=-1.0)
+    assert rewards(rows, [[r"So \boxed{0.5}"]], judge) == [[2.0]]
+    assert rewards(rows, [["3"]], judge.clone()) == [[-1.0]]
+
+
+def test_it_adds_to_what_tools_say():
+    rows = [{"query": "q", "ground_truth": 3}]
+    both = (ToolRewardTransform(), AnswerRewardTransform())
+    assert rewards(rows, [[CALL, "3"]], *both) == [[0.5], [1.0]]
+
+
+def test_a_row_without_an_answer_says_where_it_was_looked_for():
+    with pytest.raises(ValueError, match=r"row 0 .* no right answer: .*'ground_truth'.* column="):
+        rewards([{"query": "q"}], [["3"]], AnswerRewardTransform())
+
+
+@pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
+def test_the_specs_say_what_is_written():
+    check_env_specs(dataset_env(2, ToolCompose([scored]), AnswerRewardTransform()))
