@@ -18,6 +18,11 @@ from torchrl_agentic.tools import Gsm8kTool
 CTX = ToolContext(call_id="c1")
 
 
+def test_effects_are_told_in_words():
+    told = [Effects.PURE, Effects.EXCLUSIVE, Effects(writes=["b", "a"]), Effects(["x"], ["y"])]
+    assert [str(each) for each in told] == ["pure", "exclusive", "writes a, b", "reads x; writes y"]
+
+
 @tool
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""

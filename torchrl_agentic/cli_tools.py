@@ -19,7 +19,7 @@ from rich.text import Text
 from torchrl_agentic.cli_show import printable
 
 if TYPE_CHECKING:
-    from torchrl_agentic.tool import Effects, Tool
+    from torchrl_agentic.tool import Tool
     from torchrl_agentic.tool_config import LoadedTools
 
 
@@ -123,17 +123,10 @@ def _show(console: Console, found: Sequence[Shown], specs: Sequence[dict[str, An
         table.add_column(column, no_wrap=column == "tool", overflow="fold")
     for item in found:
         lines = item.tool.description.strip().splitlines() or [""]
-        words = (item.tool.name, item.defined, _effects(effects_of(item.tool)), lines[0])
+        words = (item.tool.name, item.defined, str(effects_of(item.tool)), lines[0])
         table.add_row(*(Text(printable(word)) for word in words))
     console.print(table)
     for spec in specs:
         console.print(Text(printable(f"{spec['name']}, {spec['place']}"), style="bold"))
         text = printable_lines(json.dumps(spec["spec"], indent=2, ensure_ascii=False))
         console.print(Syntax(text, "json", background_color="default", word_wrap=True))
-
-
-def _effects(effects: Effects) -> str:
-    if effects.exclusive:
-        return "exclusive"
-    both = (("reads", effects.reads), ("writes", effects.writes))
-    return "; ".join(f"{verb} {', '.join(sorted(names))}" for verb, names in both if names) or "pure"

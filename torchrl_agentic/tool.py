@@ -51,6 +51,13 @@ class Effects:
         ):
             object.__setattr__(self, name, value)
 
+    def __str__(self) -> str:
+        """Say it in words."""
+        if self.exclusive:
+            return "exclusive"
+        both = (("reads", self.reads), ("writes", self.writes))
+        return "; ".join(f"{verb} {', '.join(sorted(names))}" for verb, names in both if names) or "pure"
+
 
 Effects.PURE = Effects()
 Effects.EXCLUSIVE = Effects(exclusive=True)
