@@ -71,7 +71,10 @@ def _kind(error: Exception) -> str:
 
 
 def _result_to_json(result: ToolResult) -> dict[str, JSON]:
-    data: dict[str, JSON] = {"status": result.status, "parts": [_part_to_json(part) for part in result.parts]}
+    data: dict[str, JSON] = {
+        "status": str(result.status),
+        "parts": [_part_to_json(part) for part in result.parts],
+    }
     if result.stop:
         data["stop"] = True
     if result.reward is not None:
