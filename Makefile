@@ -19,7 +19,7 @@ test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py
 
 test-legacy: .venv-legacy/ready
-	.venv-legacy/bin/pytest -m legacy test/tools/legacy test/test_migration.py
+	.venv-legacy/bin/python -m pytest -m legacy test/tools/legacy test/test_migration.py
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .
