@@ -3,7 +3,7 @@
     python examples/gsm8k_sandbox.py --url http://localhost:8080
 
 First a recorded conversation of GSM8K is replayed and its results are compared, then a real model, the tiny
-one, solves problems. Without --url a service is started here. All turns go to a file of JSON lines.
+one, solves problems. Without --url a service is started here. All trajectories go to a file of JSON lines.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
         recorded = load_conversations(config, HERE)
         tool = SandboxFusionTool(url, rate_limit=options.rate_limit)
-        differences = replay(recorded, [tool], parser="hermes", on_turn=lambda _, turn: recorder(turn))
+        differences = replay(recorded, [tool], parser="hermes", recorder=recorder)
         turns = sum(len(one.turns) for one in recorded)
         print(f"replayed {turns} turns of GSM8K; {len(differences)} results differ from the recorded ones")
 
@@ -80,7 +80,7 @@ def main() -> None:
         ):
             right += answer.reward or 0.0
         print(f"{right:.0f} of {len(questions)} problems solved with the code in {url}")
-    print(f"{sum(1 for _ in read_records(options.out))} turns in {options.out}")
+    print(f"{sum(1 for _ in read_records(options.out))} trajectories in {options.out}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from torchrl_agentic.cli_show import conversation, progress, score, table, verdi
 
 if TYPE_CHECKING:
     from torchrl_agentic.config import RolloutConfig
-    from torchrl_agentic.messages import Message, Turn
+    from torchrl_agentic.records import Recorder, TrajectoryRecord
     from torchrl_agentic.rollout import ToolSummary
     from torchrl_agentic.rollout.ask import Answer
     from torchrl_agentic.tool_config import LoadedTools
@@ -60,10 +60,9 @@ def rollout(
     """
     from torchrl_agentic.config import ConfigError, ModelConfig, load_config
     from torchrl_agentic.errors import SandboxError
-    from torchrl_agentic.records import Recorder
+    from torchrl_agentic.records import SUFFIXES, Recorder, TrajectoryRecord, read_records
 
     console = Console()
-    turns: dict[str, list[Turn]] = {}
     try:
         asked = None if model is None else ModelConfig.model_validate({"path": model, "engine": engine})
         settings = load_config(config, asked)
@@ -71,45 +70,46 @@ def rollout(
         read = (*settings.conversations, *settings.questions, config.name)
         if path.resolve() in {(config.parent / name).resolve() for name in read}:
             raise ConfigError(f"{path} is what is read; record the turns somewhere else: --out FILE")
-        part = path.with_name(path.name + ".part")  # an earlier record stays until there is a new one
+        if not path.name.endswith(SUFFIXES):
+            raise ConfigError(f"records go to a file, {' or '.join(SUFFIXES)}; got {path}")
+        part = path.with_name(f".part-{path.name}")  # an earlier record stays until there is a new one
         part.unlink(missing_ok=True)
         with Recorder(part) as recorder:
-
-            def record(name: str, turn: Turn) -> None:
-                recorder(turn)
-                turns.setdefault(name, []).append(turn)
-
             run = _ask if settings.model is not None else _replay
-            found = run(console, settings, config.parent, parser or settings.parser, record)
+            found = run(console, settings, config.parent, parser or settings.parser, recorder)
         part.replace(path)
+        read = [record for record in read_records(path) if isinstance(record, TrajectoryRecord)]
     except (ConfigError, SandboxError, ValueError, TypeError, ImportError, OSError) as error:
         place = "" if str(config) in str(error) else f"{config}: "
         Console(stderr=True).print(Text(f"torchrl-agentic: {place}{error}", style="red"))
         raise typer.Exit(2) from None
 
-    console.print(table(_summarize(turns)))
-    for name, prompt in list(found.prompts.items())[: len(found.prompts) if show < 0 else show]:
-        console.print(conversation(name, prompt, turns.get(name, []), lines, console.width - 8))
+    order = {name: place for place, name in enumerate(found.names)}
+    records = sorted(read, key=lambda record: order[record.trajectory])
+    console.print(table(_summarize(records)))
+    for record in records[: len(records) if show < 0 else show]:
+        console.print(conversation(record, lines, console.width - 8))
     console.print(found.verdict)
-    console.print(f"{sum(map(len, turns.values()))} turns of {len(found.prompts)} conversations: {path}")
+    turns = sum(len(record.turns) for record in records)
+    console.print(f"{turns} turns of {len(records)} conversations: {path}")
     if found.failed:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a rollout is summed up by. prompts: what each conversation began with."""
+    """What a rollout is summed up by. names: of its conversations, in their order."""
 
-    prompts: dict[str, tuple[Message, ...]]
+    names: Sequence[str]
     verdict: Group | Text
     failed: bool
 
 
-def _summarize(turns: dict[str, list[Turn]]) -> list[ToolSummary]:
+def _summarize(records: Sequence[TrajectoryRecord]) -> list[ToolSummary]:
     """Add up the calls of all conversations."""
     from torchrl_agentic.rollout import summarize
 
-    return summarize(turn for found in turns.values() for turn in found)
+    return summarize(turn for record in records for turn in record.turns)
 
 
 def _dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> d
 
 
 def _replay(
-    console: Console, settings: RolloutConfig, folder: Path, parser: str, record: Callable[[str, Turn], None]
+    console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder
 ) -> _Found:
     from torchrl_agentic.config import load_conversations, load_rollout_tools
     from torchrl_agentic.rollout import replay
@@ -135,24 +135,18 @@ def _replay(
     with progress(console) as bar:
         task = bar.add_task("turns", total=sum(len(item.turns) for item in conversations))
 
-        def on_turn(name: str, turn: Turn) -> None:
-            record(name, turn)
-            bar.advance(task)
-
         differences = replay(
             conversations,
             loaded.tools,
-            on_turn=on_turn,
+            recorder=[recorder, lambda turn: bar.advance(task)],
             **_dispatching(settings, loaded, parser),
         )
     compared = sum(bool(expected) for conversation in conversations for expected in conversation.expected)
-    prompts = {conversation.name: conversation.prompt for conversation in conversations}
-    return _Found(prompts, verdict(compared, differences), bool(differences))
+    names = [conversation.name for conversation in conversations]
+    return _Found(names, verdict(compared, differences), bool(differences))
 
 
-def _ask(
-    console: Console, settings: RolloutConfig, folder: Path, parser: str, record: Callable[[str, Turn], None]
-) -> _Found:
+def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder) -> _Found:
     import time
 
     import torch
@@ -172,7 +166,6 @@ def _ask(
         path = str(TINY)
     model, tokenizer = load_model(path, chosen.engine)
     torch.manual_seed(chosen.seed)
-    pending: dict[int, list[Turn]] = {}
     answers: list[Answer] = []
     began = time.perf_counter()
     with progress(console) as bar:
@@ -182,17 +175,15 @@ def _ask(
             loaded.tools,
             model,
             tokenizer,
-            recorder=lambda turn: pending.setdefault(turn.row, []).append(turn),
+            recorder=recorder,
             **chosen.model_dump(exclude={"path", "engine", "seed"}),
             **dispatching,
         ):
-            for turn in pending.pop(len(answers) % min(chosen.rows, len(questions)), []):
-                record(answer.question.name, turn)
             answers.append(answer)
             bar.advance(task)
     seconds = time.perf_counter() - began
-    prompts = {answer.question.name: answer.question.messages for answer in answers}
-    return _Found(prompts, score(answers, seconds), failed=False)
+    names = [answer.question.name for answer in answers]
+    return _Found(names, score(answers, seconds), failed=False)
 
 
 @app.command()

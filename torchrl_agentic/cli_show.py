@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from torchrl_agentic.messages import Message, Turn
+    from torchrl_agentic.messages import Message
+    from torchrl_agentic.records import TrajectoryRecord
     from torchrl_agentic.rollout import Difference, ToolSummary
     from torchrl_agentic.rollout.ask import Answer
 
@@ -43,12 +44,10 @@ def table(summaries: Sequence[ToolSummary]) -> Table:
     return made
 
 
-def conversation(
-    name: str, prompt: tuple[Message, ...], turns: Sequence[Turn], lines: int, width: int
-) -> Panel:
+def conversation(record: TrajectoryRecord, lines: int, width: int) -> Panel:
     """Show a conversation: what it began with, then each turn with its calls and results."""
-    parts: list[Text] = [_message(message, lines, width) for message in prompt]
-    for turn in turns:
+    parts: list[Text] = [_message(message, lines, width) for message in record.prompt]
+    for turn in record.turns:
         parts.append(_message(turn.message, lines, width))
         for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
             seconds = result.timing.run_s if result.timing is not None else 0.0
@@ -58,7 +57,7 @@ def conversation(
             head = printable(head)
             style = "bold red" if result.is_error else "bold yellow"
             parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
-    return Panel(Group(*parts), title=Text(printable(name)), title_align="left")
+    return Panel(Group(*parts), title=Text(printable(record.trajectory)), title_align="left")
 
 
 def _message(message: Message, lines: int, width: int) -> Text:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from torchrl.envs import Compose, TransformedEnv
+from tensordict import TensorDictBase
+from torchrl.envs import Compose, Transform, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import Message, Turn
+from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_message
+from torchrl_agentic.records import Recorders, Recording, TrajectoryHook, as_hook
 from torchrl_agentic.rollout.generate import Trajectory, roll_out
 from torchrl_agentic.rollout.policies import Mode, agent_policy
 from torchrl_agentic.rollout.rewards import answer_reward
 from torchrl_agentic.tool import Toolset
-from torchrl_agentic.transforms import EndTrajectory, ToolCompose, TurnTokenizer
+from torchrl_agentic.transforms import EndTrajectory, RecordTransform, ToolCompose, TurnTokenizer
+from torchrl_agentic.transforms import history as border
 
 Engine = Literal["transformers", "vllm"]
 
@@ -86,22 +89,17 @@ def ask(
     per_call_timeout: float | None = 30.0,
     per_turn_timeout: float | None = None,
     max_calls_per_turn: int | None = None,
-    recorder: Callable[[Turn], None] | None = None,
+    recorder: Recorders = None,
 ) -> Iterator[Answer]:
     """Ask a model all questions, `rows` at a time; give the answers as they come, in their order.
 
-    A trajectory ends with a message that calls no tool, or a tool that stops it. recorder: called with each
-    turn, save those of rows that had ended already, or that only fill the last batch.
+    A trajectory ends with a message that calls no tool, or a tool that stops it. recorder: as for
+    `ToolCompose`; trajectories have the names of the questions, right answers and scores, and in the mode
+    "tokens" their tokens.
     """
     rows = min(rows, len(questions))
     found_parser = get_parser(parser, tokenizer=tokenizer)
-    live: list[bool] = []
-
-    def record(turn: Turn) -> None:
-        if recorder is not None and live[turn.row]:
-            recorder(turn)
-            live[turn.row] = bool(turn.outcome.calls) and not turn.outcome.stop_requested
-
+    asked = _Asked(as_hook(recorder))
     compose = ToolCompose(
         tools,
         found_parser,
@@ -109,12 +107,14 @@ def ask(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=record,
+        recorder=asked.hook and asked,
     ).with_toolsets(toolsets)
     shows_tools = "tools" in (tokenizer.chat_template or "")
     transforms: list[Any] = [compose, EndTrajectory(max_turns=max_turns, when_no_calls=True)]
     if mode == "tokens":
         transforms.append(TurnTokenizer(tokenizer, tools=compose.tools if shows_tools else ()))
+    if recorder is not None:
+        transforms += [_Judge(asked), RecordTransform(tokens=mode == "tokens")]
     env = TransformedEnv(ChatEnv(batch_size=(rows,)), Compose(*transforms))
     policy = agent_policy(
         model,
@@ -130,7 +130,7 @@ def ask(
         for batch in range(math.ceil(len(questions) / rows)):
             some = questions[batch * rows : (batch + 1) * rows]
             filled = [*some, *[some[-1]] * (rows - len(some))]
-            live[:] = [index < len(some) for index in range(rows)]
+            asked.questions = some
             chats = [list(question.messages) for question in filled]
             if not shows_tools:
                 chats = [_told(chat, compose.tools, found_parser) for chat in chats]
@@ -138,6 +138,44 @@ def ask(
             yield from map(Answer, some, found)
     finally:
         env.close()
+
+
+class _Asked(TrajectoryHook):
+    """Records trajectories under the names of their questions. Rows that only fill the batch have none."""
+
+    def __init__(self, hook: TrajectoryHook | None) -> None:
+        self.hook = hook
+        self.questions: Sequence[Question] = ()
+        self._open: dict[int, Recording] = {}
+
+    def begin(self, trajectory: str, row: int = 0) -> Recording:
+        """Begin, with the right answer."""
+        if self.hook is None or row >= len(self.questions):
+            return Recording()
+        self._open[row] = self.hook.begin(self.questions[row].name, row)
+        self._open[row].note(gts=self.questions[row].answer)
+        return self._open[row]
+
+    def judge(self, row: int, said: str) -> None:
+        """Record what the answer of a row is worth, where that is known."""
+        recording = self._open.pop(row, None)
+        if recording is not None and (right := self.questions[row].answer) is not None:
+            recording.note(score=answer_reward(said, right))
+
+
+class _Judge(Transform):
+    """Has answers judged at the end of their trajectories."""
+
+    def __init__(self, asked: _Asked) -> None:
+        super().__init__()
+        self._asked = asked
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        conversations = border.prompts(next_tensordict)
+        for row, over in enumerate(next_tensordict.get("done").reshape(-1).tolist()):
+            if over:
+                self._asked.judge(row, border.read_message(border.messages(conversations[row])[-1]).text)
+        return next_tensordict
 
 
 def _told(chat: Sequence[Message], tools: Sequence[Any], parser: ToolCallParser) -> list[Message]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message, Turn
+from torchrl_agentic.records import Recorders, TrajectoryHook, as_hook
 from torchrl_agentic.rollout.scripted import ScriptedPolicy, message_fields
 from torchrl_agentic.tool import Toolset
 from torchrl_agentic.transforms import ToolCompose
@@ -76,27 +77,29 @@ def replay(
     per_call_timeout: float | None = 30.0,
     per_turn_timeout: float | None = None,
     max_calls_per_turn: int | None = None,
-    on_turn: Callable[[str, Turn], None] | None = None,
+    recorder: Recorders = None,
 ) -> list[Difference]:
     """Run conversations side by side as the rows of one batch, and say where the tools answer otherwise now.
 
-    on_turn: called with the name of the conversation and each turn, as they come.
+    recorder: as for `ToolCompose`; trajectories have the names of the conversations.
     """
     differences: list[Difference] = []
-    stopped: set[int] = set()
+    hook = as_hook(recorder) or TrajectoryHook()
+    recordings = [hook.begin(item.name, row) for row, item in enumerate(conversations)]
+    ended: set[int] = set()
 
     def record(turn: Turn) -> None:
         conversation = conversations[turn.row]
-        if turn.index >= len(conversation.turns) or turn.row in stopped:
+        if turn.row in ended:
             return  # this row waits for the longer ones
         expected = conversation.expected[turn.index]
         now = tuple(result.text for result in turn.outcome.results)
         if expected and expected != now:
             differences.append(Difference(conversation.name, turn.index, expected, now))
-        if turn.outcome.stop_requested:
-            stopped.add(turn.row)
-        if on_turn is not None:
-            on_turn(conversation.name, turn)
+        recordings[turn.row].turn(turn)
+        if turn.outcome.stop_requested or turn.index == len(conversation.turns) - 1:
+            ended.add(turn.row)
+            recordings[turn.row].finish(_reason(turn))
 
     compose = ToolCompose(
         tools,
@@ -117,3 +120,10 @@ def replay(
     finally:
         env.close()
     return differences
+
+
+def _reason(last: Turn) -> str:
+    """Say why a conversation ends with a turn."""
+    if last.outcome.stop_requested:
+        return "stop_tool"
+    return "truncated" if last.outcome.calls else "no_calls"

@@ -9,6 +9,7 @@ from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.ending import EndTrajectory
 from torchrl_agentic.transforms.history import AgentHistory
 from torchrl_agentic.transforms.interaction import UserSimulator
+from torchrl_agentic.transforms.record import RecordTransform
 from torchrl_agentic.transforms.reward import ToolRewardTransform
 from torchrl_agentic.transforms.tokens import TurnTokenizer
 
@@ -16,6 +17,7 @@ __all__ = [
     "AgentHistory",
     "AnswerRewardTransform",
     "EndTrajectory",
+    "RecordTransform",
     "ToolCompose",
     "ToolRewardTransform",
     "TurnTokenizer",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -22,17 +22,15 @@ from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import (
-    JSON,
-    ToolResult,
-    Turn,
-)
+from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
+from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.media import require_pillow
+from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.runtime import Runtime
 from torchrl_agentic.transforms.tool_list import ToolList
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
@@ -80,7 +78,8 @@ class ToolCompose(ToolList):
         report_calls: whether ("agentic", "calls") holds a list per row, [*B]: of each call of this turn the
             "call_id", "tool", "status", "reward", "metrics", and its "number" in the trajectory, which is
             the source of its tokens in the ledger.
-        recorder: called with the `Turn` of each row and step, on the thread that steps the environment.
+        recorder: what is told of trajectories: a `Recorder`, another `TrajectoryHook`, a function that is
+            called with the `Turn` of each row and step, or a list of those; on the thread that steps.
         eos_strings: what is cut off the end of a message before it is parsed.
 
     Raises:
@@ -91,7 +90,7 @@ class ToolCompose(ToolList):
     """
 
     # What is known of trajectories, by row; see `_no_trajectories`.
-    _sessions: dict[int, Session]
+    _known: dict[int, Session]
     _begun: dict[int, int]
     _recorded: dict[int, int]
     _mask: torch.Tensor | None
@@ -113,7 +112,7 @@ class ToolCompose(ToolList):
         max_threads: int = 64,
         max_calls_per_turn: int | None = None,
         report_calls: bool = False,
-        recorder: Callable[[Turn], None] | None = None,
+        recorder: Recorders = None,
         eos_strings: Sequence[str] = EOS_STRINGS,
     ) -> None:
         super().__init__()
@@ -128,7 +127,7 @@ class ToolCompose(ToolList):
         if media:
             require_pillow()
         self.report_calls = report_calls
-        self.recorder = recorder
+        self.recordings = Recordings(as_hook(recorder))
         self.eos_strings = tuple(eos_strings)
         self._pass_state = pass_state_to_tools
         self._options = {
@@ -185,8 +184,8 @@ class ToolCompose(ToolList):
                 item.rendered = render(self.parser, item, self.tool_role, media=self.media)
                 new = [border.write_message(message) for message in item.rendered]
                 rows[item.row] = border.extended(rows[item.row], new)
-            if self.recorder is not None:
-                self.recorder(as_record(item, rows[item.row], self._recorded.get(item.row, 0)))
+            if self.recordings.hook is not None:
+                self.recordings.turn(as_record(item, rows[item.row], self._recorded.get(item.row, 0)))
                 self._recorded[item.row] = border.length(rows[item.row])
         border.set_prompts(next_tensordict, rows)
         return self._report(next_tensordict, work)
@@ -250,6 +249,12 @@ class ToolCompose(ToolList):
     def _add_worth(self, tensordict: TensorDictBase, rows: Iterable[int]) -> None:
         telemetry.add_worth(tensordict, {row: self._sessions[row].take_worth() for row in rows})
 
+    @property
+    def _sessions(self) -> dict[int, Session]:
+        """The trajectories of this process: after a fork, what was open belongs to the parent."""
+        self._live()
+        return self._known
+
     def _session(self, row: int) -> Session:
         session = self._sessions.get(row)
         if session is None:
@@ -264,7 +269,6 @@ class ToolCompose(ToolList):
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows of the mask; the others go on as they are."""
-        self._live()  # after a fork, what is open belongs to the parent
         self._refresh_toolsets()
         rows = border.prompts(tensordict_reset)
         mask, self._mask = tensordict.get("_reset", self._mask), None
@@ -296,13 +300,14 @@ class ToolCompose(ToolList):
             said = render(self.parser, item, self.tool_role, media=self.media)
             rows[item.row] = border.extended(rows[item.row], [border.write_message(m) for m in said])
 
-    def _end(self, rows: Iterable[int]) -> None:
+    def _end(self, rows: Iterable[int], reason: str = "reset") -> None:
         """Close the sessions of some rows. Their next trajectories get other names."""
         ended = {row: self._sessions.pop(row) for row in rows if row in self._sessions}
         for row, session in ended.items():
             self._begun[row] = self._begun.get(row, 0) + 1
             self._recorded.pop(row, None)
             session.dispatcher.forget(session)
+        self.recordings.begin(ended, reason)
         self._close(ended.values())
         if any(session.take_worth() for session in ended.values()) and not self._warned_of_worth:
             self._warned_of_worth = True
@@ -331,7 +336,6 @@ class ToolCompose(ToolList):
 
         tensordict: that of the step, to which what the trajectories were worth to tools is added.
         """
-        self._live()
         over = [row for row in self._sessions if row < len(rows) and rows[row]]
         self._close([self._sessions[row] for row in over])
         if tensordict is not None:
@@ -350,8 +354,24 @@ class ToolCompose(ToolList):
         self, tensordict: TensorDictBase, tensordict_: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """End the rows that transforms behind us have ended."""
-        self.end(tensordict.get(("next", "done")).reshape(-1).tolist())
+        following = tensordict.get("next")
+        done = following.get("done").reshape(-1).tolist()
+        self.end(done)
+        self.finish_recordings([row for row, is_done in enumerate(done) if is_done], following)
         return tensordict, tensordict_
+
+    def finish_recordings(self, rows: Sequence[int], next_tensordict: TensorDictBase) -> None:
+        """End the recordings of rows that are done, for a reason that was said, or that the flags say."""
+        cut = next_tensordict.get("truncated", None)
+        truncated = set() if cut is None else set(cut.reshape(-1).nonzero().flatten().tolist())
+        self.recordings.finish([row for row in rows if row in truncated], "truncated")
+        self.recordings.finish(rows, "terminated")
+
+    def unrecorded(self, row: int, conversation: border.Conversation) -> list[Message]:
+        """Give the messages of a row that came after its last turn was recorded."""
+        known = self._recorded.get(row, border.length(conversation))
+        self._recorded[row] = border.length(conversation)
+        return list(map(border.read_message, border.messages(conversation)[known:]))
 
     def close(self) -> None:
         """End all trajectories and tear the tools down.
@@ -360,7 +380,7 @@ class ToolCompose(ToolList):
         """
         if self._runtime is None or not self._runtime.is_ours:
             return
-        self._end(list(self._sessions))
+        self._end(list(self._sessions), "closed")
         if self._own_runtime:
             run(self._live().close())
             if self._runtime.toolsets_open:
@@ -377,12 +397,12 @@ class ToolCompose(ToolList):
             "tool_role",
             "media",
             "report_calls",
-            "recorder",
             "eos_strings",
             "_pass_state",
             "_runtime",
         )
         clone.__dict__.update({name: self.__dict__[name] for name in kept}, **_no_trajectories())
+        clone.recordings = self.recordings.fresh()
         clone._own_runtime, clone._tools = False, list(self._tools)
         clone._toolsets = list(self._toolsets)
         clone._options = {**self._options, "rate_limits": dict(self._options["rate_limits"])}
@@ -398,6 +418,7 @@ class ToolCompose(ToolList):
             self._runtime = Runtime(self._dispatcher, toolsets_open=not self._toolsets)
             self._runtime.close_sessions_with(self, self._dispatcher)
             self._own_runtime = True
+            self.recordings = self.recordings.fresh()
             self.__dict__.update(_no_trajectories())
         assert self._dispatcher is not None
         return self._dispatcher
@@ -444,4 +465,4 @@ def _steps(key: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _no_trajectories() -> dict[str, Any]:
     """What is known of trajectories before the first one."""
-    return {"_sessions": {}, "_begun": {}, "_recorded": {}, "_mask": None}
+    return {"_known": {}, "_begun": {}, "_recorded": {}, "_mask": None}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Binary
-from torchrl.envs.transforms import Compose, Transform
+from torchrl.envs.transforms import Transform
 
 from torchrl_agentic.transforms.compose import ToolCompose
+from torchrl_agentic.transforms.within import within
 
 
 class EndTrajectory(Transform):
@@ -43,17 +44,20 @@ class EndTrajectory(Transform):
         if ("agentic", "turn") not in next_tensordict.keys(True):
             raise RuntimeError("EndTrajectory reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
+        composes = list(within(getattr(self.container, "transform", None), ToolCompose))
         if self.when_no_calls:
             answered = ~next_tensordict.get(("agentic", "any_tool_calls"))
+            _say(composes, answered, "no_calls")
             next_tensordict.set("terminated", next_tensordict.get("terminated") | answered)
             done = done | answered
         if self.max_turns is not None:
             late = next_tensordict.get(("agentic", "turn")) >= self.max_turns
+            _say(composes, late, "max_turns")
             truncated = next_tensordict.get("truncated", None)
             next_tensordict.set("truncated", late if truncated is None else late | truncated)
             done = done | late
         next_tensordict.set("done", done)
-        for compose in tool_composes(getattr(self.container, "transform", None)):
+        for compose in composes:
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 
@@ -68,10 +72,6 @@ class EndTrajectory(Transform):
         return f"EndTrajectory(max_turns={self.max_turns}, when_no_calls={self.when_no_calls})"
 
 
-def tool_composes(transform: object) -> Iterator[ToolCompose]:
-    """Give the ToolComposes of a transformed environment's transform: itself, or those inside it."""
-    if isinstance(transform, ToolCompose):
-        yield transform
-    elif isinstance(transform, Compose):
-        for inner in transform.transforms:
-            yield from tool_composes(inner)
+def _say(composes: Iterable[ToolCompose], rows: torch.Tensor, reason: str) -> None:
+    for compose in composes:
+        compose.recordings.because(rows.reshape(-1).tolist(), reason)

@@ -15,9 +15,10 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import telemetry
 from torchrl_agentic.transforms.choice import choice, named, said
-from torchrl_agentic.transforms.ending import tool_composes
+from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.order import ORDER, check_order
 from torchrl_agentic.transforms.talks import Talks, UserTurn
+from torchrl_agentic.transforms.within import within
 
 _DTYPES = {
     "user_turn": torch.int64,
@@ -159,7 +160,9 @@ class UserSimulator(Transform):
             next_tensordict.set(key, added if known is None else known | added)
             done = done | added
         next_tensordict.set("done", done)  # collectors look at "done" alone
-        for compose in tool_composes(getattr(self.container, "transform", None)):
+        for compose in within(getattr(self.container, "transform", None), ToolCompose):
+            compose.recordings.because(left, "user")
+            compose.recordings.because(cut, "max_turns")
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 

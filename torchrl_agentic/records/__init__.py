@@ -1,0 +1,49 @@
+"""Records of trajectories: written as JSON lines while a program runs, read wherever they are looked at.
+
+`Recorder` writes, `Dump` and `read_records` read; a `TrajectoryRecord` is one line. Another observer of
+trajectories is a `TrajectoryHook`, as `spans.SpanRecorder` is.
+"""
+
+from torchrl_agentic.records.base import Recorders, Recording, TrajectoryHook, as_hook
+from torchrl_agentic.records.codec import SCHEMA_VERSION, message_to_json, record_from_json, record_to_json
+from torchrl_agentic.records.dump import Dump, DumpFile, read_line, read_records
+from torchrl_agentic.records.encode import SECRET_NAMES, Secrets
+from torchrl_agentic.records.record import (
+    BadLine,
+    Summary,
+    TokenRecord,
+    TrajectoryRecord,
+    group_of,
+    in_groups,
+    plain_text,
+)
+from torchrl_agentic.records.recorder import SUFFIXES, FileRecording, Recorder
+from torchrl_agentic.records.schema import json_schema
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "SECRET_NAMES",
+    "SUFFIXES",
+    "BadLine",
+    "Dump",
+    "DumpFile",
+    "FileRecording",
+    "Recorder",
+    "Recorders",
+    "Recording",
+    "Secrets",
+    "Summary",
+    "TokenRecord",
+    "TrajectoryHook",
+    "TrajectoryRecord",
+    "as_hook",
+    "group_of",
+    "in_groups",
+    "json_schema",
+    "message_to_json",
+    "plain_text",
+    "read_line",
+    "read_records",
+    "record_from_json",
+    "record_to_json",
+]

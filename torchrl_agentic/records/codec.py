@@ -1,0 +1,351 @@
+"""Trajectories as JSON objects, and back: of this version, of earlier ones, and of verl's dumps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from torchrl_agentic.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.messages import (
+    JSON,
+    CallError,
+    DispatchResult,
+    Fields,
+    Message,
+    ParsedCall,
+    Status,
+    TextPart,
+    Timing,
+    ToolResult,
+    Turn,
+)
+from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, group_of
+
+SCHEMA_VERSION = 2
+
+HEAD = (
+    "schema_version", "request_id", "step", "score", "termination_reason", "trajectory", "row", "started",
+    "group", "n_turns", "statuses", "tools",
+)  # fmt: skip
+"""What a line begins with, so that a reader who only lists trajectories need not read the rest."""
+BODY = ("gts", "input", "output", "rewards", "messages", "turns", "tool_calls", "tokens", "versions")
+RESERVED = frozenset((*HEAD, *BODY))
+"""What extras cannot be called."""
+
+
+def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
+    """Write a trajectory as plain data.
+
+    Of results the text is kept; images, videos and files appear in it by name. Their `meta` is left out: it
+    may hold anything. Messages are kept whole, with the images and videos that the model was shown.
+    """
+    calls: list[JSON] = []
+    messages: list[JSON] = []
+    turns: list[JSON] = []
+    statuses: dict[str, int] = {}
+    tools: dict[str, int] = {}
+    said: list[str] = []
+    for turn in record.turns:
+        for message in (*turn.context, turn.message, *turn.messages):
+            messages.append(message_to_json(message))
+            said.append(f"{message.role}\n{message.text}")
+        outcome = turn.outcome
+        for call, result in zip(outcome.calls, outcome.results, strict=True):
+            status = str(result.status)
+            statuses[status] = statuses.get(status, 0) + 1
+            tools[call.tool] = tools.get(call.tool, 0) + 1
+            calls.append(_call_to_json(turn.index, call, result, status))
+        turns.append(_turn_to_json(turn))
+    begin = len(record.prompt)
+    prompt = "\n".join(said[:begin])
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "request_id": record.request_id,
+        "step": record.step,
+        "score": record.score,
+        "termination_reason": record.termination_reason,
+        "trajectory": record.trajectory,
+        "row": record.row,
+        "started": record.started,
+        "group": group_of(prompt),
+        "n_turns": len(record.turns),
+        "statuses": statuses,
+        "tools": tools,
+        **record.extras,
+        "gts": record.gts,
+        "input": prompt,
+        "output": "\n".join(said[begin:]),
+        "rewards": list(record.rewards),
+        "messages": messages,
+        "turns": turns,
+        "tool_calls": calls,
+        "tokens": None if record.tokens is None else _tokens_to_json(record.tokens),
+        "versions": dict(record.versions),
+    }
+
+
+def record_from_json(data: JSON) -> TrajectoryRecord:
+    """Read back what `record_to_json` wrote, turns of version 1, or a line of a dump with input and output.
+
+    Raises:
+        ValueError: it was written by a later version, or is none of these.
+        KeyError, TypeError: something is missing, or is of another kind.
+    """
+    fields = _object(data)
+    version = fields.get("schema_version")
+    if version is None:
+        return _from_input_output(fields)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise ValueError(f"a record of version {version}; this package reads up to {SCHEMA_VERSION}")
+    if version == 1:
+        return _from_single_turn(fields)
+    tokens = fields["tokens"]
+    rewards: Sequence[JSON] = fields["rewards"]
+    return TrajectoryRecord(
+        str(fields["request_id"]),
+        tuple(_turns_from_json(fields)),
+        int(fields["step"]),
+        str(fields["trajectory"]),
+        int(fields["row"]),
+        tuple(_number(value) for value in rewards),
+        _number(fields["score"]),
+        fields["gts"],
+        {name: value for name, value in fields.items() if name not in RESERVED},
+        str(fields["termination_reason"]),
+        None if tokens is None else _tokens_from_json(tokens),
+        _number(fields["started"]),
+        fields["versions"],
+    )
+
+
+def summary_from_json(data: JSON) -> Summary | None:
+    """Read what lists show, of an object of which perhaps only the beginning is known.
+
+    None: it does not begin as `record_to_json` writes, or ends before it is known.
+
+    Raises:
+        ValueError: it was written by a later version.
+        TypeError: something is of another kind.
+    """
+    fields = _object(data)
+    version = fields.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise ValueError(f"a record of version {version}; this package reads up to {SCHEMA_VERSION}")
+    if version != SCHEMA_VERSION or "gts" not in fields or any(name not in fields for name in HEAD):
+        return None
+    return Summary(
+        request_id=str(fields["request_id"]),
+        step=int(fields["step"]),
+        score=_number(fields["score"]),
+        termination_reason=str(fields["termination_reason"]),
+        trajectory=str(fields["trajectory"]),
+        group=str(fields["group"]),
+        n_turns=int(fields["n_turns"]),
+        statuses=_object(fields["statuses"]),
+        tools=_object(fields["tools"]),
+        extras={name: value for name, value in fields.items() if name not in RESERVED},
+    )
+
+
+def _object(data: JSON) -> Fields:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a record is a JSON object; got {type(data).__name__}")
+    return cast("Fields", data)
+
+
+def _number(value: JSON) -> float | None:
+    """Read a number; those that JSON lacks are written as text."""
+    return None if value is None else float(value)
+
+
+def message_to_json(message: Message) -> dict[str, JSON]:
+    """Write a message as plain data."""
+    data: dict[str, JSON] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        data["tool_calls"] = list(message.tool_calls)
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    if not message.is_complete:
+        data["is_complete"] = False
+    return data
+
+
+def _message_from_json(data: Mapping[str, Any]) -> Message:
+    return Message(
+        data["role"],
+        data["content"],
+        tuple(data.get("tool_calls", ())),
+        data.get("tool_call_id"),
+        data.get("is_complete", True),
+    )
+
+
+def _turn_to_json(turn: Turn) -> dict[str, JSON]:
+    """Write what stands neither among the messages nor among the calls."""
+    return {
+        "turn": turn.index,
+        "n_context": len(turn.context),
+        "n_messages": len(turn.messages),
+        "n_calls": len(turn.outcome.calls),
+        "text": turn.outcome.cleaned_text,
+        "notes": list(turn.notes),
+    }
+
+
+def _turns_from_json(fields: Fields) -> Iterator[Turn]:
+    messages = iter([_message_from_json(message) for message in fields["messages"]])
+    calls = iter(fields["tool_calls"])
+    for data in fields["turns"]:
+        context = _taken(messages, data["n_context"])
+        (message,) = _taken(messages, 1)
+        added = _taken(messages, data["n_messages"])
+        pairs = [_call_from_json(n, call) for n, call in enumerate(_taken(calls, data["n_calls"]))]
+        outcome = DispatchResult(data["text"], tuple(c for c, _ in pairs), tuple(r for _, r in pairs))
+        notes = tuple(data["notes"])
+        index, row = int(data["turn"]), int(fields["row"])
+        yield Turn(fields["trajectory"], index, message, outcome, added, context, notes, row)
+
+
+def _taken(items: Iterator[Any], count: int) -> tuple[Any, ...]:
+    """Take the next items.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    taken = tuple(itertools.islice(items, count))
+    if len(taken) != count:
+        raise ValueError("its turns name more messages or calls than it has")
+    return taken
+
+
+def _call_to_json(turn: int, call: ParsedCall, result: ToolResult, status: str) -> dict[str, JSON]:
+    timing, text = result.timing, result.text
+    data: dict[str, JSON] = {
+        "turn": turn,
+        "id": call.call_id,
+        "name": call.tool,
+        "arguments": call.args,
+        "status": status,
+        "result": text,
+        "bytes": len(text) if text.isascii() else len(text.encode("utf-8", "replace")),
+        "start": None if timing is None else timing.start,
+        "queue_s": None if timing is None else timing.queue_s,
+        "run_s": None if timing is None else timing.run_s,
+        "reward": result.reward,
+    }
+    if result.metrics is not None:
+        data["metrics"] = result.metrics
+    if result.stop:
+        data["stop"] = True
+    if result.notes:
+        data["notes"] = result.notes
+    if call.error is not None:
+        data["error"] = {"code": call.error.code, "message": call.error.message}
+    if call.tag is not None:
+        data["tag"] = call.tag
+    if call.notes:
+        data["call_notes"] = call.notes
+    if call.span is not None:
+        data["span"] = call.span
+    return data
+
+
+def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, ToolResult]:
+    error, span, start = data.get("error"), data.get("span"), data["start"]
+    call = ParsedCall(
+        data["name"],
+        data["arguments"],
+        data["id"],
+        data.get("tag"),
+        None if error is None else CallError(error["code"], error["message"]),
+        index=index,
+        span=None if span is None else (span[0], span[1]),
+        notes=tuple(data.get("call_notes", ())),
+    )
+    result = ToolResult(
+        (TextPart(data["result"]),),
+        status=Status(data["status"]),
+        stop=data.get("stop", False),
+        reward=_number(data["reward"]),
+        metrics=data.get("metrics"),
+        timing=None if start is None else Timing(start, data["queue_s"], data["run_s"]),
+        notes=tuple(data.get("notes", ())),
+    )
+    return call, result
+
+
+def _tokens_to_json(tokens: TokenRecord) -> dict[str, JSON]:
+    """Write ids, spans as [source, how many], and the log-probabilities of what was sampled, if known."""
+    ledger = tokens.ledger
+    log_probs = [
+        None if math.isnan(value) else round(value, 6)
+        for value, source in zip(ledger.log_probs, ledger.sources, strict=True)
+        if source == SAMPLED
+    ]
+    return {
+        "ids": ledger.ids,
+        "spans": [[span.source, span.stop - span.start] for span in ledger.spans()],
+        "texts": tokens.texts,
+        "log_probs": log_probs if any(value is not None for value in log_probs) else None,
+    }
+
+
+def _tokens_from_json(data: Mapping[str, Any]) -> TokenRecord:
+    ledger, ids = TokenLedger(), list(data["ids"])
+    log_probs = data["log_probs"]
+    start = known = 0
+    for source, count in data["spans"]:
+        some = ids[start : start + count]
+        if source == SAMPLED:
+            likely: Iterable[float] | None = None
+            if log_probs is not None:
+                likely = [math.nan if p is None else p for p in log_probs[known : known + count]]
+            ledger.sampled(some, likely)
+            known += count
+        else:
+            ledger.add(some, [source] * count)
+        start += count
+    if len(ledger) != len(ids):
+        raise ValueError(f"{len(ids)} token ids, of which the spans name {len(ledger)}")
+    return TokenRecord(ledger, tuple(data["texts"]))
+
+
+def _from_single_turn(data: Fields) -> TrajectoryRecord:
+    """Read a turn as version 1 wrote it, a line each."""
+    calls = [
+        {**call, "name": call["tool"], "arguments": call["args"], "notes": call["notes"]}
+        for call in data["calls"]
+    ]
+    pairs = [_call_from_json(n, call) for n, call in enumerate(calls)]
+    outcome = DispatchResult(data["text"], tuple(c for c, _ in pairs), tuple(r for _, r in pairs))
+    messages, context = (tuple(map(_message_from_json, data[key])) for key in ("messages", "context"))
+    message, notes = _message_from_json(data["message"]), tuple(data["notes"])
+    trajectory, index = data["trajectory"], data["turn"]
+    turn = Turn(trajectory, index, message, outcome, messages, context, notes, data["row"])
+    return TrajectoryRecord(f"{trajectory}:{index}", (turn,), trajectory=trajectory, row=data["row"])
+
+
+_FOREIGN_IDS = ("request_id", "uid", "index")
+
+
+def _from_input_output(data: Fields) -> TrajectoryRecord:
+    """Read a line of a dump that knows only texts, as verl's trainer writes it."""
+    if "output" not in data:
+        raise ValueError('a record has a "schema_version", or at least an "output"')
+    told, said = str(data.get("input", "")), str(data["output"])
+    known = {"input", "output", "gts", "score", "step", "schema_version"}
+    name = next((str(data[key]) for key in _FOREIGN_IDS if data.get(key) is not None), "")
+    context = (Message("input", told),) if told else ()
+    turn = Turn(name, 0, Message("output", said), DispatchResult(said), (), context)
+    score, step = data.get("score"), data.get("step")
+    return TrajectoryRecord(
+        name,
+        (turn,),
+        step=step if isinstance(step, int) else 0,
+        trajectory=name,
+        score=_number(score) if isinstance(score, int | float | str) else None,
+        gts=data.get("gts"),
+        extras={key: value for key, value in data.items() if key not in known},
+    )

@@ -1,0 +1,205 @@
+"""A dump of trajectories: a folder with a file per training step, or one file, read where it is looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pydantic_core
+
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.records.codec import record_from_json, summary_from_json
+from torchrl_agentic.records.lines import Lines
+from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
+from torchrl_agentic.records.recorder import SUFFIXES
+
+_HEAD = 4096  # bytes in which the summary of a trajectory nearly always lies
+
+
+class DumpFile:
+    """The trajectories of one file, in its order.
+
+    step: the number that its name is, else the name. It is opened with the first look. While a program runs
+    the file may grow, shrink or vanish: `scan` says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name.removesuffix(".zst").removesuffix(".jsonl")
+        self.step = int(self.name) if self.name.isascii() and self.name.isdigit() else None
+        self._lines: Lines | None = None
+        self._summaries: dict[tuple[int, int], Summary | BadLine] = {}
+
+    def scan(self, budget: int | None = None) -> bool:
+        """Look for more trajectories in the next `budget` bytes, or in all there are; whether any came.
+
+        Raises:
+            OSError: the file is gone, or cannot be read.
+            MissingExtra: it is compressed, and zstandard is not installed.
+        """
+        if self._lines is not None and self._is_another():
+            self.close()
+        if self._lines is None:
+            self._lines = Lines(self.path)
+        return self._lines.scan(budget)
+
+    def _is_another(self) -> bool:
+        """Whether another file has taken the place of the one that is open."""
+        assert self._lines is not None
+        return os.stat(self.path).st_ino != self._lines.inode
+
+    def __len__(self) -> int:
+        """How many there are, as far as has been scanned."""
+        return 0 if self._lines is None else len(self._lines)
+
+    @property
+    def scanned(self) -> float:
+        """How much of the file has been scanned, from 0 to 1."""
+        return 0.0 if self._lines is None else self._lines.scanned
+
+    def size(self, index: int) -> int:
+        """How many bytes a trajectory has."""
+        return self._known.size(index)
+
+    def summary(self, index: int) -> Summary | BadLine:
+        """Read what lists show of a trajectory: from its first bytes, where it was written by a `Recorder`.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        lines = self._known
+        key = (index, lines.size(index))
+        if key not in self._summaries:
+            self._summaries[key] = self._summary(index)
+        return self._summaries[key]
+
+    def _summary(self, index: int) -> Summary | BadLine:
+        lines = self._known
+        try:
+            head = lines.read(index, _HEAD)
+            found = summary_from_json(pydantic_core.from_json(head, allow_partial="trailing-strings"))
+        except (ValueError, TypeError, KeyError):
+            found = None
+        if found is not None and found.request_id:
+            return found
+        record = self.record(index)
+        return record if isinstance(record, BadLine) else record.summary
+
+    def record(self, index: int) -> TrajectoryRecord | BadLine:
+        """Read a trajectory.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        lines = self._known
+        return read_line(lines.read(index), lines.number(index))
+
+    @property
+    def _known(self) -> Lines:
+        if self._lines is None:
+            raise IndexError("nothing is known of the file before scan()")
+        return self._lines
+
+    def close(self) -> None:
+        """Close the file, and forget what is known of it."""
+        if self._lines is not None:
+            self._lines.close()
+        self._lines = None
+        self._summaries.clear()
+
+    def __repr__(self) -> str:
+        return f"DumpFile({str(self.path)!r})"
+
+
+class Dump:
+    """The files of a dump, in the order of their steps; those whose names are no numbers last.
+
+    Use it as a context manager, or close it.
+
+    >>> with Dump("rollouts") as dump:
+    ...     for file in dump.files:
+    ...         file.scan()
+    ...         print(file.name, [file.summary(i).score for i in range(len(file))])
+
+    Raises:
+        FileNotFoundError: there is no such folder or file.
+        ValueError: it is a folder without any .jsonl or .jsonl.zst.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.files: list[DumpFile] = []
+        self.refresh()
+        if not self.files:
+            raise ValueError(f"{self.path} holds no {' or '.join(SUFFIXES)} files")
+
+    def refresh(self) -> bool:
+        """Look for files that came, and leave out those that are gone; whether that changed anything."""
+        paths = [self.path] if self.path.is_file() else _files(self.path)
+        known = {file.path: file for file in self.files}
+        for gone in known.keys() - set(paths):
+            known[gone].close()
+        before, self.files = self.files, [known.get(path) or DumpFile(path) for path in paths]
+        return before != self.files
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files:
+            file.close()
+
+    def __enter__(self) -> Dump:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _files(folder: Path) -> list[Path]:
+    found = [path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()]
+
+    def order(path: Path) -> tuple[bool, int, str]:
+        step = DumpFile(path).step
+        return (step is None, step or 0, path.name)
+
+    return sorted(found, key=order)
+
+
+def read_records(path: str | Path) -> Iterator[TrajectoryRecord | BadLine]:
+    """Read a dump, a folder or a file, trajectory by trajectory; a line that cannot be read is reported.
+
+    Raises:
+        FileNotFoundError: there is no such folder or file.
+        ValueError: it is a folder without any .jsonl or .jsonl.zst.
+        MissingExtra: it is compressed, and zstandard is not installed.
+    """
+    with Dump(path) as dump:
+        for file in dump.files:
+            file.scan()
+            for index in range(len(file)):
+                yield file.record(index)
+            file.close()
+
+
+def read_line(line: bytes, number: int = 1) -> TrajectoryRecord | BadLine:
+    """Read a line of a dump. What is no UTF-8 is kept as lone surrogates, as Python reads file names."""
+    try:
+        return record_from_json(_parsed(line))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        return BadLine(number, _reason(line, error))
+
+
+def _parsed(line: bytes) -> JSON:
+    try:
+        return pydantic_core.from_json(line)
+    except ValueError:  # halves of surrogate pairs, and what is no UTF-8
+        return json.loads(line.decode("utf-8", "surrogateescape"))
+
+
+def _reason(line: bytes, error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError) and line[:1] == b"{" and line[-1:] != b"}":
+        return f"it was cut off after {len(line)} bytes, as a crash leaves it"
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,169 @@
+"""Records as lines: always JSON that can be read back, without what is secret."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import pydantic_core
+
+from torchrl_agentic.messages import JSON, MAX_INT_BITS
+from torchrl_agentic.records.codec import record_to_json
+from torchrl_agentic.records.record import TrajectoryRecord
+
+SECRET_NAMES = (
+    "password", "passwd", "passphrase", "secret", "client_secret", "api_key", "access_key", "secret_key",
+    "private_key", "token", "access_token", "auth_token", "refresh_token", "bearer_token", "authorization",
+    "cookie", "credentials",
+)  # fmt: skip
+"""Arguments, and the ends of names of environment variables, whose values are not written."""
+REDACTED = "[redacted]"
+_SHORTEST = 6  # a shorter value stands in many texts that have nothing to do with it
+_DEEPEST = 100
+_MOST_KNOWN = 10_000
+
+
+class Secrets:
+    """What is not to be written: arguments by their names, and the values of the environment's variables.
+
+    Names are compared without case, "-" and "_". A value of 6 characters or more is not written anywhere
+    else either: neither in the message with the call, nor in what a tool answered.
+    """
+
+    def __init__(self, names: Iterable[str] = SECRET_NAMES) -> None:
+        self.names = frozenset(map(_plain_name, names))
+        self._known: dict[str, bool] = {}
+
+    def variables(self) -> frozenset[str]:
+        """Give the values of the variables of this process that have such names, or names that end so."""
+        endings = tuple(self.names)
+        return frozenset(
+            value
+            for name, value in os.environ.items()
+            if len(value) >= _SHORTEST and endings and _plain_name(name).endswith(endings)
+        )
+
+    def found_in(self, value: JSON, found: set[str]) -> bool:
+        """Whether a secret name stands in a value; adds the texts that belong to it."""
+        if isinstance(value, Mapping):
+            here = False
+            for name, item in cast("Mapping[Any, Any]", value).items():
+                if isinstance(name, str) and self.is_secret(name):
+                    here = True
+                    _add_texts(item, found)
+                elif isinstance(item, Mapping | list) and self.found_in(item, found):
+                    here = True
+            return here
+        if isinstance(value, list):
+            hits = [self.found_in(item, found) for item in cast("list[Any]", value)]  # all of them
+            return any(hits)
+        return False
+
+    def is_secret(self, name: str) -> bool:
+        """Whether the value of such a name is not to be written."""
+        if name not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[name] = _plain_name(name) in self.names
+        return self._known[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Secrets, (tuple(self.names),))
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _add_texts(value: JSON, found: set[str]) -> None:
+    if isinstance(value, str):
+        if len(value) >= _SHORTEST:
+            found.add(value)
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[Any, Any]", value).values():
+            _add_texts(item, found)
+    elif isinstance(value, list | tuple):
+        for item in cast("Sequence[Any]", value):
+            _add_texts(item, found)
+
+
+def line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) -> bytes:
+    """Write a trajectory as one line of JSON, its newline included.
+
+    variables: values that are not to be written, as `Secrets.variables` gives them.
+    """
+    data = record_to_json(record)
+    found = set[str]()
+    named = [secrets.found_in(call["arguments"], found) for call in data["tool_calls"]]
+    named.append(secrets.found_in(record.extras, found))
+    try:
+        encoded = pydantic_core.to_json(data, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
+    except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
+        encoded = _encoded(_plain(data))
+    told = {value for value in variables if _escaped(value) in encoded}
+    if any(named) or told:
+        encoded = _encoded(_without(_plain(data), secrets, _pattern(found | told)))
+    return encoded + b"\n"
+
+
+def _encoded(data: JSON) -> bytes:
+    """Write plain data; lone surrogates of model text become escapes."""
+    text = json.dumps(data, ensure_ascii=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(data).encode()
+
+
+def _escaped(value: str) -> bytes:
+    return json.dumps(value, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+
+
+def _plain(value: Any, depth: int = 0) -> JSON:
+    """Make what any JSON reader reads: no NaN, no endless numbers, no depth without end."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= MAX_INT_BITS else f"[an integer of {value.bit_length()} bits]"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth >= _DEEPEST:
+        return "[nested too deeply]"
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {str(name): _plain(item, depth + 1) for name, item in items}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth + 1) for item in cast("Iterable[Any]", value)]
+    return str(value)
+
+
+def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Match secret texts, also as they stand inside JSON inside text; the longest first."""
+    forms = set[str]()
+    for text in texts:
+        forms.update((text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]))
+    return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+
+
+def _without(data: dict[str, JSON], secrets: Secrets, pattern: re.Pattern[str] | None) -> dict[str, JSON]:
+    """Leave secrets out. Tokens may spell them, and spans no longer fit: both go too."""
+
+    def clean(value: JSON) -> JSON:
+        if isinstance(value, str):
+            return value if pattern is None else pattern.sub(REDACTED, value)
+        if isinstance(value, dict):
+            return {
+                name: REDACTED if secrets.is_secret(name) else clean(item)
+                for name, item in cast("dict[str, Any]", value).items()
+            }
+        if isinstance(value, list):
+            return [clean(item) for item in cast("list[Any]", value)]
+        return value
+
+    calls = [{name: item for name, item in call.items() if name != "span"} for call in data["tool_calls"]]
+    whole = clean({**data, "tool_calls": calls, "tokens": None})
+    return {**whole, **{name: data[name] for name in ("statuses", "tools")}}  # their names are those of tools

@@ -1,0 +1,234 @@
+"""Recorder: trajectories as JSON lines, a file per training step."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import uuid
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from torchrl_agentic.messages import JSON, Message, Turn
+from torchrl_agentic.records.base import Recording, TrajectoryHook
+from torchrl_agentic.records.codec import RESERVED
+from torchrl_agentic.records.encode import SECRET_NAMES, Secrets, line
+from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
+from torchrl_agentic.records.writer import ZSTD, Writer, require_zstd
+
+SUFFIXES = (".jsonl", ".jsonl.zst")
+
+
+class Recorder(TrajectoryHook):
+    """Writes each trajectory, at its end, as one line of JSON: `ToolCompose(recorder=Recorder("dump"))`.
+
+    A thread of its own writes; a file can be read while it grows. Several environments, and processes, may
+    share one recorder, or write to the same folder. What is there already stays: lines are added. Use it as a
+    context manager, or close it; at the end of the program what still waits is written too. The form of a
+    line is described by `records.json_schema()`.
+
+    Put `RecordTransform` last in the environment for rewards, right answers and tokens.
+
+    >>> recorder = Recorder("rollouts")
+    >>> recorder.step = 3  # from now on, trajectories that begin go to rollouts/3.jsonl
+
+    Args:
+        path: a folder, which gets a file per step; or a file, with its suffix, for all.
+        step: the training step; set the attribute as training goes on.
+        suffix: of the files in a folder: ".jsonl", or ".jsonl.zst" to compress them.
+        secrets: names of arguments, and ends of names of environment variables, whose values are never
+            written; see `Secrets`.
+        max_pending: characters that may wait to be written; beyond it the environment waits.
+
+    Raises:
+        ValueError: there is no such suffix, or no room for a line.
+        MissingExtra: the files are to be compressed, and zstandard is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        step: int = 0,
+        suffix: str = ".jsonl",
+        secrets: Iterable[str] = SECRET_NAMES,
+        max_pending: int = 64 << 20,
+    ) -> None:
+        if suffix not in SUFFIXES:
+            raise ValueError(f"the suffix is one of {', '.join(SUFFIXES)}; got {suffix!r}")
+        if max_pending < 1:
+            raise ValueError(f"max_pending must be 1 or more; got {max_pending}")
+        self.path = Path(path)
+        self.step = step
+        self.suffix = suffix
+        self.secrets = Secrets(secrets)
+        self.max_pending = max_pending
+        self._writer: Writer | None = None
+        self._variables = frozenset[str]()
+        if self.file.suffix == ZSTD:
+            require_zstd(f"A dump in {suffix}")
+
+    @property
+    def file(self) -> Path:
+        """Where the trajectories go that begin now."""
+        if self.path.name.endswith(SUFFIXES):
+            return self.path
+        return self.path / f"{self.step}{self.suffix}"
+
+    def begin(self, trajectory: str, row: int = 0) -> FileRecording:
+        """Begin to record a trajectory."""
+        return FileRecording(self, trajectory, row)
+
+    def write(self, record: TrajectoryRecord, file: Path | None = None) -> None:
+        """Write a whole trajectory. file: where to, if not to `file`."""
+        writer = self._live()
+        make = functools.partial(line, record, self.secrets, self._variables)
+        writer.put(file or self.file, make, sum(len(message.text) for message in record.messages))
+
+    def flush(self) -> None:
+        """Wait until all trajectories that have ended are in their files."""
+        if self._writer is not None and self._writer.pid == os.getpid():
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write what waits, and close the file; a trajectory that ends later opens it again.
+
+        Raises:
+            OSError: something could not be written; it was logged when it was lost.
+        """
+        if self._writer is not None and self._writer.pid == os.getpid():
+            self._writer.close()
+            error, self._writer.error = self._writer.error, None
+            if error is not None:
+                raise error
+
+    def _live(self) -> Writer:
+        """Our writer, made anew after unpickling and after a fork."""
+        if self._writer is None or self._writer.pid != os.getpid():
+            self._writer = Writer(self.max_pending)
+            self._variables = self.secrets.variables()
+            weakref.finalize(self, self._writer.close)
+        return self._writer
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writer": None, "_variables": frozenset()}
+
+    def __repr__(self) -> str:
+        return f"Recorder({str(self.file)!r})"
+
+
+class FileRecording(Recording):
+    """What a `Recorder` knows of a trajectory that goes on."""
+
+    __slots__ = (
+        "_extras", "_file", "_gts", "_recorder", "_rewards", "_row", "_score", "_started", "_step", "_tokens",
+        "_trajectory", "_turns", "request_id",
+    )  # fmt: skip
+
+    def __init__(self, recorder: Recorder, trajectory: str, row: int) -> None:
+        self.request_id = uuid.uuid4().hex
+        self._recorder, self._file, self._step = recorder, recorder.file, recorder.step
+        self._trajectory, self._row, self._started = trajectory, row, time.time()
+        self._turns: list[Turn] = []
+        self._rewards: list[float | None] = []
+        self._score: float | None = None
+        self._gts: JSON = None
+        self._tokens: TokenRecord | None = None
+        self._extras: dict[str, JSON] = {}
+
+    def turn(self, turn: Turn) -> None:
+        """Keep a turn."""
+        self._turns.append(turn)
+        self._rewards.append(None)
+
+    def reward(self, value: float) -> None:
+        """Keep what the last turn was worth to the environment; without a score, the score is their sum.
+
+        Raises:
+            ValueError: there is no turn yet.
+        """
+        if not self._rewards:
+            raise ValueError("a reward belongs to a turn, and there is none yet")
+        self._rewards[-1] = value
+
+    def added(self, messages: Sequence[Message]) -> None:
+        """Keep messages behind those of the last turn."""
+        if self._turns and messages:
+            last = self._turns[-1]
+            self._turns[-1] = replace(last, messages=(*last.messages, *messages))
+
+    def note(
+        self,
+        *,
+        score: float | None = None,
+        gts: JSON = None,
+        tokens: TokenRecord | None = None,
+        **extras: JSON,
+    ) -> None:
+        """Keep what is known of the whole.
+
+        Raises:
+            ValueError: an extra has the name of something else in the record.
+        """
+        if taken := RESERVED & extras.keys():
+            raise ValueError(f"a record has a {min(taken)!r} of its own: note yours under another name")
+        self._score = self._score if score is None else score
+        self._gts = self._gts if gts is None else gts
+        self._tokens = self._tokens if tokens is None else tokens
+        self._extras.update(extras)
+
+    def finish(self, reason: str) -> None:
+        """Write the trajectory, if it has a turn."""
+        if not self._turns:
+            return
+        known = [reward for reward in self._rewards if reward is not None]
+        score = self._score
+        if score is None:
+            score = sum(known) if known else self._tool_reward()
+        record = TrajectoryRecord(
+            self.request_id,
+            tuple(self._turns),
+            self._step,
+            self._trajectory,
+            self._row,
+            tuple(self._rewards),
+            score,
+            self._gts,
+            self._extras,
+            reason,
+            self._tokens,
+            self._started,
+            versions(),
+        )
+        self._recorder.write(record, self._file)
+
+    def _tool_reward(self) -> float | None:
+        """What tools say their calls were worth; None if none says anything."""
+        said = [result.reward for turn in self._turns for result in turn.outcome.results]
+        known = [reward for reward in said if reward is not None]
+        return sum(known) if known else None
+
+
+_PACKAGES = ("torchrl-agentic", "torchrl", "tensordict", "torch", "transformers", "vllm")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Give the versions of what makes a rollout, where it is installed."""
+    found: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
