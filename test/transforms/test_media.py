@@ -21,7 +21,7 @@ from torchrl_agentic import (
     VideoPart,
     media_of,
 )
-from torchrl_agentic.records import turn_from_json, turn_to_json
+from torchrl_agentic.records import TrajectoryRecord, record_from_json, record_to_json
 from torchrl_agentic.rollout import Conversation, replay
 from torchrl_agentic.rollout.answers import HistoryToTokens
 from torchrl_agentic.testing import ScriptedPolicy
@@ -372,8 +372,9 @@ def test_images_in_some_rows_pass_ragged_stacks_records_and_partial_resets():
         [(100, 50), (60, 200)], [], [(300, 30), (56, 56)],
     ]  # fmt: skip
     assert media_of(td)[0][1].getpixel((0, 0)) == (0, 0, 255)
-    again = [turn_from_json(json.loads(json.dumps(turn_to_json(turn)))) for turn in turns]
-    assert [turn.messages for turn in again] == [turn.messages for turn in turns]
+    record = TrajectoryRecord("r", tuple(turns))
+    again = record_from_json(json.loads(json.dumps(record_to_json(record))))
+    assert [turn.messages for turn in again.turns] == [turn.messages for turn in turns]
     assert turns[0].messages[0].content == [part(png(100, 50))]
 
     td["_reset"] = torch.tensor([[True], [False], [False]])

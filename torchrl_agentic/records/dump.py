@@ -141,7 +141,8 @@ class Dump:
         known = {file.path: file for file in self.files}
         for gone in known.keys() - set(paths):
             known[gone].close()
-        before, self.files = self.files, [known.get(path) or DumpFile(path) for path in paths]
+        before = self.files
+        self.files = [known[path] if path in known else DumpFile(path) for path in paths]
         return before != self.files
 
     def close(self) -> None:

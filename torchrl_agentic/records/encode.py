@@ -47,19 +47,21 @@ class Secrets:
             if len(value) >= _SHORTEST and endings and _plain_name(name).endswith(endings)
         )
 
-    def found_in(self, value: JSON, found: set[str]) -> bool:
+    def found_in(self, value: JSON, found: set[str], depth: int = 0) -> bool:
         """Whether a secret name stands in a value; adds the texts that belong to it."""
+        if depth >= _DEEPEST:
+            return False  # it is not written either
         if isinstance(value, Mapping):
             here = False
             for name, item in cast("Mapping[Any, Any]", value).items():
                 if isinstance(name, str) and self.is_secret(name):
                     here = True
                     _add_texts(item, found)
-                elif isinstance(item, Mapping | list) and self.found_in(item, found):
+                elif isinstance(item, Mapping | list) and self.found_in(item, found, depth + 1):
                     here = True
             return here
         if isinstance(value, list):
-            hits = [self.found_in(item, found) for item in cast("list[Any]", value)]  # all of them
+            hits = [self.found_in(item, found, depth + 1) for item in cast("list[Any]", value)]  # all of them
             return any(hits)
         return False
 
@@ -100,7 +102,10 @@ def line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) 
     found = set[str]()
     named = [secrets.found_in(call["arguments"], found) for call in data["tool_calls"]]
     named.append(secrets.found_in(record.extras, found))
+    free = [record.gts, record.extras, *(call.get("metrics") for call in data["tool_calls"])]
     try:
+        if not all(map(_is_plain, free)):
+            raise ValueError("what people noted is not all JSON")
         encoded = pydantic_core.to_json(data, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
         encoded = _encoded(_plain(data))
@@ -121,6 +126,17 @@ def _encoded(data: JSON) -> bytes:
 
 def _escaped(value: str) -> bytes:
     return json.dumps(value, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether any JSON reader reads what becomes of a value: what parsers read is bounded, this is not."""
+    if isinstance(value, int):
+        return value.bit_length() <= MAX_INT_BITS
+    if isinstance(value, Mapping):
+        return depth < _DEEPEST and all(_is_plain(item, depth + 1) for item in cast("Any", value).values())
+    if isinstance(value, list | tuple):
+        return depth < _DEEPEST and all(_is_plain(item, depth + 1) for item in cast("Any", value))
+    return True
 
 
 def _plain(value: Any, depth: int = 0) -> JSON:

@@ -75,14 +75,13 @@ class Lines:
         Raises:
             OSError: the file cannot be read any more.
         """
-        if self._unpacked is not None:
-            self._unpacked.more(budget)
+        came = self._unpacked is not None and self._unpacked.more(budget)
         end = os.fstat(self._file.fileno()).st_size
         if end < self._scanned:
             self._begin()
         stop = end if budget is None else min(end, self._scanned + budget)
         if self._scanned >= stop:
-            return False
+            return came
         if self._has_tail:
             self._drop_tail()
         while self._scanned < stop:
@@ -154,39 +153,45 @@ class _Unpacked:
         self._frame_start = 0
         self._is_lost = False
 
-    def more(self, budget: int | None) -> None:
-        """Unpack about as many bytes of the compressed file, or all that are there."""
+    def more(self, budget: int | None) -> bool:
+        """Unpack about as many bytes of the compressed file, or all that are there; whether any were read."""
         end = os.fstat(self._source.fileno()).st_size
         if end < self.read:  # written anew
             self.file.truncate(0)
             self.read, self._frame, self._is_lost = 0, None, False
-        stop = end if budget is None else min(end, self.read + budget)
+        began = self.read
+        stop = end if budget is None else min(end, began + max(budget, len(_FRAME)))
         while self.read < stop:
             data = _read_at(self._source, self.read, min(_CHUNK, stop - self.read))
-            if not data or not (self._find(data) if self._is_lost else self._unpack(data)):
-                return
+            if not data:
+                break  # it was cut off meanwhile
+            if self._is_lost:
+                self._find(data)
+                if len(data) < len(_FRAME):
+                    break
+            else:
+                self._unpack(data)
+        return self.read != began
 
-    def _find(self, data: bytes) -> bool:
-        """Look for the next frame; whether there may be one."""
+    def _find(self, data: bytes) -> None:
+        """Look for the next frame, whose mark may begin in the last bytes."""
         found = data.find(_FRAME)
         self._is_lost = found < 0
         self.read += found if found >= 0 else max(0, len(data) - len(_FRAME) + 1)
-        return found >= 0 or len(data) >= len(_FRAME)
 
-    def _unpack(self, data: bytes) -> bool:
+    def _unpack(self, data: bytes) -> None:
         if self._frame is None:
             self._frame, self._frame_start = self._zstd.ZstdDecompressor().decompressobj(), self.read
         try:
             _write(self.file, self._frame.decompress(data))
         except self._zstd.ZstdError:
             _write(self.file, b"\n")
-            self.read, self._frame, self._is_lost = self._frame_start + len(_FRAME), None, True
-            return True
+            self.read, self._frame, self._is_lost = self._frame_start + 1, None, True
+            return
         self.read += len(data)
         if self._frame.eof:
             self.read -= len(self._frame.unused_data)
             self._frame = None
-        return True
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

@@ -1,0 +1,207 @@
+"""A trajectory comes back as it was; whatever else a line holds is read or named."""
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_of import record, records, turn
+
+from torchrl_agentic.ledger import TokenLedger
+from torchrl_agentic.messages import Status, ToolResult
+from torchrl_agentic.records import (
+    SCHEMA_VERSION,
+    BadLine,
+    Secrets,
+    TokenRecord,
+    TrajectoryRecord,
+    json_schema,
+    read_line,
+    record_from_json,
+    record_to_json,
+)
+from torchrl_agentic.records.codec import BODY, HEAD, summary_from_json
+from torchrl_agentic.records.encode import line
+
+NOTHING = Secrets(())
+
+
+def written(made: TrajectoryRecord) -> bytes:
+    return line(made, NOTHING, frozenset())
+
+
+@settings(deadline=None)
+@given(made=records())
+def test_a_trajectory_comes_back_as_it_was(made: TrajectoryRecord):
+    """Through the bytes of a file, so that nothing lives on as a Python object."""
+    encoded = written(made)
+    assert encoded.count(b"\n") == 1
+    assert encoded.endswith(b"\n")
+    assert read_line(encoded) == made
+
+
+@settings(deadline=None)
+@given(made=records())
+def test_what_is_written_keeps_to_the_published_schema(made: TrajectoryRecord):
+    """With `json` as reader, as people's scripts use it."""
+    data = json.loads(written(made))
+    assert [error.message for error in jsonschema_rs.validator_for(json_schema()).iter_errors(data)] == []
+
+
+def test_the_schema_is_one_and_knows_all_members():
+    jsonschema_rs.validator_for(json_schema())
+    assert set(json_schema()["properties"]) == set(json_schema()["required"]) == {*HEAD, *BODY}
+    assert json_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+    statuses = json_schema()["$defs"]["call"]["properties"]["status"]["enum"]
+    assert statuses == [str(status) for status in Status]
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"score": "high"}, "score"),
+        ({"n_turns": 0}, "n_turns"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"schema_version": 1}, "schema_version"),
+    ],
+)
+def test_the_schema_refuses_what_no_recorder_writes(change: dict[str, object], path: str):
+    data = record_to_json(record()) | change
+    assert any(path in map(str, error.instance_path) for error in jsonschema_rs.validator_for(
+        json_schema()).iter_errors(json.loads(json.dumps(data))))  # fmt: skip
+
+
+@settings(deadline=None)
+@given(made=records())
+def test_the_summary_in_a_line_is_that_of_the_whole(made: TrajectoryRecord):
+    found = summary_from_json(json.loads(written(made)))
+    assert found == made.summary
+
+
+def test_a_line_has_the_keys_that_scripts_of_others_know():
+    made = record(
+        turn("42", result=ToolResult.from_text("6")), score=1.0, gts="42", step=7, extras={"acc": 1}
+    )
+    data = json.loads(written(made))
+    assert data["input"] == "user\nWhat?"
+    assert data["output"] == "assistant\n42\ntool\n6"
+    assert (data["gts"], data["score"], data["step"], data["acc"], data["request_id"]) == ("42", 1, 7, 1, "r")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_lacks_are_written_as_text_and_read(value: float):
+    encoded = written(record(score=value, rewards=(value,)))
+    json.loads(encoded, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    found = read_line(encoded)
+    assert isinstance(found, TrajectoryRecord)
+    assert str(found.score) == str(found.rewards[0]) == str(value)
+
+
+def deep(depth: int) -> object:
+    value: object = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**5000, deep(5000), {1, 2}, object(), b"\xff", {(1, 2): 3}, "\ud800"],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_json_cannot_hold_costs_only_itself(value: object):
+    """The rest of the trajectory is written, and reads back."""
+    made = record(turn("kept", result=ToolResult.from_text("6")), extras={"odd": value})
+    found = read_line(written(made))
+    assert isinstance(found, TrajectoryRecord)
+    assert found.turns == made.turns
+
+
+def test_tokens_are_kept_with_sources_and_log_probs():
+    ledger = TokenLedger()
+    ledger.prompt([1, 2])
+    ledger.sampled([3, 4], [-0.25, math.nan])
+    ledger.result([5], call=0)
+    made = record(tokens=TokenRecord(ledger, ("a", "b", "c")))
+    data = json.loads(written(made))["tokens"]
+    assert data == {"ids": [1, 2, 3, 4, 5], "spans": [[-2, 2], [-1, 2], [0, 1]], "texts": ["a", "b", "c"],
+                    "log_probs": [-0.25, None]}  # fmt: skip
+    assert read_line(written(made)) == made
+
+
+V1 = json.loads("""{"schema_version": 1, "trajectory": "0.0", "turn": 3, "row": 0, "text": "hi", "notes": [],
+"context": [{"role": "user", "content": "?"}], "message": {"role": "assistant", "content": "hi"},
+"messages": [], "calls": [{"id": "c", "tool": "f", "args": {"a": 1}, "tag": null, "error": null,
+"status": "ok", "result": "1", "stop": false, "reward": null, "start": 1.0, "queue_s": 0.0, "run_s": 0.5,
+"bytes": 1, "metrics": null, "notes": [], "call_notes": ["lenient"], "span": null}]}""")
+
+
+def test_turns_of_version_1_are_read_as_trajectories_of_one_turn():
+    found = record_from_json(V1)
+    ((_, call, result),) = found.calls
+    assert (found.turns[0].index, call.tool, call.args, call.notes) == (3, "f", {"a": 1}, ("lenient",))
+    assert result.text == "1"
+
+
+def test_a_line_of_a_dump_with_texts_only_is_read():
+    """As verl's trainer writes it."""
+    found = record_from_json({"input": "q", "output": "a", "gts": "4", "score": 0.5, "step": 3, "acc": 1.0})
+    assert [(message.role, message.text) for message in found.messages] == [("input", "q"), ("output", "a")]
+    assert (found.score, found.step, found.gts, found.extras) == (0.5, 3, "4", {"acc": 1.0})
+    assert found.summary.group == record_from_json({"input": "q", "output": "b"}).summary.group
+
+
+good = json.dumps(record_to_json(record())).encode()
+
+
+@pytest.mark.parametrize(
+    ("junk", "reason"),
+    [
+        (good[:100], "cut off after 100 bytes"),
+        (b"[]", "JSON object"),
+        (b"3", "JSON object"),
+        (b"null", "JSON object"),
+        (b"{}", "output"),
+        (b"\xff\xfe", "JSON"),
+        (b'{"schema_version": "2"}', "version 2"),
+        (b'{"schema_version": 99}', "version 99; this package reads up to 2"),
+        (b'{"schema_version": 2}', "tokens"),
+        (b'{"schema_version": 1, "calls": [3]}', "TypeError"),
+        (good.replace(b'"n_context": 1', b'"n_context": 9'), "more messages"),
+        (b"[" * 100_000, "ecursion"),
+        (b'{"output": ' + b"1" * 5000 + b"}", "digits"),
+        (b"", "Expecting value"),
+    ],
+    ids=lambda value: repr(value[:20]),
+)
+def test_a_line_that_cannot_be_read_is_named_with_the_reason(junk: bytes, reason: str):
+    found = read_line(junk, 7)
+    assert isinstance(found, BadLine)
+    assert found.number == 7
+    assert reason in found.reason
+
+
+@settings(deadline=None)
+@given(junk=st.binary() | st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from([*HEAD, *BODY]), inner),
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_no_line_raises(junk: bytes):
+    assert isinstance(read_line(junk), BadLine | TrajectoryRecord)
+
+
+def test_what_is_no_utf8_is_read_all_the_same():
+    found = read_line(good.replace(b"hello", b"h\xffllo"))
+    assert isinstance(found, TrajectoryRecord)
+    assert found.turns[0].message.text == "h\udcffllo"
+
+
+def test_the_schema_travels_with_the_package():
+    """What people validate with is a file, which tools of other languages read too."""
+    import torchrl_agentic.records as package
+
+    assert (Path(package.__file__).parent / "trajectory.schema.json").is_file()

@@ -1,0 +1,188 @@
+"""A dump is listed by its beginnings, read where it is looked at, and may change while it is open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from records_of import record, turn
+
+from torchrl_agentic.messages import ToolResult
+from torchrl_agentic.records import (
+    BadLine,
+    Dump,
+    DumpFile,
+    Recorder,
+    Summary,
+    TrajectoryRecord,
+    in_groups,
+    read_records,
+)
+
+Scan = Callable[[Path], DumpFile]
+
+
+def write(path: Path, *names: str, **fields: object) -> None:
+    with Recorder(path) as recorder:
+        for name in names:
+            recorder.write(record(request_id=name, **fields))
+
+
+@pytest.fixture
+def scanned() -> Iterator[Callable[[Path], DumpFile]]:
+    with contextlib.ExitStack() as files:
+
+        def scan(path: Path) -> DumpFile:
+            file = DumpFile(path)
+            files.callback(file.close)
+            file.scan()
+            return file
+
+        yield scan
+
+
+def ids(file: DumpFile) -> list[str]:
+    found = [file.summary(index) for index in range(len(file))]
+    return [one.request_id if isinstance(one, Summary) else one.reason for one in found]
+
+
+def test_files_come_in_the_order_of_their_steps(tmp_path: Path):
+    for name in ("10.jsonl", "9.jsonl.zst", "2.jsonl", "validation.jsonl", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "3.jsonl").mkdir()
+    with Dump(tmp_path) as dump:
+        assert [(file.name, file.step) for file in dump.files] == [
+            ("2", 2), ("9", 9), ("10", 10), ("validation", None),
+        ]  # fmt: skip
+
+
+def test_a_dump_may_be_one_file(tmp_path: Path):
+    write(tmp_path / "all.jsonl", "a", "b")
+    with Dump(tmp_path / "all.jsonl") as dump:
+        (file,) = dump.files
+        file.scan()
+        assert ids(file) == ["a", "b"]
+
+
+def test_a_folder_without_a_dump_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"holds no \.jsonl or \.jsonl\.zst files"):
+        Dump(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        Dump(tmp_path / "nowhere")
+
+
+def test_a_summary_reads_only_the_beginning(tmp_path: Path, scanned: Scan):
+    """What follows is not even JSON."""
+    write(tmp_path / "0.jsonl", "a", turns=(turn("x" * 5000),))
+    line = (tmp_path / "0.jsonl").read_bytes()
+    (tmp_path / "0.jsonl").write_bytes(line[:5000] + b"\xff\"" * 1_000_000)
+    file = scanned(tmp_path / "0.jsonl")
+    assert ids(file) == ["a"]
+    assert isinstance(file.record(0), BadLine)
+
+
+def test_a_summary_is_found_behind_extras_of_any_length(tmp_path: Path, scanned: Scan):
+    write(tmp_path / "0.jsonl", "a", extras={"long": "é" * 100_000})
+    summary = scanned(tmp_path / "0.jsonl").summary(0)
+    assert isinstance(summary, Summary)
+    assert summary.extras == {"long": "é" * 100_000}
+
+
+@pytest.mark.parametrize("length", range(3900, 4200, 7))
+def test_a_summary_is_right_wherever_its_beginning_is_cut(tmp_path: Path, scanned: Scan, length: int):
+    """The last extra that can be seen may lack its end."""
+    write(tmp_path / "0.jsonl", "a", extras={"long": "x" * length, "n": 123456})
+    summary = scanned(tmp_path / "0.jsonl").summary(0)
+    assert isinstance(summary, Summary)
+    assert summary.extras == {"long": "x" * length, "n": 123456}
+
+
+def test_lines_of_other_kinds_stand_side_by_side(tmp_path: Path, scanned: Scan):
+    write(tmp_path / "0.jsonl", "a")
+    with (tmp_path / "0.jsonl").open("ab") as file:
+        file.write(
+            b'\n{"input": "q", "output": "a", "score": 1, "uid": "u"}\n{"schema_version": 3}\nnonsense\n'
+        )
+        file.write(b'{"output": "cut')
+    file = scanned(tmp_path / "0.jsonl")
+    assert ids(file)[:2] == ["a", "u"]
+    assert "version 3" in ids(file)[2]
+    assert "cut off" in ids(file)[4]
+    bad = file.record(3)
+    assert isinstance(bad, BadLine)
+    assert bad.number == 5  # the blank line counts
+
+
+def test_equal_ids_are_two_trajectories(tmp_path: Path, scanned: Scan):
+    write(tmp_path / "0.jsonl", "a", "a")
+    assert ids(scanned(tmp_path / "0.jsonl")) == ["a", "a"]
+
+
+def test_a_line_that_grows_is_read_again(tmp_path: Path, scanned: Scan):
+    """Its first half was listed as broken."""
+    write(tmp_path / "0.jsonl", "a")
+    line = (tmp_path / "0.jsonl").read_bytes()
+    (tmp_path / "0.jsonl").write_bytes(line[:50])
+    file = scanned(tmp_path / "0.jsonl")
+    assert "cut off" in ids(file)[0]
+    with (tmp_path / "0.jsonl").open("ab") as growing:
+        growing.write(line[50:])
+    assert file.scan()
+    assert ids(file) == ["a"]
+
+
+def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, scanned: Scan):
+    """Even one that is as long."""
+    write(tmp_path / "0.jsonl", "a")
+    file = scanned(tmp_path / "0.jsonl")
+    assert ids(file) == ["a"]
+    write(tmp_path / "new.jsonl", "b")
+    os.replace(tmp_path / "new.jsonl", tmp_path / "0.jsonl")
+    assert file.scan()
+    assert ids(file) == ["b"]
+
+
+def test_a_file_that_vanishes_says_so_and_can_still_be_read(tmp_path: Path, scanned: Scan):
+    write(tmp_path / "0.jsonl", "a")
+    file = scanned(tmp_path / "0.jsonl")
+    (tmp_path / "0.jsonl").unlink()
+    assert isinstance(file.record(0), TrajectoryRecord)
+    with pytest.raises(FileNotFoundError):
+        file.scan()
+
+
+def test_a_dump_finds_files_that_came_and_forgets_those_that_went(tmp_path: Path):
+    write(tmp_path / "1.jsonl", "a")
+    with Dump(tmp_path) as dump:
+        first = dump.files[0]
+        assert not dump.refresh()
+        write(tmp_path / "0.jsonl", "b")
+        assert dump.refresh()
+        assert [file.name for file in dump.files] == ["0", "1"]
+        assert dump.files[1] is first
+        (tmp_path / "1.jsonl").unlink()
+        assert dump.refresh()
+        assert [file.name for file in dump.files] == ["0"]
+
+
+def test_all_trajectories_of_all_steps_are_read(tmp_path: Path):
+    write(tmp_path / "10.jsonl", "c")
+    write(tmp_path / "2.jsonl", "a", "b")
+    found = [one.request_id for one in read_records(tmp_path) if isinstance(one, TrajectoryRecord)]
+    assert found == ["a", "b", "c"]
+
+
+def test_trajectories_that_began_alike_are_a_group():
+    alike = [record(turn("one")), record(turn("two")), record(turn("one", index=1)), record(step=1)]
+    found = in_groups([one.summary for one in alike])
+    assert list(found.values()) == [[0, 1], [2], [3]]
+
+
+def test_a_summary_counts_calls():
+    good, bad = ToolResult.from_text("1"), ToolResult.from_text("no", is_error=True)
+    found = record(turn(result=good), turn(index=1, result=bad), turn(index=2)).summary
+    assert (found.n_turns, found.n_calls, found.n_errors) == (3, 2, 1)
+    assert (dict(found.statuses), dict(found.tools)) == ({"ok": 1, "error": 1}, {"f": 2})

@@ -1,0 +1,394 @@
+"""Every trajectory is one line of the right file, whoever writes beside, and whatever a crash has left."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_of import record, records, turn
+
+from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.messages import Message, ToolResult, Turn
+from torchrl_agentic.records import (
+    BadLine,
+    Recorder,
+    Recording,
+    TrajectoryHook,
+    TrajectoryRecord,
+    as_hook,
+    read_records,
+)
+from torchrl_agentic.records.writer import Writer
+
+BOTH = pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
+
+
+def names(path: Path) -> list[str]:
+    return [one.trajectory if isinstance(one, TrajectoryRecord) else one.reason for one in read_records(path)]
+
+
+def finished(recorder: Recorder, name: str, *turns: Turn) -> None:
+    recording = recorder.begin(name)
+    for one in turns or (turn(trajectory=name),):
+        recording.turn(one)
+    recording.finish("no_calls")
+
+
+@settings(deadline=None, max_examples=30)
+@given(some=st.lists(records(), max_size=4), suffix=st.sampled_from([".jsonl", ".jsonl.zst"]))
+def test_a_file_of_trajectories_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, some: list[TrajectoryRecord], suffix: str
+):
+    """One line each, whatever line separators and surrogates the texts hold."""
+    path = tmp_path_factory.mktemp("records") / f"all{suffix}"
+    with Recorder(path) as recorder:
+        for one in some:
+            recorder.write(one)
+    assert (list(read_records(path)) if some else []) == some
+
+
+@BOTH
+def test_a_trajectory_goes_to_the_file_of_the_step_in_which_it_began(tmp_path: Path, suffix: str):
+    with Recorder(tmp_path / "dump", step=3, suffix=suffix) as recorder:
+        early = recorder.begin("early")
+        early.turn(turn(trajectory="early"))
+        recorder.step = 10
+        finished(recorder, "late")
+        early.finish("reset")
+    assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == [f"10{suffix}", f"3{suffix}"]
+    first, second = read_records(tmp_path / "dump")
+    assert isinstance(first, TrajectoryRecord)
+    assert isinstance(second, TrajectoryRecord)
+    assert [(one.trajectory, one.step, one.termination_reason) for one in (first, second)] == [
+        ("early", 3, "reset"), ("late", 10, "no_calls"),
+    ]  # fmt: skip
+
+
+def test_what_is_noted_is_in_the_record(tmp_path: Path):
+    with Recorder(tmp_path) as recorder:
+        recording = recorder.begin("0.0", 2)
+        recording.note(gts="4", difficulty="hard")
+        for index, reward in enumerate((0.25, 0.5)):
+            recording.turn(turn(index=index, row=2))
+            recording.reward(reward)
+        recording.added([Message("user", "bye")])
+        recording.finish("user")
+    (found,) = read_records(tmp_path)
+    assert isinstance(found, TrajectoryRecord)
+    assert (found.rewards, found.score, found.gts, found.row) == ((0.25, 0.5), 0.75, "4", 2)
+    assert found.extras == {"difficulty": "hard"}
+    assert found.versions["torchrl-agentic"]
+    assert found.started is not None
+    assert [message.text for message in found.messages] == ["What?", "hello", "hello", "bye"]
+    assert re.fullmatch("[0-9a-f]{32}", found.request_id)
+
+
+@pytest.mark.parametrize(("noted", "score"), [(None, 3.0), (0.5, 0.5)])
+def test_without_rewards_of_the_environment_the_score_is_that_of_the_tools(
+    tmp_path: Path, noted: float | None, score: float
+):
+    with Recorder(tmp_path) as recorder:
+        recording = recorder.begin("t")
+        for index in range(2):
+            result = ToolResult.from_value(("x", 1.5))
+            recording.turn(turn(index=index, trajectory="t", result=result))
+        recording.note(score=noted)
+        recording.finish("no_calls")
+    (found,) = read_records(tmp_path)
+    assert isinstance(found, TrajectoryRecord)
+    assert found.score == score
+
+
+def test_a_trajectory_without_a_turn_is_not_written(tmp_path: Path):
+    with Recorder(tmp_path) as recorder:
+        recorder.begin("t").finish("reset")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_extra_cannot_take_the_name_of_something_else(tmp_path: Path):
+    with pytest.raises(ValueError, match="'messages' of its own"):
+        Recorder(tmp_path).begin("t").note(messages=[])
+    with pytest.raises(ValueError, match="none yet"):
+        Recorder(tmp_path).begin("t").reward(1.0)
+
+
+def test_ids_differ_where_names_do_not(tmp_path: Path):
+    """Two environments name their trajectories alike."""
+    with Recorder(tmp_path) as recorder:
+        for _ in range(2):
+            finished(recorder, "0.0")
+    assert len({one.request_id for one in read_records(tmp_path) if isinstance(one, TrajectoryRecord)}) == 2
+
+
+def test_recording_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path):
+    """The first trajectory after a crash must not be glued to the broken line, and lost with it."""
+    with Recorder(tmp_path) as recorder:
+        finished(recorder, "before")
+    file = tmp_path / "0.jsonl"
+    file.write_bytes(file.read_bytes() + file.read_bytes()[:50])
+    with Recorder(tmp_path) as recorder:
+        finished(recorder, "after")
+    before, broken, after = names(tmp_path)
+    assert (before, after) == ("before", "after")
+    assert "cut off" in broken
+
+
+def test_a_compressed_file_goes_on_behind_a_piece_that_was_cut_off(tmp_path: Path):
+    with Recorder(tmp_path, suffix=".jsonl.zst") as recorder:
+        finished(recorder, "before")
+        recorder.flush()
+        whole = (tmp_path / "0.jsonl.zst").stat().st_size
+        finished(recorder, "lost")
+        recorder.flush()
+        os.truncate(tmp_path / "0.jsonl.zst", whole + 40)
+        finished(recorder, "after")
+    found = names(tmp_path)
+    assert (found[0], found[-1]) == ("before", "after")
+    assert "lost" not in found
+
+
+@BOTH
+def test_a_file_can_be_read_while_it_grows(tmp_path: Path, suffix: str):
+    with Recorder(tmp_path, suffix=suffix) as recorder:
+        for count in range(3):
+            finished(recorder, str(count))
+            recorder.flush()
+            assert names(tmp_path) == [str(n) for n in range(count + 1)]
+
+
+def test_one_recorder_serves_several_threads(tmp_path: Path):
+    """Texts longer than a pipe or a page, so that lines written in pieces would mix."""
+    with Recorder(tmp_path) as recorder, ThreadPoolExecutor(8) as threads:
+        list(
+            threads.map(
+                lambda n: finished(recorder, str(n), turn("x" * 20_000, trajectory=str(n))), range(99)
+            )
+        )
+    assert sorted(map(int, names(tmp_path))) == list(range(99))
+
+
+WRITE = """
+import sys
+sys.path[:0] = [{here!r}]
+from records_of import turn
+from torchrl_agentic.records import Recorder
+
+with Recorder({path!r}, suffix={suffix!r}) as recorder:
+    for number in range(30):
+        recording = recorder.begin(sys.argv[1])
+        recording.turn(turn("x" * 100_000, trajectory=sys.argv[1]))
+        recording.finish("no_calls")
+"""
+
+
+@BOTH
+def test_several_processes_write_to_one_file(tmp_path: Path, suffix: str):
+    """Lines of 100 KB each: written in pieces, they would mix."""
+    code = WRITE.format(here=str(Path(__file__).parent), path=str(tmp_path), suffix=suffix)
+    running = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+    assert sorted(names(tmp_path)) == ["a"] * 30 + ["b"] * 30 + ["c"] * 30
+
+
+def test_what_waits_at_the_end_of_a_program_is_written(tmp_path: Path):
+    """Nobody has closed the recorder."""
+    code = WRITE.format(here=str(Path(__file__).parent), path=str(tmp_path), suffix=".jsonl")
+    code = code.replace("with Recorder", "recorder = Recorder").replace("') as recorder:", "')\nif True:")
+    subprocess.run([sys.executable, "-c", code, "a"], check=True, timeout=60)
+    assert names(tmp_path) == ["a"] * 30
+
+
+def test_a_killed_program_loses_at_most_its_last_line(tmp_path: Path):
+    """What was flushed is there whole; of what was not, no line but the last can be broken."""
+    code = WRITE.format(here=str(Path(__file__).parent), path=str(tmp_path), suffix=".jsonl")
+    code = code.replace(
+        'recording.finish("no_calls")', 'recording.finish("no_calls")\n        print(flush=True)'
+    )
+    with subprocess.Popen([sys.executable, "-c", code, "a"], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        for _ in range(10):
+            running.stdout.readline()
+        running.kill()
+    found = list(read_records(tmp_path)) if list(tmp_path.iterdir()) else []
+    assert not any(isinstance(one, BadLine) for one in found[:-1])
+
+
+def test_a_recorder_pickles_and_opens_again_after_close(tmp_path: Path):
+    with Recorder(tmp_path / "deep" / "r.jsonl", step=4) as recorder:
+        finished(recorder, "a")
+        recorder.flush()
+        with pickle.loads(pickle.dumps(recorder)) as copy:
+            finished(copy, "b")
+        recorder.close()
+        recorder.close()
+        finished(recorder, "c")
+    assert names(tmp_path / "deep" / "r.jsonl") == ["a", "b", "c"]
+    assert copy.step == 4
+
+
+def test_a_child_of_a_fork_records_what_is_its_own(tmp_path: Path):
+    """Neither what waited in the parent, nor on a thread that is not there."""
+    recorder = Recorder(tmp_path)
+    finished(recorder, "parent")
+    recorder.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            finished(recorder, "child")
+            recorder.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    recorder.close()
+    assert sorted(names(tmp_path)) == ["child", "parent"]
+
+
+def test_a_recorder_that_nobody_holds_writes_what_waits_and_ends_its_thread(tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    finished(recorder, "a")
+    del recorder
+    gc.collect()
+    assert names(tmp_path) == ["a"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "recorder"]
+
+
+def test_the_environment_waits_while_too_much_is_waiting(tmp_path: Path):
+    """The second line may come only once the first, which is kept from being written, is in the file."""
+    writer, may_write, has_come = Writer(max_pending=100), threading.Event(), threading.Event()
+
+    def slow() -> bytes:
+        assert may_write.wait(30)
+        return b"{}\n"
+
+    def put_second() -> None:
+        writer.put(tmp_path / "f.jsonl", lambda: b"{}\n", 1)
+        has_come.set()
+
+    writer.put(tmp_path / "f.jsonl", slow, 101)
+    thread = threading.Thread(target=put_second)
+    thread.start()
+    assert not has_come.wait(0.05)
+    may_write.set()
+    assert has_come.wait(30)
+    thread.join()
+    writer.close()
+    assert (tmp_path / "f.jsonl").read_bytes() == b"{}\n{}\n"
+
+
+def test_a_trajectory_larger_than_what_may_wait_is_written(tmp_path: Path):
+    with Recorder(tmp_path, max_pending=10) as recorder:
+        finished(recorder, "a", turn("x" * 1000, trajectory="a"))
+        finished(recorder, "b")
+    assert names(tmp_path) == ["a", "b"]
+
+
+def test_what_cannot_be_written_is_logged_and_raised_at_close(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The rollout goes on meanwhile; what can be written later is."""
+    (tmp_path / "0.jsonl").mkdir()
+    recorder = Recorder(tmp_path)
+    finished(recorder, "lost")
+    recorder.flush()
+    (tmp_path / "0.jsonl").rmdir()
+    finished(recorder, "kept")
+    with caplog.at_level(logging.ERROR), pytest.raises(IsADirectoryError):
+        recorder.close()
+    assert names(tmp_path) == ["kept"]
+    recorder.close()
+
+
+def test_an_earlier_line_that_was_lost_halfway_breaks_no_later_one(tmp_path: Path):
+    """A disk that is full takes a part of a line."""
+    writer = Writer(max_pending=100)
+    writer.put(tmp_path / "f.jsonl", lambda: b'{"a": 1}\n', 1)
+    writer.flush()
+    with (tmp_path / "f.jsonl").open("ab") as file:
+        file.write(b'{"b"')
+    writer._torn.add(tmp_path / "f.jsonl")  # as `_run` notes a failed write
+    writer.put(tmp_path / "f.jsonl", lambda: b'{"c": 1}\n', 1)
+    writer.close()
+    assert (tmp_path / "f.jsonl").read_bytes().splitlines() == [b'{"a": 1}', b'{"b"', b'{"c": 1}']
+
+
+def test_a_file_can_be_for_all_steps(tmp_path: Path):
+    with Recorder(tmp_path / "all.jsonl") as recorder:
+        for step in (1, 2):
+            recorder.step = step
+            finished(recorder, str(step))
+    assert [json.loads(line)["step"] for line in (tmp_path / "all.jsonl").read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"suffix": ".json"}, ".jsonl, .jsonl.zst"), ({"max_pending": 0}, "1 or more")]
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, options: dict[str, object], said: str):
+    with pytest.raises(ValueError, match=said):
+        Recorder(tmp_path, **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_without_zstandard_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(MissingExtra, match=re.escape("torchrl-agentic[zstd]")):
+        Recorder(tmp_path, suffix=".jsonl.zst")
+
+
+class Told(TrajectoryHook):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def begin(self, trajectory: str, row: int = 0) -> Recording:
+        heard = self.heard
+        heard.append(("begin", trajectory, row))
+
+        class Keeping(Recording):
+            def turn(self, turn: Turn) -> None:
+                heard.append(turn)
+
+            def finish(self, reason: str) -> None:
+                heard.append(reason)
+
+        return Keeping()
+
+
+def test_several_recorders_are_told_the_same():
+    one, other, turns = Told(), Told(), []
+    hook = as_hook([one, [other, None], turns.append])
+    assert hook is not None
+    recording, said = hook.begin("t", 3), turn()
+    recording.turn(said)
+    recording.reward(1.0)
+    recording.note(score=1.0)
+    recording.added([])
+    recording.finish("reset")
+    assert one.heard == other.heard == [("begin", "t", 3), said, "reset"]
+    assert turns == [said]
+    assert as_hook([None]) is None
+
+
+@pytest.mark.parametrize("wrong", ["rollouts", 3, {"a": 1}])
+def test_what_cannot_be_told_is_refused(wrong: object):
+    with pytest.raises(TypeError, match="a Recorder, a function of a Turn, or a list"):
+        as_hook(wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_record_by_hand_is_written_too(tmp_path: Path):
+    with Recorder(tmp_path) as recorder:
+        recorder.write(record(score=1.0))
+    assert list(read_records(tmp_path)) == [record(score=1.0)]

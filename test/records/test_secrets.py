@@ -1,0 +1,131 @@
+"""What is secret is written nowhere: not in arguments, not in texts that repeat it, not as tokens."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_of import record, turn
+
+from torchrl_agentic.ledger import TokenLedger
+from torchrl_agentic.messages import Message, ToolResult
+from torchrl_agentic.records import BadLine, Recorder, Secrets, TokenRecord, TrajectoryRecord, read_line
+from torchrl_agentic.records.encode import line
+
+NAMES = ["password", "API_KEY", "api-key", "apikey", "Authorization", "client_secret", "accessToken", "token"]
+NONE = frozenset[str]()
+
+
+def data(made: TrajectoryRecord, secrets: Secrets | None = None, variables: frozenset[str] = NONE) -> dict:
+    return json.loads(line(made, secrets or Secrets(), variables))
+
+
+def login(secret: str, name: str = "password", **more: object) -> TrajectoryRecord:
+    call = json.dumps({"name": "login", "arguments": {name: secret}})
+    result = ToolResult.from_text(f"welcome, {secret}")
+    return record(turn(f"<tool_call>{call}</tool_call>", args={name: secret, **more}, result=result))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_argument_of_a_secret_name_is_left_out(name: str):
+    found = data(login("hunter2!", name, user="bob"))
+    (call,) = found["tool_calls"]
+    assert call["arguments"] == {name: "[redacted]", "user": "bob"}
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "tokens", "key", "passwords_tried", "secretary"])
+def test_other_names_are_no_secrets(name: str):
+    found = data(login("hunter2!", name))
+    assert found["tool_calls"][0]["arguments"] == {name: "hunter2!"}
+
+
+@settings(deadline=None)
+@given(secret=st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=30))
+def test_a_secret_is_in_no_text_of_the_record(secret: str):
+    """Neither as it is, nor as it stands inside the JSON of the call."""
+    made = login(secret)
+    found = data(made)
+    other = "\n".join(texts(data(login("[redacted]"))))  # holds some by chance, as "messag" in a key
+    assert all(secret not in text or secret in other for text in texts(found))
+
+
+def texts(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in texts(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("secret", ["hunter2!", 'quo"ted\\secret', "schlüssel", "line\nbreak", "emoji😀key"])
+def test_a_secret_is_cut_out_of_messages_and_results(secret: str):
+    found = data(login(secret))
+    assert found["tool_calls"][0]["result"] == "welcome, [redacted]"
+    assert found["messages"][-1]["content"] == "welcome, [redacted]"
+    assert '"password": "[redacted]"' in found["messages"][1]["content"]
+    assert found["output"].count("[redacted]") == 2
+    assert "span" not in found["tool_calls"][0]
+
+
+def test_secrets_lie_deep_and_in_messages_of_apis_too():
+    made = record(turn(args={"login": [{"password": "hunter2!"}]}, result=ToolResult.from_text("hunter2!")))
+    assert "hunter2!" not in json.dumps(data(made))
+    message = Message("assistant", "", ({"function": {"arguments": {"password": "hunter2!"}}},))
+    spoken = record(turn("x", args={"password": "hunter2!"}, result=ToolResult.from_text("")))
+    spoken = replace(spoken, turns=(replace(spoken.turns[0], message=message),))
+    assert "hunter2!" not in json.dumps(data(spoken))
+
+
+def test_a_short_secret_stays_in_texts_and_goes_from_arguments():
+    """Every text holds "1234" by chance."""
+    found = data(login("1234"))
+    assert found["tool_calls"][0]["arguments"] == {"password": "[redacted]"}
+    assert found["tool_calls"][0]["result"] == "welcome, 1234"
+
+
+def test_tokens_that_may_spell_a_secret_are_left_out():
+    ledger = TokenLedger()
+    ledger.prompt([1, 2])
+    tokens = TokenRecord(ledger, ("hunter2!",))
+    assert data(replace(login("hunter2!"), tokens=tokens))["tokens"] is None
+    assert data(replace(login("hunter2!", "other"), tokens=tokens))["tokens"] is not None
+
+
+def test_values_of_the_environment_are_left_out_by_the_ends_of_their_names(monkeypatch: pytest.MonkeyPatch):
+    """A tool that prints all variables must not write keys into a dump."""
+    monkeypatch.setenv("SOME_SERVICE_API_KEY", "sk-0123456789")
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    monkeypatch.setenv("HOME_OF_KEYS", "harmless-value")
+    secrets = Secrets()
+    printed = "KEY=sk-0123456789 hf_0123456789 harmless-value"
+    found = data(record(turn(result=ToolResult.from_text(printed))), secrets, secrets.variables())
+    assert found["tool_calls"][0]["result"] == "KEY=[redacted] [redacted] harmless-value"
+
+
+def test_names_are_chosen_by_whoever_records(tmp_path):
+    with Recorder(tmp_path / "r.jsonl", secrets=["ssn"]) as recorder:
+        recorder.write(login("hunter2!", ssn="078-05-1120"))
+    found = read_line((tmp_path / "r.jsonl").read_bytes())
+    assert isinstance(found, TrajectoryRecord)
+    ((_, call, _),) = found.calls
+    assert call.args == {"password": "hunter2!", "ssn": "[redacted]"}
+
+
+def test_tools_that_are_called_like_secrets_are_still_counted():
+    made = record(turn(args={"password": "hunter2!"}, result=ToolResult.from_text("")))
+    outcome = made.turns[0].outcome
+    calls = (replace(outcome.calls[0], tool="token"),)
+    made = replace(made, turns=(replace(made.turns[0], outcome=replace(outcome, calls=calls)),))
+    assert data(made)["tools"] == {"token": 1}
+
+
+def test_what_was_left_out_reads_back():
+    assert not isinstance(read_line(line(login("hunter2!"), Secrets(), NONE)), BadLine)
+
+
+def test_secrets_travel_to_workers():
+    assert pickle.loads(pickle.dumps(Secrets(["ssn"]))).is_secret("SSN")
