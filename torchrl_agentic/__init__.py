@@ -39,8 +39,8 @@ _WHERE = {
     "ledger": ("TokenLedger",),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
     "transforms": (
-        "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "ToolCompose", "ToolRewardTransform",
-        "TurnTokenizer", "UserSimulator", "collate_rows",
+        "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "RecordTransform", "ToolCompose",
+        "ToolRewardTransform", "TurnTokenizer", "UserSimulator", "collate_rows",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -86,6 +86,7 @@ __all__ = [
     "ParsedCall",
     "PythonTool",
     "RateLimiter",
+    "RecordTransform",
     "Recorded",
     "Recorder",
     "Renamed",
@@ -208,6 +209,7 @@ if TYPE_CHECKING:
         AgentHistory,
         AnswerRewardTransform,
         EndTrajectory,
+        RecordTransform,
         ToolCompose,
         ToolRewardTransform,
         TurnTokenizer,

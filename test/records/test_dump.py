@@ -78,7 +78,7 @@ def test_a_summary_reads_only_the_beginning(tmp_path: Path, scanned: Scan):
     """What follows is not even JSON."""
     write(tmp_path / "0.jsonl", "a", turns=(turn("x" * 5000),))
     line = (tmp_path / "0.jsonl").read_bytes()
-    (tmp_path / "0.jsonl").write_bytes(line[:5000] + b"\xff\"" * 1_000_000)
+    (tmp_path / "0.jsonl").write_bytes(line[:5000] + b'\xff"' * 1_000_000)
     file = scanned(tmp_path / "0.jsonl")
     assert ids(file) == ["a"]
     assert isinstance(file.record(0), BadLine)

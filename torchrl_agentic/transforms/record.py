@@ -22,9 +22,9 @@ from torchrl_agentic.transforms.within import within
 class RecordTransform(Transform):
     """Tells the recorder of `ToolCompose` of rewards, right answers and tokens. Put it last.
 
-    It writes nothing into the TensorDict. A trajectory is recorded as soon as it is done; without this
-    transform that is so too, but for what others have added: rewards of the environment, and messages behind
-    the last results.
+    It writes nothing into the TensorDict. A trajectory is recorded as soon as it is done. Without this
+    transform it is recorded when the environment goes on to the next step, in `rollout` and in collectors, or
+    resets the row; and without rewards, right answers, tokens, and messages behind the last results.
 
     Args:
         gts: the column of the data set with the right answer; None: the first of `answer.COLUMNS` that there
