@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from torchrl_agentic.callee import Callee, is_async
 from torchrl_agentic.function import FunctionTool
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tool import Tool, ToolContext, Toolset
@@ -23,14 +24,11 @@ class DuckTool(Tool):
         self.output_schema = getattr(target, "output_schema", None)
         self.wants_state = bool(getattr(target, "wants_state", False))
         self.effects = getattr(target, "effects", None)
-        self._is_async = inspect.iscoroutinefunction(target.run)
+        self._callee = Callee(target.run)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
         """Hand the call on."""
-        if self._is_async:
-            return await self.target.run(args, ctx)
-        value = await ctx.in_thread(self.target.run, args, ctx)
-        return await value if inspect.isawaitable(value) else value
+        return await self._callee(ctx.in_thread, args, ctx)
 
     async def setup(self) -> None:
         """Set the object up, if it can be."""
@@ -75,7 +73,7 @@ def ensure_tool(item: Any) -> Tool:
     """
     kind = type(item).__name__
     if isinstance(item, Tool):
-        if not inspect.iscoroutinefunction(item.run):
+        if not is_async(item.run):
             raise TypeError(
                 f"{kind}.run is no coroutine function: write 'async def run', and ctx.in_thread(...) inside"
             )

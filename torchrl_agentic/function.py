@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args, overload
 
 import docstring_parser
 
+from torchrl_agentic.callee import Callee
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.row import RowData
@@ -84,9 +85,7 @@ class FunctionTool(Tool):
         sources = set(self._sources.values())
         self.wants_state = "state" in sources
         self.wants_row = not sources <= _OF_CALL.keys()
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  its being a coroutine function is the question
-        )
+        self._callee = Callee(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it had not been decorated."""
@@ -100,10 +99,7 @@ class FunctionTool(Tool):
             raise ToolError(str(error)) from None
         if self._sources:
             kwargs.update(self._filled_in(ctx))
-        if self._is_async:
-            return await self.function(**kwargs)
-        value = await ctx.in_thread(self.function, **kwargs)
-        return await value if inspect.isawaitable(value) else value
+        return await self._callee(ctx.in_thread, **kwargs)
 
     def check_row(self, row: RowData) -> None:
         """See that the row has what the function takes from it."""

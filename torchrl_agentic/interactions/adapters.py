@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from torchrl_agentic.callee import Callee, is_async
 from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
 from torchrl_agentic.messages import Message
 
@@ -113,7 +114,7 @@ def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
     if isinstance(item, type):
         raise TypeError(f"{item.__name__} is a class; an interaction is an object: {item.__name__}(...)")
     if isinstance(item, Interaction):
-        if not inspect.iscoroutinefunction(item.respond):
+        if not is_async(item.respond):
             raise TypeError(
                 f"{kind}.respond is no coroutine function: write 'async def respond', and "
                 "'await in_thread(...)' inside"
@@ -130,17 +131,7 @@ def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
 
 
 async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function, on a thread if it may block."""
-    if _is_async(function):
-        return await function(*args, **kwargs)
-    value = await in_thread(function, *args, **kwargs)
-    return await value if inspect.isawaitable(value) else value
-
-
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  its being a coroutine function is the question
-    )
+    return await Callee(function)(in_thread, *args, **kwargs)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:
