@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from torchrl_agentic.callee import Callee, is_async
+from torchrl_agentic.callee import Callee, is_async, keywords_of
 
 
 def blocking(value):
@@ -71,3 +71,19 @@ async def test_its_keywords_are_its_own():
 async def test_it_travels_to_other_processes():
     again = pickle.loads(pickle.dumps(Callee(awaited)))
     assert (await again(asyncio.to_thread, 7))[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [
+        (lambda a, *, b=1: 0, {"a", "b"}),
+        (lambda a, /, *b: 0, set()),
+        (lambda a, /, *b, **c: 0, {"a", "b", "c"}),
+        (functools.partial(lambda a, b: 0, 1), {"b"}),
+        (str, {"a", "b", "c"}),
+    ],
+    ids=["named", "positional", "any", "bound", "untold"],
+)
+def test_a_function_takes_its_keywords_and_no_others(function, taken):
+    keywords = keywords_of(function)
+    assert {name for name in ("a", "b", "c") if name in keywords} == taken

@@ -1,9 +1,10 @@
-"""Functions that people bring, and how they are to be called: awaited, or on a thread."""
+"""Functions that people bring, and how they are to be called: awaited or on a thread, with which keywords."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -30,3 +31,24 @@ class Callee:
             return await self.function(*args, **kwargs)
         value = await in_thread(self.function, *args, **kwargs)
         return await value if inspect.isawaitable(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Keywords:
+    """Which keywords a function takes: those with these names, and perhaps any other."""
+
+    names: frozenset[str]
+    any_other: bool
+
+    def __contains__(self, name: str) -> bool:
+        return self.any_other or name in self.names
+
+
+def keywords_of(function: Callable[..., Any]) -> Keywords:
+    """Give the keywords that a function takes; one that does not tell may take any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return Keywords(frozenset(), any_other=True)
+    named = (each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+    return Keywords(frozenset(named), any(each.kind is each.VAR_KEYWORD for each in parameters))

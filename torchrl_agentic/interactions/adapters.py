@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from torchrl_agentic.callee import Callee, is_async
+from torchrl_agentic.callee import Callee, is_async, keywords_of
 from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
 from torchrl_agentic.messages import Message
 
@@ -32,7 +31,8 @@ class FunctionUser(Interaction):
         """Bind what the row says to the function."""
         del trajectory
         bound = FunctionUser(self.function, name=self.name)
-        bound._kwargs = {key: value for key, value in kwargs.items() if _takes(self.function, key)}
+        taken = keywords_of(self.function)
+        bound._kwargs = {key: value for key, value in kwargs.items() if key in taken}
         yield bound
 
     async def respond(self, messages: Sequence[Message]) -> Reply | str | None:
@@ -60,7 +60,7 @@ class VerlInteraction(Interaction):
         live = VerlInteraction(self.target, name=self.name)
         live._instance = f"{trajectory}-{uuid.uuid4().hex}"
         # As there, the name is among the arguments.
-        own = {"name": self.name} if _takes(self.target.start_interaction, "name") else {}
+        own = {"name": self.name} if "name" in keywords_of(self.target.start_interaction) else {}
         live._kwargs = {**own, **kwargs}
         try:
             given = await _call(self.target.start_interaction, live._instance, **live._kwargs)
@@ -132,11 +132,6 @@ def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
 
 async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await Callee(function)(in_thread, *args, **kwargs)
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from torchrl_agentic.callee import keywords_of
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
@@ -156,9 +156,8 @@ class _Adapted(ToolCallParser):
 
 def _keywords(parse: Callable[..., Any]) -> tuple[str, ...]:
     """Which of our keyword arguments a `parse` takes."""
-    known = inspect.signature(parse).parameters
-    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
-    return tuple(name for name in ("tools", "turn") if takes_all or name in known)
+    taken = keywords_of(parse)
+    return tuple(name for name in ("tools", "turn") if name in taken)
 
 
 def _adapted(parser: Any) -> ToolCallParser:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
+from torchrl_agentic.callee import keywords_of
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import Status, ToolResult, jsonable
 from torchrl_agentic.schema import Schema
@@ -48,7 +49,7 @@ class ServiceLayer(ThreadLayer):
             raise ToolError(f"the registry has no service named {call.name!r}")
         service = registry.get(call.name)
         state: dict[str, Any] = {}
-        if self.transform.pass_state_to_tools and _takes(service, "_state"):
+        if self.transform.pass_state_to_tools and "_state" in keywords_of(service):
             state["_state"] = {} if ctx.state is None else ctx.state
         try:
             output = service(**call.args, **state)
@@ -87,12 +88,3 @@ def _property(kind: Any) -> dict[str, Any]:
     if isinstance(kind, Mapping):
         return dict(cast("Mapping[str, Any]", jsonable(kind)))
     return {"type": _TYPES[kind]} if isinstance(kind, type) and kind in _TYPES else {}
-
-
-def _takes(function: Any, name: str) -> bool:
-    """Whether a function has this parameter, or takes any."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return True
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
