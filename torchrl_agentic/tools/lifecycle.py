@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from torchrl_agentic.callee import Callee, Keywords, keywords_of
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.row import Columns, RowData
 from torchrl_agentic.tool import Tool, ToolContext, current_row, current_session
@@ -62,6 +62,9 @@ class LifecycleTool(Tool):
         if missing := [method for method in _METHODS if not callable(getattr(target, method, None))]:
             raise TypeError(f"{kind} has no {missing[0]}(); a tool with a life has {', '.join(_METHODS)}")
         self.target = target
+        methods = {method: getattr(target, method) for method in _METHODS}
+        self.callees = {name: Callee(method) for name, method in methods.items()}
+        self.keywords = {name: keywords_of(method) for name, method in methods.items()}
         told, self.description, self.input_schema = schema_of_target(target)
         self.name = name or told
         self.opens_at_reset = opens_at_reset
@@ -124,24 +127,19 @@ class _Life(Tool):
             raise RuntimeError(f"release() of {self.name!r} raised {error!r}") from error
 
     async def _call(self, name: str, *args: Any, ctx: ToolContext | None = None) -> Any:
-        method = getattr(self.tool.target, name)
-        kwargs = _arguments(method, name, self.row.kwargs(self.name, f"{name}_kwargs"), self.data)
-        if inspect.iscoroutinefunction(method):
-            return await method(*args, **kwargs)
+        row = self.row.kwargs(self.name, f"{name}_kwargs")
+        kwargs = _arguments(self.tool.keywords[name], name, row, self.data)
         threads = ctx.threads if ctx is not None else getattr(current_session.get(), "threads", None)
         off_loop = ctx or ToolContext(call_id="", threads=threads)
-        value = await off_loop.in_thread(method, *args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
+        return await self.tool.callees[name](off_loop.in_thread, *args, **kwargs)
 
 
-def _arguments(method: Any, name: str, row: Columns, data: AgentData) -> dict[str, Any]:
+def _arguments(keywords: Keywords, name: str, row: Columns, data: AgentData) -> dict[str, Any]:
     """Choose the keywords that a method takes: the row's, all of them as one, and where we stand."""
-    parameters = inspect.signature(method).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     whole: dict[str, Any] = {f"{name}_kwargs": dict(row)}
     if name == "execute":
         whole["agent_data"] = data
-    taken = {key: value for key, value in whole.items() if takes_any or key in parameters}
-    if f"{name}_kwargs" in parameters:
+    taken = {key: value for key, value in whole.items() if key in keywords}
+    if f"{name}_kwargs" in keywords.names:
         return taken
     return {**row, **taken}
