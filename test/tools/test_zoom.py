@@ -2,13 +2,14 @@
 
 import base64
 import io
+import sys
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from torchrl_agentic import ParsedCall, RowData
+from torchrl_agentic import MissingExtra, ParsedCall, RowData
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.tools import LifecycleTool
 from torchrl_agentic.tools.zoom import ImageZoomTool, fit, open_image
@@ -99,6 +100,14 @@ def test_images_come_in_many_forms(image, tmp_path):
     )
 
 
+async def test_a_photograph_is_cropped_the_way_up_that_the_model_sees_it():
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[274] = 6  # taken with the camera turned to its left
+    IMAGE.save(buffer, "JPEG", exif=exif)
+    (result,) = await zoom([10, 120, 90, 180], image=buffer.getvalue())
+    assert Image.open(io.BytesIO(result.parts[1].data)).size == (80, 60)
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
@@ -116,3 +125,9 @@ def test_what_is_no_image_is_refused(image, message):
 async def test_a_row_without_an_image_says_where_it_belongs():
     with pytest.raises(ValueError, match=r"image_zoom_in_tool needs an image: .*create_kwargs"):
         await ImageZoomTool().create()
+
+
+def test_without_pillow_the_extra_is_named_before_there_is_an_image(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"torchrl-agentic\[images\]"):
+        ImageZoomTool()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.images import decoded, require_pillow
 from torchrl_agentic.messages import JSON, ImagePart
 from torchrl_agentic.tools.verl import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 
@@ -23,7 +22,6 @@ MAX_ASPECT = 100.0
 """How often the shorter side may go into the longer one."""
 PENALTY = -0.05
 """The reward of a call that shows nothing."""
-MAX_PIXELS = 64_000_000
 
 Box = tuple[float, float, float, float]
 
@@ -44,10 +42,7 @@ class ImageZoomTool(BaseTool):
         self, config: Mapping[str, Any] | None = None, tool_schema: OpenAIFunctionToolSchema | None = None
     ) -> None:
         super().__init__(config or {}, tool_schema)
-        try:
-            importlib.import_module("PIL")
-        except ImportError:
-            raise MissingExtra("ImageZoomTool", "pillow", "images") from None
+        require_pillow()
         self._min_side: float = self.config.get("min_side", MIN_SIDE)
         self._max_aspect: float = self.config.get("max_aspect", MAX_ASPECT)
         self._images: dict[str, Image] = {}
@@ -118,7 +113,7 @@ def open_image(image: Any) -> Image:
     """
     from PIL import Image as pillow
 
-    if isinstance(image, pillow.Image):
+    if isinstance(image, pillow.Image):  # already the way up that its owner wants
         return image.convert("RGB")
     if isinstance(image, Mapping):  # as files of columns hold images: {"bytes", "path"}
         fields = cast("Mapping[str, Any]", image)
@@ -127,13 +122,7 @@ def open_image(image: Any) -> Image:
         image = _bytes_of(image)
     if not isinstance(image, bytes):
         raise ValueError(f"an image is one of Pillow's, bytes, base64 or a path; got {type(image).__name__}")
-    try:
-        opened = pillow.open(io.BytesIO(image))
-        if opened.width * opened.height > MAX_PIXELS:
-            raise ValueError(f"an image of {opened.width} × {opened.height} pixels is too large")
-        return opened.convert("RGB")
-    except (OSError, pillow.DecompressionBombError) as error:
-        raise ValueError(f"the image cannot be opened: {error}") from None
+    return decoded(image)
 
 
 def _bytes_of(text: str) -> bytes:

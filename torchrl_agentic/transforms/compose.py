@@ -21,6 +21,7 @@ from torchrl.envs.transforms import Compose, Transform
 from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.loop import run
+from torchrl_agentic.images import require_pillow
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
@@ -29,7 +30,6 @@ from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
-from torchrl_agentic.transforms.media import require_pillow
 from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.runtime import Runtime
 from torchrl_agentic.transforms.tool_list import ToolList

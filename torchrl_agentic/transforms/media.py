@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import re
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.images import decoded
 from torchrl_agentic.messages import JSON, Content, ImagePart, TextPart, ToolResult, VideoPart, content_text
 
 KINDS = {"image": "images", "video": "videos"}
 """Kinds of media, and the argument of a processor that takes them."""
-MAX_PIXELS = 64_000_000
-"""Larger images are not opened: a few bytes can claim to be any size."""
 _REMEMBERED = 256
-
-
-def require_pillow() -> None:
-    """See that images can be opened.
-
-    Raises:
-        MissingExtra: they cannot.
-    """
-    try:
-        import PIL  # noqa: F401  only whether it is there
-    except ImportError:
-        raise MissingExtra("Images in messages", "pillow", "images") from None
 
 
 def slotted(results: Sequence[ToolResult]) -> tuple[list[ToolResult], dict[str, JSON]]:
@@ -177,37 +161,22 @@ def opened(part: Mapping[str, Any], kind: str) -> Any:
     A video that is data is given as bytes.
 
     Raises:
-        ValueError: it holds no image, or too large a one.
-        OSError: the data is no image.
+        ValueError: it holds no image, or the data is none that can be opened.
         MissingExtra: it must be opened, and Pillow is not installed.
     """
     data = part.get("base64")
     if data is not None:
         raw = base64.b64decode(data)
-        return _image(raw) if kind == "image" else raw
+        return decoded(raw) if kind == "image" else raw
     value = next((part[key] for key in (kind, "url", "path", f"{kind}_url") if key in part), None)
     if value is None:
         raise ValueError(f"a part of type {part.get('type')!r} has none of: base64, {kind}, url, path")
     return value.get("url") if isinstance(value, Mapping) else value
 
 
-def _image(data: bytes) -> Any:
-    require_pillow()
-    from PIL import Image, ImageOps
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we have a bound of our own
-        image = Image.open(io.BytesIO(data))
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"an image of {image.width} × {image.height} is too large")
-    return (ImageOps.exif_transpose(image) or image).convert("RGB")
-
-
 def _opens(data: bytes) -> bool:
     try:
-        _image(data)
-    except MissingExtra:
-        raise
-    except Exception:  # Pillow raises whatever it likes of broken files
+        decoded(data)
+    except ValueError:
         return False
     return True
