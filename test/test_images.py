@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from torchrl_agentic import MissingExtra
-from torchrl_agentic.images import MAX_PIXELS, decoded
+from torchrl_agentic.images import MAX_PIXELS, decoded, image_type
 
 
 def png(width=20, height=10, mode="RGB"):
@@ -23,6 +23,18 @@ def claiming(width, height):
     data = bytearray(png())
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     return bytes(data)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP"])
+def test_the_type_of_an_image_is_told_by_its_first_bytes(format):
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 10)).save(buffer, format)
+    assert image_type(buffer.getvalue()) == image_type(buffer.getvalue()[:12]) == f"image/{format.lower()}"
+
+
+@pytest.mark.parametrize("data", [b"", b"RIFF\0\0\0\0WAVE", b"GIF88a", b"\x89PNG", b"BM", b"\n" + png()])
+def test_what_is_no_image_of_a_known_type_has_none(data):
+    assert image_type(data) is None
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "I;16"])

@@ -1,9 +1,10 @@
-"""Images that come as the bytes of a file: opened with a bound on their size, and the right way up."""
+"""Images that come as the bytes of a file: of which type they are; opened if not too large, right way up."""
 
 from __future__ import annotations
 
 import importlib
 import io
+import re
 import warnings
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,18 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 64_000_000
 """Larger images are not opened: a few bytes can claim to be any size."""
+
+_STARTS = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+}
+
+
+def image_type(data: bytes | bytearray) -> str | None:
+    """Give the media type of an image file, by how it begins; None if it is of none that we know."""
+    return next((kind for kind, start in _STARTS.items() if start.match(data)), None)
 
 
 def require_pillow() -> None:

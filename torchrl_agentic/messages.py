@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 import pydantic_core
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.images import image_type
 
 JSON: TypeAlias = Any
 """A value that `json.loads` can return; types cannot say it without recursion in each signature."""
@@ -234,7 +235,7 @@ def image_part(image: Any) -> ImagePart:
     if isinstance(image, ImagePart):
         return image
     if isinstance(image, bytes):
-        return ImagePart(image, _media_type(image))
+        return ImagePart(image, image_type(image) or "image/png")
     if not callable(getattr(image, "save", None)):
         raise TypeError(f"an image is one of Pillow's, or the bytes of a file; got {type(image).__name__}")
     buffer = io.BytesIO()
@@ -248,13 +249,6 @@ def _video_part(video: Any) -> VideoPart:
     if isinstance(video, bytes):
         return VideoPart(video)
     raise TypeError(f"a video is the bytes of a video file; got {type(video).__name__}")
-
-
-def _media_type(data: bytes) -> str:
-    for start, kind in ((b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp")):
-        if data.startswith(start):
-            return f"image/{kind}"
-    return "image/png"
 
 
 def _from_tuple(value: tuple[Any, ...]) -> ToolResult:

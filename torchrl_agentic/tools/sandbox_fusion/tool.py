@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchrl_agentic.images import image_type
 from torchrl_agentic.messages import (
     JSON,
     FileRefPart,
@@ -182,9 +183,9 @@ class SandboxFusionTool(Tool):
         parts: list[ToolResultPart] = [TextPart(shown)]
         parts += itertools.chain.from_iterable(images)
         for path, data in result.files.items():
-            kind = _image_type(data)
+            kind = image_type(data)
             parts.append(FileRefPart(path, kind))
-            if kind is not None:
+            if kind in KINDS:
                 parts.append(ImagePart(data, kind))
         meta = {
             "outcome": str(result.outcome),
@@ -243,10 +244,6 @@ def _images(item: Mapping[str, JSON]) -> list[ImagePart]:
             data = base64.b64decode(str(item[kind])) if kind in item else b""
         except ValueError:
             continue
-        if _image_type(data) == kind:
+        if image_type(data) == kind:
             found.append(ImagePart(data, kind))
     return found
-
-
-def _image_type(data: bytes) -> str | None:
-    return next((kind for kind, start in KINDS.items() if data.startswith(start)), None)

@@ -6,12 +6,8 @@ import codecs
 import json
 import re
 
-IMAGE_MAGIC = {
-    "image/png": (b"\x89PNG\r\n\x1a\n",),
-    "image/jpeg": (b"\xff\xd8\xff",),
-    "image/gif": (b"GIF87a", b"GIF89a"),
-    "image/webp": (b"RIFF",),
-}
+from torchrl_agentic.images import image_type
+
 MAX_IMAGE_BYTES = 1 << 19
 
 SNIFFED = 1024
@@ -59,12 +55,7 @@ def is_html(kind: str) -> bool:
 
 def is_image(kind: str, body: bytes | bytearray) -> bool:
     """Whether a body is an image, by its media type and its first bytes, small enough to be handed on."""
-    magic = IMAGE_MAGIC.get(kind, ())
-    return (
-        body.startswith(magic)
-        and len(body) <= MAX_IMAGE_BYTES
-        and (kind != "image/webp" or body[8:12] == b"WEBP")
-    )
+    return image_type(body) == kind and len(body) <= MAX_IMAGE_BYTES
 
 
 def text_of(body: bytes | bytearray, content_type: str, *, whole: bool) -> str | None:
