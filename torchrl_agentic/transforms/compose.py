@@ -31,7 +31,7 @@ from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.recordings import Recordings
-from torchrl_agentic.transforms.runtime import Runtime
+from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 from torchrl_agentic.transforms.tool_list import ToolList
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 
@@ -308,7 +308,7 @@ class ToolCompose(ToolList):
             self._recorded.pop(row, None)
             session.dispatcher.forget(session)
         self.recordings.begin(ended, reason)
-        self._close(ended.values())
+        close_sessions(ended.values())
         if any(session.take_worth() for session in ended.values()) and not self._warned_of_worth:
             self._warned_of_worth = True
             logger.warning(
@@ -337,18 +337,9 @@ class ToolCompose(ToolList):
         tensordict: that of the step, to which what the trajectories were worth to tools is added.
         """
         over = [row for row in self._sessions if row < len(rows) and rows[row]]
-        self._close([self._sessions[row] for row in over])
+        close_sessions([self._sessions[row] for row in over])
         if tensordict is not None:
             self._add_worth(tensordict, over)
-
-    def _close(self, sessions: Iterable[Session]) -> None:
-        busy = [session for session in sessions if session.is_busy]
-        if busy:
-
-            async def close() -> None:
-                await asyncio.gather(*(session.close() for session in busy))
-
-            run(close())
 
     def _post_step_mdp_hooks(
         self, tensordict: TensorDictBase, tensordict_: TensorDictBase

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.loop import run, start
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,17 @@ class Runtime:
     def close_sessions_with(self, user: object, dispatcher: Dispatcher) -> None:
         """Close the sessions of one of those who share it when that one is gone."""
         weakref.finalize(user, _later, self.pid, dispatcher.close_sessions).atexit = False
+
+
+def close_sessions(sessions: Iterable[Session]) -> None:
+    """Close these sessions at once, and wait for that."""
+    busy = [session for session in sessions if session.is_busy]
+    if busy:
+
+        async def close() -> None:
+            await asyncio.gather(*(session.close() for session in busy))
+
+        run(close())
 
 
 _open: weakref.WeakSet[Runtime] = weakref.WeakSet()

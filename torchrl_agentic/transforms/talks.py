@@ -13,7 +13,7 @@ from torchrl_agentic.interactions.base import Interaction, Reply
 from torchrl_agentic.interactions.dispatched import UserTool, hand_over, judgement, reply, tool_name
 from torchrl_agentic.messages import Message
 from torchrl_agentic.transforms.choice import Choice
-from torchrl_agentic.transforms.runtime import Runtime
+from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 
 _closing: set[asyncio.Task[None]] = set()  # the event loop itself keeps no task alive
 
@@ -140,7 +140,7 @@ class Talks:
         over = [talk for row, talk in self._here.items() if row < len(done) and done[row]]
         for talk in over:
             talk.is_over = True
-        _close(talk.session for talk in over)
+        close_sessions(talk.session for talk in over if talk.session is not None)
 
     def end(self, rows: Iterable[int]) -> None:
         """Close the conversations of some rows. Their next trajectories get other names."""
@@ -150,7 +150,7 @@ class Talks:
             if talk.session is not None:
                 self._begun[row] = self._begun.get(row, 0) + 1
                 talk.session.dispatcher.forget(talk.session)
-        _close(talk.session for _, talk in ended)
+        close_sessions(talk.session for _, talk in ended if talk.session is not None)
 
     def close(self) -> None:
         """End all conversations and tear the interactions down; used again, they are set up anew."""
@@ -182,16 +182,6 @@ class Talks:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **_none(), "_runtime": None, "_dispatcher": None}
-
-
-def _close(sessions: Iterable[Session | None]) -> None:
-    busy = [session for session in sessions if session is not None and session.is_busy]
-    if busy:
-
-        async def close() -> None:
-            await asyncio.gather(*(session.close() for session in busy))
-
-        run(close())
 
 
 def _none() -> dict[str, Any]:
