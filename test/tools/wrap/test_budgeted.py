@@ -129,6 +129,16 @@ async def test_cost_is_what_the_result_says():
     assert (second.metrics, third.status) == ({"cost_left": 0}, Status.SKIPPED)
 
 
+@given(calls=st.integers(1, 3000) | st.integers(1, 10**18), used=st.integers(0, 2999), others=st.booleans())
+def test_the_line_says_the_same_whether_it_is_kept_or_made(calls, used, others):
+    """Budgets of few calls share their lines, whichever trajectory and budget they were made for."""
+    purse = Budget(calls, max_cost=2.5 if others else None).by_hand
+    purse.spent["calls"] += used
+    more = ", 2.5 of 2.5 cost" if others else ""
+    expected = f"[budget left: {max(0, calls - used):.4g} of {calls:g} calls{more}]"
+    assert [purse.told(purse.left()).text for _ in range(2)] == [expected] * 2
+
+
 @pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf")])
 async def test_a_cost_that_means_nothing_is_a_bug(cost):
     with pytest.raises(ValueError, match="the cost of a result"):

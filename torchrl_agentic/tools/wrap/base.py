@@ -44,9 +44,7 @@ class Wrapped(Tool):
         try:
             return ToolResult.from_value(await self.tool.run(args, ctx))
         except (ToolError, StopSignal) as error:
-            result = ToolResult.from_error(error, self.name)
-            assert result is not None
-            return result
+            return result_of(error, self.name)
 
     def begin(self, trajectory: str, source: Any) -> None:
         """Begin a trajectory, on its live wrapper.
@@ -109,6 +107,13 @@ class _Delegated:
 for _name in vars(Tool):
     if not _name.startswith("_") and _name not in vars(Wrapped):
         setattr(Wrapped, _name, _Delegated(_name))
+
+
+def result_of(error: ToolError | StopSignal, tool: str) -> ToolResult:
+    """Make a result of what was raised for the model to read."""
+    result = ToolResult.from_error(error, tool)
+    assert result is not None
+    return result
 
 
 async def pause(seconds: float, call_later: CallLater | None = None) -> None:

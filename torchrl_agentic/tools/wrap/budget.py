@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from torchrl_agentic.messages import JSON
+from torchrl_agentic.messages import JSON, TextPart
 from torchrl_agentic.tool import current_session
 
 _purses: dict[tuple[int, object], Purse] = {}
 """The purses of the trajectories under way, by the identity of their budget, which their tools keep alive."""
+
+_KEPT = 1000
+"""How many lines for the model are kept, of budgets of no more calls than that."""
 
 
 @dataclass(eq=False)
@@ -68,7 +72,10 @@ class Purse:
 
     def __init__(self, budget: Budget, source: Purse | None = None) -> None:
         self.bounds = budget.bounds()
-        self._told = [(name, f"{name}_left", b, f" of {b:g} {name}") for name, b in self.bounds.items()]
+        self._left = [(name, f"{name}_left", bound) for name, bound in self.bounds.items()]
+        told = ", ".join(f"%.4g of {bound:g} {name}" for name, bound in self.bounds.items())
+        self._told = f"[budget left: {told}]"
+        self._few = [*self.bounds] == ["calls"] and self.bounds["calls"] <= _KEPT
         self.spent: dict[str, float] = {"calls": 0, "seconds": 0.0, "cost": 0.0}
         if source is not None:
             self.spent.update(source.spent)
@@ -84,9 +91,22 @@ class Purse:
     def left(self) -> dict[str, JSON]:
         """Say what is left of each, for rewards."""
         spent = self.spent
-        return {key: max(0, bound - spent[name]) for name, key, bound, _ in self._told}
+        left: dict[str, JSON] = {}
+        for name, key, bound in self._left:
+            rest = bound - spent[name]
+            left[key] = rest if rest > 0 else 0
+        return left
 
-    def told(self, left: Mapping[str, JSON]) -> str:
+    def told(self, left: Mapping[str, JSON]) -> TextPart:
         """Say the same for the model."""
-        told = [f"{left[key]:.4g}{of}" for _, key, _, of in self._told]
-        return f"[budget left: {', '.join(told)}]"
+        return (_kept_line if self._few else _line)(self._told, *left.values())
+
+
+def _line(told: str, *left: float) -> TextPart:
+    return TextPart(told % left)
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept_line(told: str, left: float) -> TextPart:
+    """The same; each trajectory of a budget of a few calls has the same few lines."""
+    return _line(told, left)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult, altered
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tool import ToolContext
-from torchrl_agentic.tools.wrap.base import Wrapped
+from torchrl_agentic.tools.wrap.base import Wrapped, result_of
 from torchrl_agentic.tools.wrap.budget import Budget, Purse
 
 Cost = Callable[[ToolResult], float]
@@ -76,10 +76,14 @@ class Budgeted(Wrapped):
         if (used_up := purse.used_up()) is not None:
             text = f"Error: this call was not run: {used_up}; answer with what you have"
             return altered(ToolResult.from_text(text, status=Status.SKIPPED), metrics=purse.left())
-        purse.spent["calls"] += 1
-        began, cost, status = self.clock(), 0.0, None
+        spent, clock = purse.spent, self.clock
+        spent["calls"] += 1
+        began, cost, status = clock(), 0.0, None
         try:
-            result = await self.result(args, ctx)
+            try:  # as `result` does, without the price of a coroutine more
+                result = ToolResult.from_value(await self.tool.run(args, ctx))
+            except (ToolError, StopSignal) as error:
+                result = result_of(error, self.name)
             status = result.status
             if self.cost is not None:
                 cost = price(self.cost(result))
@@ -88,11 +92,11 @@ class Budgeted(Wrapped):
             raise
         finally:
             if status is Status.INFRA:
-                purse.spent["calls"] -= 1
-            purse.spent["seconds"] += self.clock() - began
-            purse.spent["cost"] += cost
+                spent["calls"] -= 1
+            spent["seconds"] += clock() - began
+            spent["cost"] += cost
         left = purse.left()
-        parts = (*result.parts, TextPart(purse.told(left))) if self.tell else result.parts
+        parts = (*result.parts, purse.told(left)) if self.tell else result.parts
         return altered(result, parts=parts, metrics={**result.metrics, **left} if result.metrics else left)
 
 
