@@ -5,7 +5,9 @@ import json
 import multiprocessing
 import pickle
 import threading
+from dataclasses import replace
 
+import pydantic_core
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +28,13 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Cassette, CassetteMiss, Recorded, Renamed, Replayed, Retrying
-from torchrl_agentic.tools.wrap.encoding import canonical, outcome_from_json, outcome_to_json
-from torchrl_agentic.tools.wrap.entries import entry_line, read_entry
+from torchrl_agentic.tools.wrap.encoding import (
+    canonical,
+    outcome_from_json,
+    outcome_to_json,
+    plain_text,
+)
+from torchrl_agentic.tools.wrap.entries import entry_line, entry_to_json, read_entry
 
 
 @pytest.fixture
@@ -276,12 +283,49 @@ async def test_arguments_of_any_kind_can_be_recorded(path, args):
 @given(st.dictionaries(st.text(), json_values, max_size=3), json_values)
 def test_a_call_is_found_by_arguments_as_they_were_before_they_were_written(args, meta):
     """Two encoders write them: a fast one into the file, a canonical one for the comparison."""
-    data = {"schema_version": 1, "trajectory": "t", "tool": "x", "id": "c", "seconds": 0.0, "args": args}
-    line = entry_line({**data, **outcome_to_json(ToolResult(meta={"m": meta}))})
+    line = entry_line("t", "x", "c", args, ToolResult(meta={"m": meta}), 0.0)
     entry = read_entry(json.loads(line))
-    assert b"\n" not in line
+    assert line.find(b"\n") == len(line) - 1
     assert entry.args == canonical(args)
     assert entry.outcome == ToolResult(meta={"m": meta})
+
+
+@given(
+    st.tuples(st.text(), st.text(), st.text(), st.dictionaries(st.text(), json_values, max_size=3)),
+    st.text(),
+    st.floats(min_value=0, allow_infinity=False),
+)
+def test_a_plain_text_is_written_in_the_same_bytes_as_all_else(call, text, seconds):
+    outcome = ToolResult.from_text(text)
+    assert plain_text(outcome) == text
+    line = pydantic_core.to_json(entry_to_json(*call, outcome, seconds))
+    assert entry_line(*call, outcome, seconds) == line + b"\n"
+
+
+@pytest.mark.parametrize("place", range(4), ids=["trajectory", "tool", "id", "text"])
+def test_half_a_character_is_escaped_wherever_it_stands(place):
+    names = ["t", "x", "c", "text"]
+    names[place] = "\ud800"
+    trajectory, tool, call_id, text = names
+    entry = read_entry(json.loads(entry_line(trajectory, tool, call_id, {}, ToolResult.from_text(text), 0.0)))
+    assert (entry.trajectory, entry.tool, entry.call_id) == (trajectory, tool, call_id)
+    assert entry.outcome == ToolResult.from_text(text)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"status": Status.ERROR}, {"stop": True}, {"reward": 0.0}, {"metrics": {}}, {"meta": {}},
+        {"notes": ("n",)}, {"timing": Timing(1.0, 0.0, 3.0)}, {"parts": ()}, {"parts": (JsonPart("x"),)},
+        {"parts": (TextPart("x"), TextPart("y"))},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_text_with_anything_beside_it_is_not_taken_for_a_plain_one(more):
+    result = replace(ToolResult.from_text("x"), **more)
+    entry = read_entry(json.loads(entry_line("t", "x", "c", {}, result, 0.0)))
+    assert plain_text(result) is None
+    assert entry.outcome == result
 
 
 @pytest.mark.parametrize("where", ["metrics", "meta"])

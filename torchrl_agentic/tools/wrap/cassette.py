@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tools.wrap.encoding import Outcome, canonical, outcome_to_json
-from torchrl_agentic.tools.wrap.entries import (
-    SCHEMA_VERSION,
-    Entry,
-    entry_line,
-    nearest,
-    read_entries,
-    read_entry,
-)
+from torchrl_agentic.tools.wrap.encoding import Outcome, canonical
+from torchrl_agentic.tools.wrap.entries import Entry, entry_line, nearest, read_entries, read_entry
 
 _Key: TypeAlias = tuple[str, str, str | None]
 
@@ -52,18 +45,11 @@ class Cassette:
         seconds: float,
     ) -> None:
         """Write down a call and what came of it."""
-        data: dict[str, JSON] = outcome_to_json(outcome)
-        data["schema_version"] = SCHEMA_VERSION
-        data["trajectory"] = self._named(trajectory)
-        data["tool"] = tool
-        data["id"] = call_id
-        data["seconds"] = seconds
-        data["args"] = args
-        line = entry_line(data)
+        line = entry_line(self._named(trajectory), tool, call_id, args, outcome, seconds)
         with self._lock:
             if self._file is None:
                 self._file = _open(self.path)
-            _write(self._file, line + b"\n")
+            _write(self._file, line)
             if self._tape is not None:
                 self._tape.add(read_entry(json.loads(line)))
 
@@ -141,8 +127,9 @@ def _open(path: Path) -> int:
 
 
 def _write(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
+    written = os.write(file, data)
+    while written < len(data):
+        written += os.write(file, data[written:])
 
 
 def _rebuild(path: str, scope: str) -> Cassette:

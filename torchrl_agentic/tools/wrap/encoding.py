@@ -35,6 +35,21 @@ def canonical(args: Mapping[str, JSON]) -> str | None:
         return None
 
 
+def plain_text(outcome: Outcome) -> str | None:
+    """Give the text of a result that is OK and one piece of text and nothing more; None: it is not."""
+    if (
+        isinstance(outcome, ToolResult)
+        and outcome.status is Status.OK
+        and outcome.meta is outcome.metrics is outcome.reward is outcome.timing is None
+        and not outcome.stop
+        and not outcome.notes
+        and len(outcome.parts) == 1
+        and isinstance(part := outcome.parts[0], TextPart)
+    ):
+        return part.text
+    return None
+
+
 def outcome_to_json(outcome: Outcome) -> dict[str, JSON]:
     """Write what running a tool came to; what `meta` holds that is no JSON will become text."""
     if isinstance(outcome, ToolResult):

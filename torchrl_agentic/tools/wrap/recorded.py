@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,7 @@ class Recorded(Wrapped):
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run it, and write down what came of it."""
-        clock = asyncio.get_running_loop().time
-        began, outcome = clock(), None
+        began, outcome = time.monotonic(), None
         try:
             outcome = ToolResult.from_value(await self.tool.run(args, ctx))
             return outcome
@@ -41,7 +41,7 @@ class Recorded(Wrapped):
             raise
         finally:
             if outcome is not None:
-                seconds = clock() - began
+                seconds = time.monotonic() - began
                 self.cassette.append(ctx.trajectory, self.name, ctx.call_id, args, outcome, seconds)
 
     async def teardown(self) -> None:
