@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
     from torchrl_agentic.testing.contracts import (
+        HookContract,
         InteractionContract,
         LimiterContract,
         ParserContract,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
+    "HookContract": "testing.contracts",
     "InteractionContract": "testing.contracts",
     "LimiterContract": "testing.contracts",
     "ParserContract": "testing.contracts",
@@ -42,6 +44,7 @@ _WHERE = {
 }
 __all__ = [
     "TINY",
+    "HookContract",
     "InteractionContract",
     "LimiterContract",
     "ParserContract",

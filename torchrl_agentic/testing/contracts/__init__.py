@@ -3,6 +3,7 @@
 They need pytest, pytest-asyncio and hypothesis: pip install 'torchrl-agentic[test]'.
 """
 
+from torchrl_agentic.testing.contracts.hook import HookContract
 from torchrl_agentic.testing.contracts.interaction import InteractionContract
 from torchrl_agentic.testing.contracts.limiter import LimiterContract
 from torchrl_agentic.testing.contracts.parser import ParserContract
@@ -11,6 +12,7 @@ from torchrl_agentic.testing.contracts.sandbox import SandboxContract
 from torchrl_agentic.testing.contracts.tool import ToolContract
 
 __all__ = [
+    "HookContract",
     "InteractionContract",
     "LimiterContract",
     "ParserContract",

@@ -1,0 +1,86 @@
+"""What does it cost to record a rollout of tools that do nothing, beside the same one unrecorded?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rig import message, noop
+from tensordict import TensorDict
+from torchrl.envs import Compose, TransformedEnv
+from torchrl.envs.llm import ChatEnv
+
+from torchrl_agentic import EndTrajectory, Recorder, RecordTransform, ToolCompose
+from torchrl_agentic.records import Dump, read_records
+from torchrl_agentic.testing import ScriptedPolicy
+
+Benchmark = Callable[..., Any]
+ROWS, TURNS, CALLS = 64, 4, 4
+
+
+def rollout(recorder: Recorder | None) -> Callable[[], None]:
+    """Make something that rolls out 64 rows over 4 turns with 4 calls each."""
+    end = EndTrajectory(max_turns=TURNS)
+    behind = [] if recorder is None else [RecordTransform()]
+    compose = ToolCompose([noop], "xml", recorder=recorder)
+    env = TransformedEnv(ChatEnv(batch_size=(ROWS,)), Compose(compose, end, *behind))
+    start = TensorDict({"query": ["What is the capital?"] * ROWS}, batch_size=[ROWS])
+
+    def roll() -> None:
+        policy = ScriptedPolicy([[message(CALLS)] * TURNS] * ROWS)
+        td = env.reset(start.clone())
+        for turn in range(TURNS):
+            step = env.step(policy(td))
+            if turn < TURNS - 1:
+                td = env.step_mdp(step)
+        if recorder is not None:
+            recorder.flush()
+
+    return roll
+
+
+@pytest.mark.parametrize("which", ["without", "recorded", "compressed"])
+def test_a_rollout(benchmark: Benchmark, which: str, tmp_path: Path) -> None:
+    """All of it is in the file when the clock stops."""
+    benchmark.group = f"records: {ROWS} rows, {TURNS} turns of {CALLS} calls"
+    suffix = ".jsonl.zst" if which == "compressed" else ".jsonl"
+    recorder = None if which == "without" else Recorder(tmp_path, suffix=suffix)
+    benchmark.pedantic(rollout(recorder), rounds=12, warmup_rounds=1)
+    if recorder is not None:
+        recorder.close()
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dump")
+    with Recorder(folder) as recorder:
+        roll = rollout(recorder)
+        for step in range(20):
+            recorder.step = step
+            roll()
+    return folder
+
+
+@pytest.mark.parametrize("which", ["json, line by line", "read_records", "Dump, summaries"])
+def test_reading_a_dump(benchmark: Benchmark, which: str, dump: Path) -> None:
+    """Beside reading the same files by `json`."""
+    benchmark.group = "records: reading 1,280 trajectories"
+
+    def by_json() -> None:
+        for path in dump.iterdir():
+            with path.open() as lines:
+                for line in lines:
+                    json.loads(line)
+
+    def summaries() -> None:
+        with Dump(dump) as opened:
+            for file in opened.files:
+                file.scan()
+                for index in range(len(file)):
+                    file.summary(index)
+
+    runs = {"json, line by line": by_json, "Dump, summaries": summaries}
+    benchmark(runs.get(which, lambda: list(read_records(dump))))
