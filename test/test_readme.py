@@ -26,7 +26,7 @@ def test_the_readmes_programs_run_and_print_what_it_says(tmp_path: Path, monkeyp
         for block in BLOCKS:
             exec(compile(block, str(README), "exec"), names)
     lines = printed.getvalue().splitlines()
-    assert len((tmp_path / "turns.jsonl").read_text("utf-8").splitlines()) == 1
+    assert len((tmp_path / "dump" / "7.jsonl").read_text("utf-8").splitlines()) == 1
     assert lines[-5:-1] == ["42", "42", "calls: 2 errors: 0", "The answer is 49. 1.0"]
     assert lines[-1].endswith(" sampled of 193")
 

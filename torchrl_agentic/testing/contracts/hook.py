@@ -48,7 +48,7 @@ class HookContract:
             close()
 
     def turns(self, trajectory: str = "0.0", row: int = 0) -> Sequence[Turn]:
-        """Give turns of a trajectory: with a call of each status and one that could not be read; without calls."""
+        """Give the turns of a trajectory: one with a call of each status, then one without calls."""
         statuses = [*Status]
         calls = [
             ParsedCall("f", {"a": [1, "é\ud800\x1b[31m", None]}, f"call_0_{n}") for n in range(len(statuses))
