@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from torchrl_agentic.cli import app
-from torchrl_agentic.records import read_records
+from torchrl_agentic.records import TrajectoryRecord, read_records
 from torchrl_agentic.sandbox.bubblewrap import why_not
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -38,8 +38,9 @@ def test_the_recorded_result_is_computed_again(tmp_path: Path):
     shutil.copy(EXAMPLES / "gsm8k_code_interpreter.json", tmp_path / "gsm8k.json")
     result = _rollout(tmp_path, GSM8K)
     assert result.exit_code == 0, result.output
-    turns = list(read_records(tmp_path / "out.jsonl"))
-    assert [r.text for turn in turns for r in turn.outcome.results] == ["220000.0"]
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert isinstance(record, TrajectoryRecord)
+    assert [result.text for _, _, result in record.calls] == ["220000.0"]
 
 
 @works
@@ -127,7 +128,16 @@ def test_conversations_of_one_name_are_both_replayed(tmp_path: Path):
     _chat(tmp_path / "c.jsonl", ("user", "q"), ("assistant", "one"), ("assistant", "two"))
     result = _rollout(tmp_path, YAML.format(file="c.jsonl", tools="stop", more=""))
     assert result.exit_code == 0, result.output
-    assert len(list(read_records(tmp_path / "out.jsonl"))) == 3
+    records = [one for one in read_records(tmp_path / "out.jsonl") if isinstance(one, TrajectoryRecord)]
+    ends = [(len(record.turns), record.termination_reason) for record in records]
+    assert ends == [(1, "stop_tool"), (2, "no_calls")]
+
+
+@pytest.mark.parametrize("name", ["out", "out.json", "out.zst"])
+def test_a_record_of_another_kind_is_refused(tmp_path: Path, name: str):
+    result = CliRunner().invoke(app, ["rollout", str(EXAMPLES / "demo.yaml"), "--out", str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert ".jsonl or .jsonl.zst" in " ".join(result.output.split())
 
 
 @works

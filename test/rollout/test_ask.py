@@ -93,7 +93,15 @@ def test_the_command_line_asks_a_model_folder(tmp_path, tiny):
     assert "of 3 answers are right" in result.output
     assert "tokens sampled" in result.output
     assert "4 conversations" in result.output
-    assert len(list(read_records(out))) >= 4
+    records = {record.trajectory: record for record in read_records(out)}
+    mine = records.pop("mine")
+    assert (mine.gts, mine.score) == (None, None)
+    assert {record.gts for record in records.values()} == {line["answer"] for line in lines[:3]}
+    said = f"{sum(record.score for record in records.values()):.0f} of 3 answers are right"
+    assert said in result.output
+    for record in (*records.values(), mine):
+        assert record.termination_reason == "no_calls"
+        assert "".join(record.tokens.texts).startswith("<|im_start|>")
 
 
 @pytest.mark.parametrize(
