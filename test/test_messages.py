@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import enum
 import json
+import pickle
 
 import pydantic
 import pytest
@@ -234,3 +235,22 @@ def test_a_result_is_altered_as_by_replace():
         assert altered(plain, **{name: value}) == dataclasses.replace(plain, **{name: value})
     with pytest.raises(dataclasses.FrozenInstanceError):
         altered(full).reward = 2.0
+
+
+@given(
+    text=st.text(),
+    is_error=st.booleans(),
+    status=st.none() | st.sampled_from(list(Status)),
+    meta=st.none() | st.dictionaries(st.text(), st.integers()),
+    stop=st.booleans(),
+)
+def test_a_result_made_of_text_in_short_is_that_of_the_constructor(text, is_error, status, meta, stop):
+    made = ToolResult.from_text(text, is_error=is_error, meta=meta, status=status, stop=stop)
+    plain = ToolResult((TextPart(text),), is_error, meta, status=status, stop=stop)
+    assert made == plain
+    assert repr(made) == repr(plain)
+    assert pickle.loads(pickle.dumps(made)) == plain
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.stop = True
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.parts[0].text = ""

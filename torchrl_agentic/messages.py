@@ -173,7 +173,7 @@ class ToolResult:
         stop: bool = False,
     ) -> ToolResult:
         """Make the common result: one part of text."""
-        return cls((TextPart(text),), is_error, meta, status=status, stop=stop)
+        return _of_text(text, status or (Status.ERROR if is_error else Status.OK), meta, stop)
 
     @classmethod
     def from_value(cls, value: Any) -> ToolResult:
@@ -188,7 +188,7 @@ class ToolResult:
             TypeError: nothing of these, or an empty tuple, or one of more than three items.
         """
         if isinstance(value, str):
-            return cls((TextPart(value),))
+            return _of_text(value, Status.OK)
         if isinstance(value, ToolResult):
             return value
         if isinstance(value, _PARTS):
@@ -428,6 +428,29 @@ class _Answer:
     """A `ToolResult` that is being made."""
 
     __slots__ = ("is_error", "meta", "metrics", "notes", "parts", "reward", "status", "stop", "timing")
+
+
+class _Text:
+    """A `TextPart` that is being made."""
+
+    __slots__ = ("kind", "text")
+
+
+def _of_text(
+    text: str, status: Status, meta: Mapping[str, Any] | None = None, stop: bool = False
+) -> ToolResult:
+    """Make the result that nearly all calls have, one text, in a sixth of the time, like `clean_call`."""
+    part: Any = _Text()
+    part.text, part.kind = text, "text"
+    part.__class__ = TextPart
+    result: Any = _Answer()
+    result.parts = (part,)
+    result.is_error = status is not Status.OK
+    result.meta, result.status, result.stop = meta, status, stop
+    result.reward = result.metrics = result.timing = None
+    result.notes = ()
+    result.__class__ = ToolResult
+    return result
 
 
 def altered(result: ToolResult, **changes: Any) -> ToolResult:
