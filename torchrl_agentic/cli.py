@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.text import Text
 from typer.core import TyperGroup
 
-from torchrl_agentic.cli_show import conversation, progress, score, table, verdict
+from torchrl_agentic.cli_show import conversation, progress, score, verdict
 
 if TYPE_CHECKING:
     from torchrl_agentic.config import RolloutConfig
@@ -61,6 +61,8 @@ def rollout(
     from torchrl_agentic.config import ConfigError, ModelConfig, load_config
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import SUFFIXES, Recorder, TrajectoryRecord, read_records
+    from torchrl_agentic.report.tables import tool_tables
+    from torchrl_agentic.report.tally import tool_reports
 
     console = Console()
     try:
@@ -86,7 +88,7 @@ def rollout(
 
     order = {name: place for place, name in enumerate(found.names)}
     records = sorted(read, key=lambda record: order[record.trajectory])
-    console.print(table(_summarize(records)))
+    console.print(tool_tables(tool_reports(_summarize(records))))
     for record in records[: len(records) if show < 0 else show]:
         console.print(conversation(record, lines, console.width - 8))
     console.print(found.verdict)
@@ -184,6 +186,25 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
     seconds = time.perf_counter() - began
     names = [answer.question.name for answer in answers]
     return _Found(names, score(answers, seconds), failed=False)
+
+
+@app.command()
+def report(
+    dump: Annotated[Path, typer.Argument(help="A folder with a file per step, or one file.")],
+    other: Annotated[Path | None, typer.Argument(help="Another run, to compare with the first.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw it, too, into this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+    by: Annotated[
+        int | None, typer.Option(min=1, help="So many steps are a row; otherwise as many as give 24 rows.")
+    ] = None,
+) -> None:
+    """Sum up recorded trajectories: scores, turns, calls, errors, times and tokens, over steps and per tool.
+
+    Of two runs, say what is better or worse in the second one, and by how much.
+    """
+    from torchrl_agentic.cli_report import show_report
+
+    raise typer.Exit(show_report(dump, other, png, as_json=as_json, by=by))
 
 
 @app.command()

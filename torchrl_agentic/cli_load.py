@@ -102,15 +102,16 @@ def _served(tool: str, options: dict[str, Any]) -> Generator[tuple[dict[str, Any
 
 
 def _show(console: Console, found: Load) -> None:
-    from torchrl_agentic.rollout.summary import quantile
+    from torchrl_agentic.records.distribution import Distribution
+    from torchrl_agentic.report.words import milliseconds
 
     console.print(Text(f"{found.per_second:.1f} calls/s, in {found.seconds:.2f} s", style="bold"))
     table = Table(box=box.SIMPLE)
     for name in ("ms", "p50", "p99", "longest"):
         table.add_column(name, justify="right")
     for name, seconds in (("queue", found.queue_s), ("run", found.run_s)):
-        times = (quantile(seconds, 0.5), quantile(seconds, 0.99), seconds[-1])
-        table.add_row(name, *(f"{1000 * time:.1f}" for time in times))
+        known = Distribution(seconds)
+        table.add_row(name, *map(milliseconds, (known.quantile(0.5), known.quantile(0.99), seconds[-1])))
     console.print(table)
     statuses = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common())
     console.print(Text(statuses, style="red" if found.errors else "green"))

@@ -6,42 +6,20 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
+
+from torchrl_agentic.report.words import printable
 
 if TYPE_CHECKING:
     from torchrl_agentic.messages import Message
     from torchrl_agentic.records import TrajectoryRecord
-    from torchrl_agentic.rollout import Difference, ToolSummary
+    from torchrl_agentic.rollout import Difference
     from torchrl_agentic.rollout.ask import Answer
 
 _ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
-
-
-def table(summaries: Sequence[ToolSummary]) -> Table:
-    """Show the calls per tool."""
-    from torchrl_agentic.messages import Status
-    from torchrl_agentic.rollout.summary import quantile
-
-    made = Table(title="Calls per tool, times in ms", title_justify="left", box=box.SIMPLE)
-    made.add_column("tool", no_wrap=True)
-    for name in ("calls", "ok", "p50", "p95", "queue p95"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("errors")
-    for item in summaries:
-        kinds = ", ".join(
-            f"{n} {status}" for status, n in item.statuses.most_common() if status is not Status.OK
-        )
-        times = (quantile(item.run_s, 0.5), quantile(item.run_s, 0.95), quantile(item.queue_s, 0.95))
-        counts = (str(item.calls), str(item.calls - item.errors))
-        made.add_row(
-            Text(printable(item.tool)), *counts, *(f"{1000 * seconds:.1f}" for seconds in times), kinds
-        )
-    return made
 
 
 def conversation(record: TrajectoryRecord, lines: int, width: int) -> Panel:
@@ -70,11 +48,6 @@ def _clip(text: str, lines: int, width: int) -> str:
     wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(printable(line), width) or [""]]
     more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
     return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
-
-
-def printable(text: str) -> str:
-    """Keep control characters from the terminal."""
-    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def verdict(compared: int, differences: Sequence[Difference]) -> Group | Text:

@@ -106,7 +106,7 @@ def record_from_json(data: JSON) -> TrajectoryRecord:
     return TrajectoryRecord(
         str(fields["request_id"]),
         tuple(_turns_from_json(fields)),
-        int(fields["step"]),
+        _step(fields["step"]),
         str(fields["trajectory"]),
         int(fields["row"]),
         tuple(_number(value) for value in rewards),
@@ -137,7 +137,7 @@ def summary_from_json(data: JSON) -> Summary | None:
         return None
     return Summary(
         request_id=str(fields["request_id"]),
-        step=int(fields["step"]),
+        step=_step(fields["step"]),
         score=_number(fields["score"]),
         termination_reason=str(fields["termination_reason"]),
         trajectory=str(fields["trajectory"]),
@@ -153,6 +153,19 @@ def _object(data: JSON) -> Fields:
     if not isinstance(data, Mapping):
         raise TypeError(f"a record is a JSON object; got {type(data).__name__}")
     return cast("Fields", data)
+
+
+def _text(value: JSON) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text; got {type(value).__name__}")
+    return value
+
+
+def _step(value: JSON) -> int:
+    step = int(value)
+    if abs(step) >= 1 << 63:
+        raise ValueError("a step is an integer of 64 bits")
+    return step
 
 
 def _number(value: JSON) -> float | None:
@@ -173,9 +186,12 @@ def message_to_json(message: Message) -> dict[str, JSON]:
 
 
 def _message_from_json(data: Mapping[str, Any]) -> Message:
+    content = data["content"]
+    if not isinstance(content, str | list | None):
+        raise TypeError(f"the content of a message is a text or a list; got {type(content).__name__}")
     return Message(
-        data["role"],
-        data["content"],
+        _text(data["role"]),
+        content,
         tuple(data.get("tool_calls", ())),
         data.get("tool_call_id"),
         data.get("is_complete", True),
@@ -255,9 +271,9 @@ def _call_to_json(turn: int, call: ParsedCall, result: ToolResult, status: str) 
 def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, ToolResult]:
     error, span, start = data.get("error"), data.get("span"), data["start"]
     call = ParsedCall(
-        data["name"],
-        data["arguments"],
-        data["id"],
+        _text(data["name"]),
+        _object(data["arguments"]),
+        _text(data["id"]),
         data.get("tag"),
         None if error is None else CallError(error["code"], error["message"]),
         index=index,
@@ -265,12 +281,12 @@ def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, To
         notes=tuple(data.get("call_notes", ())),
     )
     result = ToolResult(
-        (TextPart(data["result"]),),
+        (TextPart(_text(data["result"])),),
         status=Status(data["status"]),
         stop=data.get("stop", False),
         reward=_number(data["reward"]),
         metrics=data.get("metrics"),
-        timing=None if start is None else Timing(start, data["queue_s"], data["run_s"]),
+        timing=None if start is None else Timing(float(start), float(data["queue_s"]), float(data["run_s"])),
         notes=tuple(data.get("notes", ())),
     )
     return call, result
@@ -343,7 +359,7 @@ def _from_input_output(data: Fields) -> TrajectoryRecord:
     return TrajectoryRecord(
         name,
         (turn,),
-        step=step if isinstance(step, int) else 0,
+        step=_step(step) if isinstance(step, int) else 0,
         trajectory=name,
         score=_number(score) if isinstance(score, int | float | str) else None,
         gts=data.get("gts"),

@@ -15,6 +15,9 @@ from torchrl_agentic.records.lines import Lines
 from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
 from torchrl_agentic.records.recorder import SUFFIXES
 
+_UNREADABLE = (
+    ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 _HEAD = 4096  # bytes in which the summary of a trajectory nearly always lies
 
 
@@ -80,7 +83,7 @@ class DumpFile:
         try:
             head = lines.read(index, _HEAD)
             found = summary_from_json(pydantic_core.from_json(head, allow_partial="trailing-strings"))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             found = None
         if found is not None and found.request_id:
             return found
@@ -187,7 +190,7 @@ def read_line(line: bytes, number: int = 1) -> TrajectoryRecord | BadLine:
     """Read a line of a dump. What is no UTF-8 is kept as lone surrogates, as Python reads file names."""
     try:
         return record_from_json(_parsed(line))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         return BadLine(number, _reason(line, error))
 
 

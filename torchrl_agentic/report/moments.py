@@ -1,0 +1,50 @@
+"""The mean of numbers that come one by one, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torchrl_agentic.report.values import Average
+
+LARGEST = 1e100
+"""Numbers beyond are no measurements, and their squares no numbers."""
+
+
+def is_measurable(value: float) -> bool:
+    """Whether a number can be averaged: no NaN, nothing infinite or beyond all measure."""
+    return abs(value) <= LARGEST
+
+
+@dataclass(slots=True)
+class Moments:
+    """How many numbers, their mean, and the sum of the squares of their distances from it.
+
+    Added and merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances" (1979), which loses no digits where a sum of squares does.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Add a number."""
+        self.merge(Moments(1, value))
+
+    def merge(self, other: Moments) -> None:
+        """Add all numbers of another one."""
+        if not other.count:
+            return
+        count, distance = self.count + other.count, other.mean - self.mean
+        share = other.count / count
+        self.squares += other.squares + distance * distance * self.count * share
+        self.mean += distance * share
+        self.count = count
+
+    def average(self) -> Average:
+        """Give the figures."""
+        if not self.count:
+            return Average(0, None, None)
+        error = math.sqrt(self.squares / (self.count - 1) / self.count) if self.count > 1 else None
+        return Average(self.count, self.mean, error)
