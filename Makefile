@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm test-legacy check bench clean
+.PHONY: demo test test-vllm test-legacy check demo-records bench clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -27,6 +27,10 @@ check: $(VENV)/ready-dev
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/pytest
+
+# After a change of the demo, or of what its tools answer on purpose: a test replays these records.
+demo-records: $(VENV)/ready
+	$(BIN)/torchrl-agentic rollout examples/demo.yaml --out examples/demo_records.jsonl --show 0
 
 bench: $(VENV)/ready
 	$(BIN)/pytest benchmarks --benchmark-only --benchmark-json=benchmarks/results.json

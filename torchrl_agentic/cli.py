@@ -43,24 +43,46 @@ def main() -> None:
 @app.command()
 def rollout(
     config: Annotated[
-        Path, typer.Argument(help="A YAML configuration; or conversations, or questions, as .json or .jsonl.")
-    ],
+        Path | None,
+        typer.Argument(help="A YAML configuration; or conversations, or questions, as .json or .jsonl."),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Replay this dump with the tools, and the parser, of the configuration."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What this regular expression matches in results is not compared. May be repeated."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the turns are recorded, as JSON lines.")] = None,
     parser: Annotated[str | None, typer.Option(help="The format in which the model calls tools.")] = None,
     model: Annotated[
         str | None, typer.Option(help='Ask this model: a Hugging Face folder or name, or "tiny", ours.')
     ] = None,
     engine: Annotated[str, typer.Option(help="What generates: transformers or vllm.")] = "transformers",
-    show: Annotated[int, typer.Option(help="How many conversations to print; -1 for all.")] = -1,
+    show: Annotated[
+        int, typer.Option(help="How many conversations, or differences from a dump, to print; -1 for all.")
+    ] = -1,
     lines: Annotated[int, typer.Option(help="How many lines of each message to print.")] = 8,
 ) -> None:
-    """Ask a model questions, or replay recorded conversations, with real tools.
+    """Ask a model questions, or replay recorded conversations or a dump, with real tools.
 
     Say what was called; which answers were right; what the tools answer otherwise now.
     """
+    from torchrl_agentic.cli_replay import recorded_to, replay_dump
+
+    if replay is not None or ignore:
+        if model is not None:
+            raise typer.BadParameter("a replay asks no model: give --model or --replay, not both")
+        code = replay_dump(replay, config, out, parser, ignore or [], show=show, lines=lines)
+        raise typer.Exit(code)
+    if config is None:
+        raise typer.BadParameter("give a configuration, or conversations or questions: see --help")
     from torchrl_agentic.config import ConfigError, ModelConfig, load_config
     from torchrl_agentic.errors import SandboxError
-    from torchrl_agentic.records import SUFFIXES, Recorder, TrajectoryRecord, read_records
+    from torchrl_agentic.records import TrajectoryRecord, read_records
     from torchrl_agentic.report.tables import tool_tables
     from torchrl_agentic.report.tally import tool_reports
 
@@ -70,16 +92,9 @@ def rollout(
         settings = load_config(config, asked)
         path = out or Path(settings.out)
         read = (*settings.conversations, *settings.questions, config.name)
-        if path.resolve() in {(config.parent / name).resolve() for name in read}:
-            raise ConfigError(f"{path} is what is read; record the turns somewhere else: --out FILE")
-        if not path.name.endswith(SUFFIXES):
-            raise ConfigError(f"records go to a file, {' or '.join(SUFFIXES)}; got {path}")
-        part = path.with_name(f".part-{path.name}")  # an earlier record stays until there is a new one
-        part.unlink(missing_ok=True)
-        with Recorder(part) as recorder:
+        with recorded_to(path, [config.parent / name for name in read]) as recorder:
             run = _ask if settings.model is not None else _replay
             found = run(console, settings, config.parent, parser or settings.parser, recorder)
-        part.replace(path)
         read = [record for record in read_records(path) if isinstance(record, TrajectoryRecord)]
     except (ConfigError, SandboxError, ValueError, TypeError, ImportError, OSError) as error:
         place = "" if str(config) in str(error) else f"{config}: "
@@ -143,9 +158,11 @@ def _replay(
             recorder=[recorder, lambda turn: bar.advance(task)],
             **_dispatching(settings, loaded, parser),
         )
-    compared = sum(bool(expected) for conversation in conversations for expected in conversation.expected)
+    compared = sum(
+        expected is not None for conversation in conversations for expected in conversation.expected
+    )
     names = [conversation.name for conversation in conversations]
-    return _Found(names, verdict(compared, differences), bool(differences))
+    return _Found(names, verdict(compared, differences, width=console.width - 8), bool(differences))
 
 
 def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder) -> _Found:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -50,17 +52,42 @@ def _clip(text: str, lines: int, width: int) -> str:
     return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
 
 
-def verdict(compared: int, differences: Sequence[Difference]) -> Group | Text:
-    """Say where tools answer otherwise than recorded."""
+def verdict(
+    compared: int, differences: Sequence[Difference], *, show: int = -1, lines: int = 8, width: int = 100
+) -> Group | Text:
+    """Say which calls are answered otherwise than recorded. compared: turns. show: so many; -1: all."""
     if not differences:
         return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
-    lines = [
-        Text(f"Results of {len(differences)} of {compared} turns differ from the recorded ones:", style="red")
-    ]
-    for item in differences:
-        name = printable(item.conversation)
-        lines.append(Text(f"  {name}, turn {item.turn}: {item.recorded!r} was recorded, now {item.now!r}"))
-    return Group(*lines)
+    changed = Counter(_statuses(item) for item in differences if item.is_status)
+    texts = len(differences) - changed.total()
+    kinds = [f"{count} in status ({words})" for words, count in changed.most_common()]
+    kinds += [f"{texts} in text alone"] if texts else []
+    head = f"Of {compared} turns, calls answered otherwise than recorded: {len(differences)}: "
+    shown = differences if show < 0 else differences[:show]
+    more = [Text(f"  … {len(differences) - len(shown)} more")] if len(shown) < len(differences) else []
+    told = [part for item in shown for part in _difference(item, lines, width)]
+    return Group(*told, *more, Text(head + ", ".join(kinds), style="red"))
+
+
+def _statuses(item: Difference) -> str:
+    before, now = (one and str(one.status or "recorded") for one in (item.recorded, item.now))
+    return f"{before or 'no call'} → {now or 'no call'}"
+
+
+def _difference(item: Difference, lines: int, width: int) -> Iterator[Text]:
+    """Show both answers from the first line on in which they differ."""
+    place = (
+        f"{printable(item.conversation)}, turn {item.turn}, call {item.call} {printable(item.tool)}".rstrip()
+    )
+    yield Text(f"{place}: {_statuses(item)}" if item.is_status else f"{place}: another text", style="bold")
+    before, now = ((one.text if one else "").split("\n") for one in (item.recorded, item.now))
+    same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))))
+    if before == now:
+        return
+    where = f", from line {same + 1}" if same else ""
+    for name, answer, text in (("recorded", item.recorded, before), ("now", item.now, now)):
+        if answer is not None:
+            yield Text.assemble((f" {name}{where}\n", "yellow"), _clip("\n".join(text[same:]), lines, width))
 
 
 def score(answers: Sequence[Answer], seconds: float) -> Group:

@@ -190,7 +190,9 @@ def _trajectories(draw: st.DrawFn):
     return trajectory(
         *turns,
         step=draw(st.integers(0, 3)),
-        score=draw(st.none() | st.sampled_from([math.nan, math.inf]) | st.floats(-10, 10)),
+        score=draw(
+            st.none() | st.sampled_from([math.nan, math.inf]) | st.integers(-40, 40).map(lambda n: n / 4)
+        ),
         reason=draw(st.sampled_from(["", "stop_tool", "no_calls"])),
         sampled=draw(st.integers(0, 3)),
         injected=draw(st.integers(0, 3)),

@@ -18,14 +18,14 @@ def is_measurable(value: float) -> bool:
 
 @dataclass(slots=True)
 class Moments:
-    """How many numbers, their mean, and the sum of the squares of their distances from it.
+    """How many numbers, their sum, and the sum of the squares of their distances from the mean.
 
     Added and merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
     sample variances" (1979), which loses no digits where a sum of squares does.
     """
 
     count: int = 0
-    mean: float = 0.0
+    total: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
@@ -34,17 +34,16 @@ class Moments:
 
     def merge(self, other: Moments) -> None:
         """Add all numbers of another one."""
-        if not other.count:
-            return
-        count, distance = self.count + other.count, other.mean - self.mean
-        share = other.count / count
-        self.squares += other.squares + distance * distance * self.count * share
-        self.mean += distance * share
-        self.count = count
+        if self.count and other.count:
+            distance = other.total / other.count - self.total / self.count
+            self.squares += distance * distance * self.count * other.count / (self.count + other.count)
+        self.squares += other.squares
+        self.total += other.total
+        self.count += other.count
 
     def average(self) -> Average:
         """Give the figures."""
         if not self.count:
             return Average(0, None, None)
         error = math.sqrt(self.squares / (self.count - 1) / self.count) if self.count > 1 else None
-        return Average(self.count, self.mean, error)
+        return Average(self.count, self.total / self.count, error)

@@ -6,10 +6,11 @@ from torchrl_agentic.rollout.collect import group_advantage, ledgers, trajectory
 from torchrl_agentic.rollout.generate import Trajectory, chats_of, roll_out
 from torchrl_agentic.rollout.media import media_of
 from torchrl_agentic.rollout.policies import agent_policy, training_policy
-from torchrl_agentic.rollout.replay import Conversation, Difference, replay
+from torchrl_agentic.rollout.replay import Answered, Conversation, Difference, replay
 from torchrl_agentic.rollout.rewards import answer_reward
 
 __all__ = [
+    "Answered",
     "Conversation",
     "Difference",
     "TokenLedger",
