@@ -11,6 +11,7 @@ from torchrl_agentic.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.messages import (
     JSON,
     CallError,
+    Content,
     DispatchResult,
     Fields,
     Message,
@@ -186,12 +187,12 @@ def message_to_json(message: Message) -> dict[str, JSON]:
 
 
 def _message_from_json(data: Mapping[str, Any]) -> Message:
-    content = data["content"]
-    if not isinstance(content, str | list | None):
-        raise TypeError(f"the content of a message is a text or a list; got {type(content).__name__}")
+    content: JSON = data["content"]
+    if not (content is None or isinstance(content, str | list)):
+        raise TypeError(f"the content of a message is a text or a list; got {content!r:.50}")
     return Message(
         _text(data["role"]),
-        content,
+        cast("Content", content),
         tuple(data.get("tool_calls", ())),
         data.get("tool_call_id"),
         data.get("is_complete", True),
