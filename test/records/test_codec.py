@@ -185,6 +185,35 @@ def test_a_line_that_cannot_be_read_is_named_with_the_reason(junk: bytes, reason
     assert reason in found.reason
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("score",), 10**400),
+        (("step",), 1 << 63),
+        (("messages", 0, "role"), 3),
+        (("messages", 0, "content"), 3),
+        (("tool_calls", 0, "name"), ["f"]),
+        (("tool_calls", 0, "arguments"), [1]),
+        (("tool_calls", 0, "id"), None),
+        (("tool_calls", 0, "result"), {"a": 1}),
+        (("tool_calls", 0, "run_s"), None),
+        (("tool_calls", 0, "queue_s"), "soon"),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+def test_a_value_of_another_kind_makes_a_bad_line_and_no_record_that_others_fall_over(
+    place: tuple[str | int, ...], value: object
+):
+    data = json.loads(written(record(turn(result=ToolResult.from_text("1")))))
+    data["tool_calls"][0].update(start=1.0, queue_s=0.0, run_s=0.0)
+    assert isinstance(read_line(json.dumps(data).encode()), TrajectoryRecord)
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    assert isinstance(read_line(json.dumps(data).encode()), BadLine)
+
+
 @settings(deadline=None)
 @given(junk=st.binary() | st.recursive(
     st.none() | st.integers() | st.text(),
