@@ -16,6 +16,7 @@ from torchrl_agentic.report.words import printable
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999", "#000000")
 """Okabe and Ito's, which colour-blind people tell apart too."""
 _DASHES = ("-", "--")
+_MARKERS = {"-": ".", "--": "x"}
 _RUNS = ("first run", "second run")
 _MOST_TOOLS = 8
 _MOST_NAMES = 8
@@ -86,7 +87,7 @@ def _means(axes: Axes, title: str, reports: Sequence[Report], measures: Mapping[
                 dashes,
                 color=color,
                 label=name if dashes == _DASHES[0] else None,
-                marker=".",
+                marker=_MARKERS[dashes],
                 linewidth=width,
             )
             low, high = [y - error for _, y, error in known], [y + error for _, y, error in known]
@@ -146,7 +147,7 @@ def _times(axes: Axes, reports: Sequence[Report]) -> None:
             label = q if dashes == _DASHES[0] else None
             xs, ys = [x for x, _ in known], [_positive(1000 * y) for _, y in known]
             if known:
-                axes.plot(xs, ys, dashes, color=color, label=label, marker=".")
+                axes.plot(xs, ys, dashes, color=color, label=label, marker=_MARKERS[dashes])
                 _logarithmic(axes, "y")
     _finish(axes, "Run time of calls, ms")
     _over_steps(axes, reports)

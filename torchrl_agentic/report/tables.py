@@ -180,14 +180,14 @@ def _said(tool: str, change: Change) -> str:
     )
 
 
-def _grid(title: str, head: str, rows: Rows | Sequence[tuple[str, Mapping[str, str | Text]]]) -> Table:
+def _grid(title: str, head: str, rows: Rows | Sequence[tuple[str, Mapping[str, str | Text]]]) -> Group:
     """Make a table; rows and columns in which nothing is known are left out."""
     pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
     names = dict.fromkeys(name for _, cells in pairs for name in cells)
     shown = [
         name for name in names if any(str(cells.get(name, NONE)) not in ("", NONE) for _, cells in pairs)
     ]
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    made = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     made.add_column(head, no_wrap=True)
     for name in shown:
         made.add_column(Text(name), justify="left" if name in _LEFT else "right", no_wrap="\n" not in name)
@@ -195,7 +195,7 @@ def _grid(title: str, head: str, rows: Rows | Sequence[tuple[str, Mapping[str, s
         if row == ALL:
             made.add_section()
         made.add_row(Text(_clipped(row)), *(cells.get(name, NONE) for name in shown))
-    return made
+    return Group(Text(title, style="bold"), made)
 
 
 def _clipped(name: str) -> str:
