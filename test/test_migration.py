@@ -1,4 +1,4 @@
-"""Each row of the table in `tutorials/migrate_from_torchrl_tools.py` holds: the old beside the new."""
+"""Each row of the table in `tutorials/10_from_torchrl_transforms.py` holds: the old beside the new."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from torchrl_agentic.messages import Status
 from torchrl_agentic.parsers import get_parser
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-TUTORIAL = Path(__file__).parent.parent / "tutorials" / "migrate_from_torchrl_tools.py"
+TUTORIAL = Path(__file__).parent.parent / "tutorials" / "10_from_torchrl_transforms.py"
 FENCED = "```python\n%s\n```"
 
 

@@ -31,4 +31,4 @@ def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_there_is_one_on_parsers():
-    assert "add_a_parser" in [path.stem for path in TUTORIALS]
+    assert "04_a_parser_of_your_own" in [path.stem for path in TUTORIALS]

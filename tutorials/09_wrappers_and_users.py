@@ -1,6 +1,6 @@
 """
-Wrappers, cassettes and users
-=============================
+9 · Wrappers, cassettes and users
+=================================
 
 What one may want of any tool (fewer calls, more tries, shorter answers) is a wrapper around it, and their
 order says what happens. A cassette keeps what tools answered, so that a rollout can be run again without

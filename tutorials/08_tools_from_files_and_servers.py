@@ -1,6 +1,6 @@
 """
-Tools from files and servers
-============================
+8 · Tools from files and servers
+================================
 
 Which tools a run has is often a matter of configuration. This tutorial names tools of all kinds in one YAML
 file (ours, functions, classes made for verl), looks at what a model will be told of them, adds the tools of

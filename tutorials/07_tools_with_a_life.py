@@ -1,6 +1,6 @@
 """
-Tools with a life
-=================
+7 · Tools with a life
+=====================
 
 Some tools have to know a trajectory: what its right answer is, how often they were called, what the whole was
 worth. Such a tool is created when a trajectory begins and released when it ends. This tutorial writes one in

@@ -1,6 +1,6 @@
 """
-Services, and limits that a cluster keeps
-=========================================
+6 · Services and cluster limits
+===============================
 
 Code that a model writes runs in a sandbox service, which many workers use at once. This goes from the
 service, which runs on this machine, to rollouts on two workers of Ray that share one limit.

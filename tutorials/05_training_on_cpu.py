@@ -1,6 +1,6 @@
 """
-Train a model that calls tools
-==============================
+5 · Training on CPU
+===================
 
 Reinforcement learning with tools in the loop, on two CPU cores: a tiny model samples answers, its calls run
 in the sandbox, and `GRPOLoss` raises the probability of what led to right answers. The whole program, which

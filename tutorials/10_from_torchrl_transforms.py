@@ -1,6 +1,6 @@
 """
-From TorchRL's tool transforms
-==============================
+10 · From TorchRL's tool transforms
+===================================
 
 TorchRL 0.14 has tool transforms, each of which reads the last message, runs what it finds there, and appends
 the answers. Here one transform, `ToolCompose`, does that for all tools. An old transform becomes one of them

@@ -1,6 +1,6 @@
 """
-Add a parser
-============
+4 · A parser of your own
+========================
 
 A model speaks a format that no registered parser reads. A parser for it is one file of a few lines, one line
 in the registry, and one test class. This tutorial writes two: one for a format that holds JSON, where all is

@@ -1,6 +1,6 @@
 """
-Functions as tools
-==================
+1 · A first tool
+================
 
 A tool is a typed function with a docstring. This tutorial makes tools of functions, in a program and in a
 file, lets the data set fill in arguments that the model must not see, has calls carry rewards, and looks at

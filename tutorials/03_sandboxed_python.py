@@ -1,0 +1,156 @@
+"""
+3 · Sandboxed Python
+====================
+
+Code that a model writes is run, so it must be taken for hostile: not because models mean harm, but because
+reward hacks, mistakes and text that a tool brought in look just like it. This tutorial gives a model a Python
+whose variables last as long as its trajectory, sets limits, attacks it, and looks at what the model reads
+when code fails, hangs, eats memory or dies.
+"""
+
+# %%
+# Which sandbox there is
+# ----------------------
+# ``default_sandbox()`` takes the strongest one that works on this machine. It tries them and does not guess:
+# containers often allow less than they seem to. On the command line, ``torchrl-agentic check`` shows the
+# same. Where none works, making a `PythonTool` fails at once; nothing is run without one unless it is named.
+from torchrl_agentic.sandbox import ResourceLimits, default_sandbox
+from torchrl_agentic.sandbox.default import tiers
+
+for kind, reason in tiers():
+    print(f"{kind.name:12}", "works" if reason is None else "does not work here")
+sandbox = default_sandbox(
+    ResourceLimits(
+        memory_bytes=256 << 20,  # of each process
+        max_processes=16,
+        disk_bytes=1 << 20,  # of each file
+        network="none",
+    )
+)
+print("used:", sandbox.name)
+print("enforced:", ", ".join(name for name, held in sandbox.limits_enforced.items() if held))
+
+# %%
+# A Python for each trajectory
+# ----------------------------
+# `PythonTool` gives each trajectory an interpreter in a sandbox of its own. Tools that are given the same
+# sandbox share files: here what the shell writes into ``/work`` is what Python reads. ``timeout`` bounds one
+# call, ``output_max_chars`` what a model has to read of it.
+import json
+
+from tensordict import TensorDict
+from torchrl.envs import TransformedEnv
+from torchrl.envs.llm import ChatEnv
+
+from torchrl_agentic import PythonTool, ShellTool, ToolCompose, ToolResult
+from torchrl_agentic.repl import repl_in
+from torchrl_agentic.testing import ScriptedPolicy
+
+
+def run(code: str) -> str:
+    """Write a call as models of the Hermes and Qwen families do."""
+    return f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>"
+
+
+def talk(*turns: str) -> list[ToolResult]:
+    """Let one trajectory say this, turn by turn; print what the model reads, with how each call went."""
+    told = []
+    tools = [PythonTool(repl_in(sandbox), timeout=2, output_max_chars=400), ShellTool(sandbox)]
+    env = TransformedEnv(ChatEnv(batch_size=(1,)), ToolCompose(tools, recorder=told.append))
+    td = env.reset(TensorDict({"query": ["Compute."]}, batch_size=(1,)))
+    policy = ScriptedPolicy([turns])
+    for _ in turns:
+        td = env.step_mdp(env.step(policy(td)))
+    env.close()
+    results = [result for turn in told for result in turn.outcome.results]
+    for result in results:
+        print(f"[{result.status}]", result.text.strip().replace("\n", "\n    "))
+    return results
+
+
+SHELL = '<tool_call>{"name": "shell", "arguments": {"argv": ["sh", "-c", "echo 6 7 > numbers"]}}</tool_call>'
+results = talk(
+    run("import statistics\nx = [3, 1, 4, 1, 5]\nstatistics.mean(x)"),
+    run("x.append(9)\nprint(sorted(x))") + SHELL,
+    run("a, b = map(int, open('numbers').read().split())\na * b"),
+)
+assert [result.status for result in results] == ["ok"] * 4
+
+# %%
+# What the model reads when code fails
+# ------------------------------------
+# A traceback speaks of the model's own code and of nothing else: no frames of ours, no paths of the host.
+# What was printed before the error is there as well, and the variables stay.
+results = talk(
+    run("def mean(values):\n    return sum(values) / len(values)\nprint('so far')\nmean([])"),
+    run("mean([1, 2])"),
+    run("for i in range(10_000): print(i, end=' ')"),
+)
+assert [result.status for result in results] == ["error", "ok", "ok"]
+
+# %%
+# Endless, greedy and dying code
+# ------------------------------
+# Code that is out of time is interrupted, as by Ctrl-C, and its variables stay. If it does not heed that it
+# is killed, and the model is told that they are gone. Too much memory is a ``MemoryError``, and an
+# interpreter that kills itself is replaced. All of this costs the trajectory one cell; no other row notices.
+results = talk(
+    run("x = 1\nwhile True: pass"),
+    run("x"),
+    run("sum(iter(int, 1))"),  # C code that never comes back to Python
+    run("x"),
+    run("len(bytearray(1 << 30))"),
+    run("import os\nos.kill(os.getpid(), 9)"),
+    run("'and on we go'"),
+)
+assert [result.status for result in results] == ["timeout", "ok", "timeout", "error", "error", "error", "ok"]
+
+# %%
+# Attacks
+# -------
+# What hostile code would try first: the trainer's files and secrets, its processes, the network, a fork bomb,
+# a full disk. None of it raises in the trainer or reaches it; the model reads what the kernel answered.
+import os
+import textwrap
+from pathlib import Path
+
+os.environ["WANDB_API_KEY"] = "secret"
+mine = Path("mine.txt").resolve()
+mine.write_text("the trainer's own")
+ATTACKS = {
+    "read a file of the host": f"open({str(mine)!r}).read()",
+    "read the passwords": "open('/etc/shadow').read()",
+    "find secrets in the environment": "__import__('os').environ['WANDB_API_KEY']",
+    "signal the trainer": f"import os\nos.kill({os.getpid()}, 15)",
+    "reach the network": "import socket\nsocket.create_connection(('1.1.1.1', 53), timeout=1)",
+    "overwrite the interpreter": "open('/usr/bin/python3', 'w')",
+    "fill the disk": "with open('f', 'wb') as file:\n    for _ in range(64): file.write(bytes(1 << 20))",
+    "start many processes": (
+        "import subprocess\nfound = [subprocess.Popen(['sleep', '60']) for _ in range(100)]"
+    ),
+}
+TRY = "try:\n%s\nexcept BaseException as error:\n    print(repr(error))\nelse:\n    print('got through')"
+for name, attack in ATTACKS.items():
+    print(f"{name}:")
+    (result,) = talk(run(TRY % textwrap.indent(attack, "    ")))
+    assert "got through" not in result.text
+assert mine.read_text() == "the trainer's own"
+
+# %%
+# The whole list
+# --------------
+# More than a hundred such cases come with the package, and every sandbox is held to all of them but those
+# that its ``cannot`` names. ``torchrl-agentic check sandbox forkserver`` runs them on your machine; a sandbox
+# of your own inherits `SandboxContract`. Here are those on the network:
+import asyncio
+
+from torchrl_agentic.sandbox.conformance import CASES, check
+
+cases = [case for case in CASES if case.claim == "network"]
+for outcome in asyncio.run(check(lambda limits=None: type(sandbox)(limits), cases)):
+    print(f"{outcome.status:8} {outcome.case.name} {outcome.reason}")
+    assert outcome.status != "failed"
+
+# %%
+# What no sandbox of this kind stops is a bug in the kernel. Around the code of strangers goes a kernel of its
+# own: ``DockerSandbox(runtime="runsc")``, or a machine elsewhere, such as `E2BSandbox` rents.
