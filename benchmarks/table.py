@@ -27,11 +27,12 @@ def table(data: dict[str, Any]) -> str:
     for group, contenders in rows(data).items():
         first = contenders[0][1]
         for index, (name, seconds) in enumerate(contenders):
-            lines.append(f"| {'' if index else group} | {name} | {_time(seconds)} | {seconds / first:.2f} |")
+            lines.append(f"| {'' if index else group} | {name} | {seconds_in_words(seconds)} | {seconds / first:.2f} |")
     return "\n".join(lines)
 
 
-def _time(seconds: float) -> str:
+def seconds_in_words(seconds: float) -> str:
+    """Write a time with the unit that suits it."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.2f} {unit}"

@@ -1,0 +1,68 @@
+"""Names in backticks become links: to the page of a public name, however short it is written."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from docutils.nodes import Element, TextElement
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+PACKAGE = "torchrl_agentic"
+MODULES = (
+    "",
+    ".parsers",
+    ".tools",
+    ".sandbox",
+    ".repl",
+    ".limits",
+    ".rollout",
+    ".testing",
+    ".interactions",
+    ".transforms",
+)
+
+
+@functools.cache
+def public_names() -> dict[str, str]:
+    """Give public name → where its page is; a name of the top level has its page there."""
+    found: dict[str, str] = {}
+    for module in MODULES:
+        for name in importlib.import_module(PACKAGE + module).__all__:
+            found.setdefault(name, f"{PACKAGE}{module}.{name}")
+    return found
+
+
+def resolve(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: TextElement
+) -> Element | TextElement | None:
+    """Find what a reference means that Sphinx did not find; names that are nobody's stay code."""
+    if node.get("refdomain") != "py":
+        return None
+    target: str = node["reftarget"].removesuffix("()")
+    for whole in _candidates(target, public_names()):
+        found = env.domains.python_domain.resolve_xref(
+            env, node["refdoc"], app.builder, "obj", whole, node, shown
+        )
+        if found is not None:
+            return found
+    return shown if node["reftype"] == "obj" else None
+
+
+def _candidates(target: str, names: dict[str, str]) -> list[str]:
+    """Give where a name may have its page: `Tool`, `Tool.run`, `tool.Tool`, `torchrl_agentic.tool.Tool`."""
+    head, _, rest = target.partition(".")
+    if head in names:
+        return [f"{names[head]}.{rest}" if rest else names[head]]
+    *_, owner, name = ["", *target.split(".")]
+    found = [names[name]] if name in names else []
+    return found + ([f"{names[owner]}.{name}"] if owner in names else [])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Take part in the build."""
+    app.connect("missing-reference", resolve)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,42 @@
+"""Docstrings are plain text with names in backticks: nothing else in them is markup."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+_QUOTED = re.compile(r"(`+[^`]*`+)")
+
+
+def as_rst(lines: list[str]) -> None:
+    """Escape what reST would take for markup, in place; code behind a "::" stays as it is."""
+    code_in: int | None = None
+    for index, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if code_in is not None and line.strip() and indent <= code_in:
+            code_in = None
+        if code_in is None:
+            lines[index] = _escaped(line)
+        if line.rstrip().endswith("::"):
+            code_in = indent
+
+
+def _escaped(line: str) -> str:
+    parts = _QUOTED.split(line)
+    for index in range(0, len(parts), 2):
+        parts[index] = parts[index].replace("*", r"\*")
+        if index and parts[index][:1].isalpha():  # the s of `FileRefPart`s
+            parts[index] = rf"\ {parts[index]}"
+    return "".join(parts)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Take part in the build, in front of napoleon."""
+    app.connect(
+        "autodoc-process-docstring",
+        lambda app, what, name, obj, options, lines: as_rst(lines),
+        priority=400,
+    )
+    return {"parallel_read_safe": True}

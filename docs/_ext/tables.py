@@ -1,0 +1,197 @@
+"""Tables that are made of the code and of results: nobody writes them, so they cannot be out of date."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from table import seconds_in_words
+
+from torchrl_agentic import sandbox
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
+from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.sandbox.base import CLAIMS
+from torchrl_agentic.sandbox.conformance import CASES
+
+RESULTS = Path(__file__).parents[1] / "_data" / "benchmarks.json"
+ORDER = ("forkserver", "bubblewrap", "landlock", "docker", "e2b", "modal", "seatbelt", "unsafe")
+_QUOTED = re.compile(r"`([^`]+)`")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> nodes.table:
+    """Make a table of texts in which backticks mean code."""
+    group = nodes.tgroup(cols=len(header))
+    group += [nodes.colspec(colwidth=1) for _ in header]
+    head, body = nodes.thead(), nodes.tbody()
+    head += _row(header)
+    body += [_row(row) for row in rows]
+    group += [head, body]
+    made = nodes.table(classes=[kind])
+    made += group
+    return made
+
+
+def _row(cells: Sequence[str]) -> nodes.row:
+    made = nodes.row()
+    for cell in cells:
+        entry = nodes.entry()
+        entry += text(cell)
+        made += entry
+    return made
+
+
+def text(words: str) -> nodes.paragraph:
+    """Make a paragraph of a text in which backticks mean code."""
+    made = nodes.paragraph()
+    for index, part in enumerate(_QUOTED.split(words)):
+        made += nodes.literal(text=part) if index % 2 else nodes.Text(part)
+    return made
+
+
+def kinds() -> list[type[Sandbox]]:
+    """Give the sandboxes there are, as they stand on the page."""
+    found = {getattr(sandbox, name) for name in sandbox.__all__}
+    made = [one for one in found if isinstance(one, type) and issubclass(one, Sandbox) and one.name]
+    return sorted(made, key=lambda kind: ORDER.index(kind.name))
+
+
+class Claims(SphinxDirective):
+    """What each sandbox stops: how many cases hold it to each claim."""
+
+    def run(self) -> list[nodes.Node]:
+        """Count the cases that each must keep."""
+        rows = [
+            [f"`{claim}`: {meaning}", *(self.held(kind, claim) for kind in kinds())]
+            for claim, meaning in CLAIMS.items()
+        ]
+        return [table(["code cannot …", *(kind.name for kind in kinds())], rows, "claims")]
+
+    def held(self, kind: type[Sandbox], claim: str) -> str:
+        """Say by how many cases a sandbox is held to a claim."""
+        one = kind()
+        held = [case for case in CASES if case.claim == claim and case.excuse(one) is None]
+        return f"✓ {len(held)}" if held else "–"
+
+
+class Limits(SphinxDirective):
+    """Which limits each sandbox enforces."""
+
+    def run(self) -> list[nodes.Node]:
+        """Ask each sandbox."""
+        held = {kind.name: kind().limits_enforced for kind in kinds()}
+        names = dict.fromkeys(name for limits in held.values() for name in limits)
+        rows = [[f"`{name}`", *("✓" if held[kind].get(name) else "–" for kind in held)] for name in names]
+        return [table(["limit", *held], rows, "claims")]
+
+
+class Lists(SphinxDirective):
+    """The two lists with which the module of each sandbox begins."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read the docstrings of the modules."""
+        made: list[nodes.Node] = []
+        for kind in kinds():
+            about = importlib.import_module(kind.__module__).__doc__ or ""
+            section = nodes.section(ids=[f"sandbox-{kind.name}"], names=[kind.name])
+            section += nodes.title(text=kind.__name__)
+            for block in _blocks(about):
+                section += block
+            made.append(section)
+        return made
+
+
+def _blocks(about: str) -> list[nodes.Node]:
+    """Make paragraphs and lists of a docstring, in which "- " begins an item."""
+    made: list[nodes.Node] = []
+    for line in about.splitlines():
+        stripped = line.strip()
+        if not stripped:
+            made.append(nodes.paragraph())
+        elif stripped.startswith("- "):
+            if not made or not isinstance(made[-1], nodes.bullet_list):
+                made.append(nodes.bullet_list())
+            made[-1] += nodes.list_item("", nodes.paragraph(text=stripped[2:]))
+        elif made and isinstance(made[-1], nodes.bullet_list) and line.startswith("  "):
+            paragraph = made[-1][-1][0]
+            paragraph[0] = nodes.Text(f"{paragraph.astext()} {stripped}")
+        elif made and isinstance(made[-1], nodes.paragraph):
+            before = made[-1].astext()
+            made[-1] = text(f"{before} {stripped}".strip())
+        else:
+            made.append(text(stripped))
+    return [block for block in made if block.astext()]
+
+
+class Parsers(SphinxDirective):
+    """The formats: their names, and a call in each."""
+
+    def run(self) -> list[nodes.Node]:
+        """Let each parser write a call."""
+        rows = []
+        for name in PARSERS:
+            others = [alias for alias, meant in ALIASES.items() if meant == name]
+            parser = get_parser(name)
+            rows.append([f"`{name}`", " ".join(f"`{alias}`" for alias in others), f"`{_call(parser)}`"])
+        return [table(["parser", "also known as", "a call"], rows, "parsers")]
+
+
+def _call(parser: Any) -> str:
+    if parser.name == "tags":
+        return parser.render_call(ParsedCall("search", {"query": "…"}, "c1"))
+    if parser.name == "fence":
+        return "```python … ```"
+    return parser.render_call(ParsedCall("f", {"k": "v"}, "c1"))
+
+
+class Benchmarks(SphinxDirective):
+    """The results of groups whose names begin in a certain way."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        """Read the results; the first contender of a group is 1."""
+        self.env.note_dependency(str(RESULTS))
+        found = json.loads(RESULTS.read_text("utf-8"))["groups"]
+        groups = {name: rows for name, rows in found.items() if name.startswith(self.arguments[0])}
+        if not groups:
+            raise self.error(f"no group of results begins with {self.arguments[0]!r}")
+        rows = []
+        for name, contenders in groups.items():
+            first = contenders[0][1]
+            for index, (contender, median) in enumerate(contenders):
+                about = "" if index else name.removeprefix(self.arguments[0]).strip(" :") or name
+                rows.append([about, contender, seconds_in_words(median), f"{median / first:.2f} ×"])
+        return [table(["", "", "median", "ratio"], rows, "benchmarks")]
+
+
+class Machine(SphinxDirective):
+    """What the results were measured on."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read it from the results."""
+        self.env.note_dependency(str(RESULTS))
+        machine = json.loads(RESULTS.read_text("utf-8"))["machine"]
+        return [text(", ".join(f"{name} {value}" for name, value in machine.items()) + ".")]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Take part in the build."""
+    for name, directive in {
+        "sandbox-claims": Claims,
+        "sandbox-limits": Limits,
+        "sandbox-lists": Lists,
+        "parsers": Parsers,
+        "benchmarks": Benchmarks,
+        "benchmark-machine": Machine,
+    }.items():
+        app.add_directive(name, directive)
+    return {"parallel_read_safe": True}
