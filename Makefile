@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm test-legacy check demo-records bench clean
+.PHONY: demo test test-vllm test-legacy check docs demo-records bench bench-site clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -32,9 +32,23 @@ check: $(VENV)/ready-dev
 demo-records: $(VENV)/ready
 	$(BIN)/torchrl-agentic rollout examples/demo.yaml --out examples/demo_records.jsonl --show 0
 
+# The site, in docs/_build/html. Tutorials run here; the snippets of its pages run in `make test`.
+docs: $(VENV)/ready-docs
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+
 bench: $(VENV)/ready
 	$(BIN)/pytest benchmarks --benchmark-only --benchmark-json=benchmarks/results.json
 	$(BIN)/python benchmarks/table.py benchmarks/results.json
+
+# What the site's page on performance shows: the quick ones, about three minutes.
+bench-site: $(VENV)/ready
+	$(BIN)/pytest $(addprefix benchmarks/,$(QUICK)) --benchmark-only --benchmark-json=benchmarks/results.json
+	$(BIN)/python benchmarks/compact.py benchmarks/results.json docs/_data/benchmarks.json
+QUICK := test_dispatch.py test_limiter.py test_import.py test_tokens.py \
+  test_step.py::test_step_with_slow_tools test_parsers.py::test_hermes test_parsers.py::test_qwen3_coder \
+  test_repl.py::test_open test_repl.py::test_start_of_a_bare_one test_repl.py::test_open_with_libraries \
+  test_repl.py::test_cell test_repl.py::test_fork \
+  test_wrap.py::test_a_call_by_hand test_wrap.py::test_a_trajectory_of_slow_tools
 
 $(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/bubblewrap.sh
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
@@ -46,6 +60,10 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/bubblewrap.sh
 
 $(VENV)/ready-dev: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,dev]'
+	touch $@
+
+$(VENV)/ready-docs: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,docs]'
 	touch $@
 
 # vLLM for the CPU, with Ray for TorchRL's AsyncVLLM, and the detectors of SGLang: rollouts, adapters and
@@ -66,5 +84,5 @@ $(VENV)/ready-dev: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache rollouts
+	rm -rf $(VENV) build dist docs/_build docs/api/generated docs/tutorials docs/sg_execution_times.rst *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache rollouts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

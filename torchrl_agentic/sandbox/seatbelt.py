@@ -74,6 +74,7 @@ class SeatbeltSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "seatbelt"
+    cannot: ClassVar[frozenset[str]] = frozenset({"daemons", "host_metadata", "memory", "processes"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     @property

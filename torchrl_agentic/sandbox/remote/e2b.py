@@ -60,6 +60,7 @@ class E2BSandbox(Sandbox):
     """
 
     name: ClassVar[str] = "e2b"
+    cannot: ClassVar[frozenset[str]] = frozenset({"daemons"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
 
     def __init__(

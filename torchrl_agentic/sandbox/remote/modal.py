@@ -60,7 +60,7 @@ class ModalSandbox(Sandbox):
     """
 
     name: ClassVar[str] = "modal"
-    cannot: ClassVar[frozenset[str]] = frozenset({"processes"})
+    cannot: ClassVar[frozenset[str]] = frozenset({"daemons", "processes"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     def __init__(
