@@ -32,23 +32,26 @@ check: $(VENV)/ready-dev
 demo-records: $(VENV)/ready
 	$(BIN)/torchrl-agentic rollout examples/demo.yaml --out examples/demo_records.jsonl --show 0
 
-# The site, in docs/_build/html. Tutorials run here; the snippets of its pages run in `make test`.
+# The site, in docs/_build/html, made anew but for tutorials that have not changed, which are not run again. The
+# snippets of its pages run in `make test`.
 docs: $(VENV)/ready-docs
-	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+	rm -rf docs/_build docs/api/generated
+	RL_LOGGING_LEVEL=ERROR $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 bench: $(VENV)/ready
 	$(BIN)/pytest benchmarks --benchmark-only --benchmark-json=benchmarks/results.json
 	$(BIN)/python benchmarks/table.py benchmarks/results.json
 
-# What the site's page on performance shows: the quick ones, about three minutes.
+# What the site's page on performance shows: the quick ones, about two minutes.
+QUICK := test_dispatch.py test_limiter.py test_import.py test_tokens.py \
+  test_step.py::test_step_with_slow_tools test_parsers.py::test_hermes test_parsers.py::test_qwen3_coder \
+  test_repl.py::test_open test_repl.py::test_open_with_libraries test_repl.py::test_start_of_a_bare_one \
+  test_repl.py::test_cell test_repl.py::test_fork \
+  test_wrap.py::test_a_call_by_hand test_wrap.py::test_a_trajectory_of_slow_tools
+
 bench-site: $(VENV)/ready
 	$(BIN)/pytest $(addprefix benchmarks/,$(QUICK)) --benchmark-only --benchmark-json=benchmarks/results.json
 	$(BIN)/python benchmarks/compact.py benchmarks/results.json docs/_data/benchmarks.json
-QUICK := test_dispatch.py test_limiter.py test_import.py test_tokens.py \
-  test_step.py::test_step_with_slow_tools test_parsers.py::test_hermes test_parsers.py::test_qwen3_coder \
-  test_repl.py::test_open test_repl.py::test_start_of_a_bare_one test_repl.py::test_open_with_libraries \
-  test_repl.py::test_cell test_repl.py::test_fork \
-  test_wrap.py::test_a_call_by_hand test_wrap.py::test_a_trajectory_of_slow_tools
 
 $(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/bubblewrap.sh
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'

@@ -58,6 +58,7 @@ def test_open(benchmark: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> No
 def test_start_of_a_bare_one(benchmark: Any, code: str) -> None:
     """What others pay at least: bubblewrap around a Python that runs the code and ends."""
     benchmark.group = "REPL: until the first cell has run" + (", with numpy and pandas" * (code == IMPORT))
+    benchmark.extra_info["which"] = "bubblewrap around a Python that only runs it"
     argv = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev"]
     argv += ["--proc", "/proc", "--", sys.executable, "-c", code]
     benchmark.pedantic(lambda: subprocess.run(argv, check=True), rounds=40, warmup_rounds=2)

@@ -35,8 +35,8 @@ def _conversation(turns: TurnTokenizer, messages: int) -> tuple[list[dict[str, A
 
 
 @pytest.mark.parametrize("messages", [4, 10, 20, 40, 80])
-@pytest.mark.parametrize("how", ["TurnTokenizer", "all tokenized again"])
-def test_turn(benchmark: Any, how: str, messages: int) -> None:
+@pytest.mark.parametrize("which", ["TurnTokenizer", "all tokenized again"])
+def test_turn(benchmark: Any, which: str, messages: int) -> None:
     benchmark.group = f"tokens: the next prompt, {messages} messages before"
     tokenizer = FAMILIES["qwen2_5"].tokenizer()
     turns = TurnTokenizer(tokenizer, tools=[_spec()], tokenization_sanity_check_mode="disable")
@@ -46,7 +46,7 @@ def test_turn(benchmark: Any, how: str, messages: int) -> None:
     root["tokens", "full"] = torch.cat([root["tokens", "prompt"], sampled])
     chat = [*chat, {"role": "assistant", "content": WORDS * 2 + CALL}]
     chat.append({"role": "tool", "content": WORDS * 2, "tool_call_id": "call_99_0"})
-    if how == "TurnTokenizer":
+    if which == "TurnTokenizer":
         benchmark(lambda: turns._continue(root, TensorDict({}), chat[:-1], chat[-1:], False))
     else:
         benchmark(

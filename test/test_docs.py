@@ -44,13 +44,13 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
 def test_every_public_name_has_a_place_in_the_api(package: str):
     module = importlib.import_module(f"torchrl_agentic.{package}".rstrip("."))
     pages = "\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.rst"))
-    listed = set(re.findall(r"torchrl_agentic(?:\.\w+)?\.(\w+)$", pages, re.M))
+    listed = set(re.findall(r"\btorchrl_agentic(?:\.\w+)?\.(\w+)$", pages, re.M))
     assert [name for name in module.__all__ if name not in listed] == []
 
 
 def test_nothing_is_listed_in_the_api_that_is_not_public():
     pages = "\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.rst"))
-    for path in re.findall(r"^ +(torchrl_agentic\.[\w.]+)$", pages, re.M):
+    for path in re.findall(r"^ +~(torchrl_agentic\.[\w.]+)$", pages, re.M):
         module, _, name = path.rpartition(".")
         assert name in importlib.import_module(module).__all__, path
 

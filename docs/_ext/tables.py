@@ -169,8 +169,8 @@ class Benchmarks(SphinxDirective):
             first = contenders[0][1]
             for index, (contender, median) in enumerate(contenders):
                 about = "" if index else name.removeprefix(self.arguments[0]).strip(" :") or name
-                rows.append([about, contender, seconds_in_words(median), f"{median / first:.2f} ×"])
-        return [table(["", "", "median", "ratio"], rows, "benchmarks")]
+                rows.append([about, contender, seconds_in_words(median), f"{median / first:.3g} ×"])
+        return [table(["what", "how", "median", "ratio"], rows, "benchmarks")]
 
 
 class Machine(SphinxDirective):
