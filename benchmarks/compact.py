@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ def compact(data: dict[str, Any]) -> dict[str, Any]:
         "cores": data["machine_info"]["cpu"]["count"],
         "Python": data["machine_info"]["python_version"],
         **{name: version(name) for name in ("torch", "torchrl", "torchrl-agentic")},
+        "load average": round(os.getloadavg()[0], 1),
         "date": data["datetime"][:10],
     }
     groups = {

@@ -27,7 +27,9 @@ def table(data: dict[str, Any]) -> str:
     for group, contenders in rows(data).items():
         first = contenders[0][1]
         for index, (name, seconds) in enumerate(contenders):
-            lines.append(f"| {'' if index else group} | {name} | {seconds_in_words(seconds)} | {seconds / first:.2f} |")
+            lines.append(
+                f"| {'' if index else group} | {name} | {seconds_in_words(seconds)} | {seconds / first:.2f} |"
+            )
     return "\n".join(lines)
 
 

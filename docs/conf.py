@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-import warnings
 from pathlib import Path
 
 import torchrl_agentic
@@ -20,7 +19,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
-    "links",
+    "links",  # this one and the next two: _ext/
     "plain",
     "tables",
 ]
@@ -57,7 +56,7 @@ napoleon_google_docstring, napoleon_numpy_docstring = True, False
 add_module_names = False
 toc_object_entries = False
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", ".*")]
+nitpick_ignore_regex = [("py:(?!obj).*", ".*")]  # types in signatures: of other packages, or of no page
 
 # Tutorials write files where they run: they run in a copy.
 TUTORIALS = HERE / "_build" / "run"
@@ -76,10 +75,9 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_memory": False,
     "show_signature": False,
+    "write_computation_times": False,
     "min_reported_time": 1_000_000,
     "plot_gallery": "True",
     "reference_url": {"torchrl_agentic": None},
     "default_thumb_file": str(HERE / "_static" / "thumbnail.png"),
 }
-# What TorchRL, Ray and the copy of a tutorial's globals warn of is no news to a reader.
-warnings.filterwarnings("ignore", category=DeprecationWarning)

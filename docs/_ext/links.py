@@ -49,7 +49,8 @@ def resolve(
         )
         if found is not None:
             return found
-    return shown if node["reftype"] == "obj" else None
+    # What is written out in full is meant as a link: if it leads nowhere, Sphinx warns.
+    return shown if node["reftype"] == "obj" and not target.startswith(f"{PACKAGE}.") else None
 
 
 def _candidates(target: str, names: dict[str, str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 _QUOTED = re.compile(r"(`+[^`]*`+)")
+_NAME = re.compile(r"`~?\w+(\.\w+)*(\(\))?`")
 
 
 def as_rst(lines: list[str]) -> None:
@@ -25,9 +26,13 @@ def as_rst(lines: list[str]) -> None:
 
 def _escaped(line: str) -> str:
     parts = _QUOTED.split(line)
-    for index in range(0, len(parts), 2):
-        parts[index] = parts[index].replace("*", r"\*")
-        if index and parts[index][:1].isalpha():  # the s of `FileRefPart`s
+    for index, part in enumerate(parts):
+        if index % 2:
+            if not (part.startswith("``") or _NAME.fullmatch(part)):  # no name, so nothing to link to
+                parts[index] = f"`{part}`"
+            continue
+        parts[index] = part.replace("*", r"\*")
+        if index and part[:1].isalpha():  # the s of `FileRefPart`s
             parts[index] = rf"\ {parts[index]}"
     return "".join(parts)
 

@@ -23,6 +23,7 @@ from torchrl_agentic.sandbox.conformance import CASES
 
 RESULTS = Path(__file__).parents[1] / "_data" / "benchmarks.json"
 ORDER = ("forkserver", "bubblewrap", "landlock", "docker", "e2b", "modal", "seatbelt", "unsafe")
+REGISTERED = dict(PARSERS)  # before tutorials register theirs
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
@@ -136,7 +137,7 @@ class Parsers(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Let each parser write a call."""
         rows = []
-        for name in PARSERS:
+        for name in REGISTERED:
             others = [alias for alias, meant in ALIASES.items() if meant == name]
             parser = get_parser(name)
             rows.append([f"`{name}`", " ".join(f"`{alias}`" for alias in others), f"`{_call(parser)}`"])
