@@ -13,19 +13,25 @@ _NAME = re.compile(r"`~?\w+(\.\w+)*(\(\))?`")
 
 def as_rst(lines: list[str]) -> None:
     """Escape what reST would take for markup, in place; code behind a "::" stays as it is."""
+    made: list[str] = []
+    prose: list[str] = []
     code_in: int | None = None
-    for index, line in enumerate(lines):
+    for line in lines:
         indent = len(line) - len(line.lstrip())
-        if code_in is not None and line.strip() and indent <= code_in:
-            code_in = None
-        if code_in is None:
-            lines[index] = _escaped(line)
+        if code_in is not None and (not line.strip() or indent > code_in):
+            made.append(line)
+            continue
+        code_in = None
+        prose.append(line)
         if line.rstrip().endswith("::"):
             code_in = indent
+            made += _escaped(prose)
+            prose = []
+    lines[:] = made + _escaped(prose)
 
 
-def _escaped(line: str) -> str:
-    parts = _QUOTED.split(line)
+def _escaped(lines: list[str]) -> list[str]:
+    parts = _QUOTED.split("\n".join(lines))
     for index, part in enumerate(parts):
         if index % 2:
             if not (part.startswith("``") or _NAME.fullmatch(part)):  # no name, so nothing to link to
@@ -34,7 +40,7 @@ def _escaped(line: str) -> str:
         parts[index] = part.replace("*", r"\*")
         if index and part[:1].isalpha():  # the s of `FileRefPart`s
             parts[index] = rf"\ {parts[index]}"
-    return "".join(parts)
+    return "".join(parts).split("\n") if lines else []
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
