@@ -27,8 +27,8 @@ REGISTERED = dict(PARSERS)  # before tutorials register theirs
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> nodes.table:
-    """Make a table of texts in which backticks mean code."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str | nodes.Node]], kind: str) -> nodes.table:
+    """Make a table of nodes, and of texts in which backticks mean code."""
     group = nodes.tgroup(cols=len(header))
     group += [nodes.colspec(colwidth=1) for _ in header]
     head, body = nodes.thead(), nodes.tbody()
@@ -40,11 +40,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> no
     return made
 
 
-def _row(cells: Sequence[str]) -> nodes.row:
+def _row(cells: Sequence[str | nodes.Node]) -> nodes.row:
     made = nodes.row()
     for cell in cells:
         entry = nodes.entry()
-        entry += text(cell)
+        entry += text(cell) if isinstance(cell, str) else cell
         made += entry
     return made
 
@@ -140,7 +140,8 @@ class Parsers(SphinxDirective):
         for name in REGISTERED:
             others = [alias for alias, meant in ALIASES.items() if meant == name]
             parser = get_parser(name)
-            rows.append([f"`{name}`", " ".join(f"`{alias}`" for alias in others), f"`{_call(parser)}`"])
+            call = nodes.paragraph("", "", nodes.literal(text=_call(parser)))
+            rows.append([f"`{name}`", " ".join(f"`{alias}`" for alias in others), call])
         return [table(["parser", "also known as", "a call"], rows, "parsers")]
 
 
@@ -148,7 +149,7 @@ def _call(parser: Any) -> str:
     if parser.name == "tags":
         return parser.render_call(ParsedCall("search", {"query": "…"}, "c1"))
     if parser.name == "fence":
-        return "```python … ```"
+        return "```python\n…\n```"
     return parser.render_call(ParsedCall("f", {"k": "v"}, "c1"))
 
 
