@@ -87,5 +87,5 @@ $(VENV)/ready-docs: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/api/generated docs/tutorials docs/sg_execution_times.rst *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache rollouts
+	rm -rf $(VENV) build dist docs/_build docs/api/generated docs/tutorials *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache rollouts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
