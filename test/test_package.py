@@ -26,7 +26,7 @@ def test_importing_the_package_loads_no_torch_and_starts_no_thread():
     assert _fresh(code) == "[] 1"
 
 
-PLAIN = "report dispatch parsers sandbox repl tools records limits tool_config interactions"
+PLAIN = "report dispatch parsers sandbox repl tools records limits tool_config interactions viewer.html"
 
 
 @pytest.mark.parametrize("module", PLAIN.split())

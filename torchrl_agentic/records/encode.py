@@ -108,10 +108,10 @@ def line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) 
             raise ValueError("what people noted is not all JSON")
         encoded = pydantic_core.to_json(data, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
-        encoded = _encoded(_plain(data))
+        encoded = _encoded(plain(data))
     told = {value for value in variables if _escaped(value) in encoded}
     if any(named) or told:
-        encoded = _encoded(_without(_plain(data), secrets, _pattern(found | told)))
+        encoded = _encoded(_without(plain(data), secrets, _pattern(found | told)))
     return encoded + b"\n"
 
 
@@ -139,7 +139,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return True
 
 
-def _plain(value: Any, depth: int = 0) -> JSON:
+def plain(value: Any, depth: int = 0) -> JSON:
     """Make what any JSON reader reads: no NaN, no endless numbers, no depth without end."""
     if value is None or isinstance(value, str | bool):
         return value
@@ -151,9 +151,9 @@ def _plain(value: Any, depth: int = 0) -> JSON:
         return "[nested too deeply]"
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return {str(name): _plain(item, depth + 1) for name, item in items}
+        return {str(name): plain(item, depth + 1) for name, item in items}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item, depth + 1) for item in cast("Iterable[Any]", value)]
+        return [plain(item, depth + 1) for item in cast("Iterable[Any]", value)]
     return str(value)
 
 

@@ -1,0 +1,118 @@
+"use strict";
+// What stands in this file: the index of all trajectories, and their bodies in compressed chunks.
+// Nothing of it is trusted: it becomes text nodes, never HTML, and never a link to elsewhere.
+
+const INDEX = JSON.parse(document.getElementById("index").textContent);
+const OK = 0;
+
+const firstOfChunk = [];
+INDEX.chunks.reduce((first, size) => (firstOfChunk.push(first), first + size), 0);
+
+const rows = INDEX.rows.map(([id, file, step, score, reason, turns, statuses, tools, excerpt], number) => {
+  const calls = statuses.reduce((sum, [, count]) => sum + count, 0);
+  const answered = statuses.find(([status]) => status === OK)?.[1] ?? 0;
+  return {
+    number, id, file, step, reason, turns, statuses, tools, excerpt, calls,
+    score: typeof score === "number" ? score : null,
+    scoreText: score === null ? "–" : typeof score === "number" ? short(score) : score,
+    errors: calls - answered,
+  };
+});
+
+const numberOfId = new Map();
+for (const row of rows) if (row.id && !numberOfId.has(row.id)) numberOfId.set(row.id, row.number);
+
+/** The part of the address that names a trajectory: its id, or its number where that is not one of its own. */
+function addressOf(number, call = null) {
+  const { id } = rows[number];
+  const own = numberOfId.get(id) === number && id.isWellFormed();
+  return `#${own ? encodeURIComponent(id) : `:${number + 1}`}${call === null ? "" : `/call-${call + 1}`}`;
+}
+
+/** The trajectory and the call that an address names; null where there is none. */
+function placeOf(address) {
+  const [, name, call] = /^#(.*?)(?:\/call-(\d+))?$/s.exec(address) ?? [];
+  if (!name) return null;
+  let number;
+  try {
+    number = name[0] === ":" ? Number(name.slice(1)) - 1 : numberOfId.get(decodeURIComponent(name));
+  } catch {
+    return null;
+  }
+  return rows[number] ? { number, call: call ? Number(call) - 1 : null } : null;
+}
+
+const whole = new Promise((resolve) => {
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", resolve);
+  else resolve();
+});
+const unpacked = new Map();
+
+/** The trajectories of a chunk, each as a line of JSON; the last few chunks are kept. */
+async function linesOf(chunk) {
+  if (!unpacked.has(chunk)) {
+    await whole;
+    const packed = atob(document.getElementById(`chunk-${chunk}`).textContent);
+    const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    unpacked.set(chunk, (await new Response(stream).text()).split("\n"));
+    if (unpacked.size > 4) unpacked.delete(unpacked.keys().next().value);
+  }
+  return unpacked.get(chunk);
+}
+
+async function bodyOf(number) {
+  const chunk = firstOfChunk.findLastIndex((first) => first <= number);
+  return JSON.parse((await linesOf(chunk))[number - firstOfChunk[chunk]]);
+}
+
+/** All texts of a value, those inside of lists and objects too. */
+function* textsOf(value) {
+  if (typeof value === "string") yield value;
+  else if (value !== null && typeof value === "object") for (const one of Object.values(value)) yield* textsOf(one);
+}
+
+// Control characters, those that reorder or hide text, and halves of surrogate pairs are written out; the joiners of
+// emoji are left.
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200c\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]|\p{Cs}|(?<!\p{Emoji})\ufe0f|(?<!\p{Emoji}\ufe0f?)\u200d/gu;
+
+function visible(text) {
+  return String(text).replace(HIDDEN, (letter) => {
+    const code = letter.codePointAt(0);
+    if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+    return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
+}
+
+const SVG = new Set(["svg", "g", "rect", "line", "text", "title"]);
+
+/** Make an element. Properties are attributes; functions listen to events; children are elements or text. */
+function make(tag, properties = {}, ...children) {
+  const drawn = SVG.has(tag) || properties.svg;
+  const element = drawn ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "svg" || value === null || value === false) continue;
+    else if (typeof value === "function") element.addEventListener(name, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null).map((child) => child instanceof Node ? child : visible(child)));
+  return element;
+}
+
+const many = (number, thing) => `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
+
+function short(number) {
+  return Number.isInteger(number) ? String(number) : String(Number(number.toPrecision(4)));
+}
+
+function duration(seconds) {
+  if (seconds === null) return "unknown";
+  if (seconds >= 60) return `${short(seconds / 60)} min`;
+  if (seconds >= 1) return `${short(seconds)} s`;
+  return seconds >= 0.001 ? `${short(seconds * 1000)} ms` : `${Math.round(seconds * 1e6)} µs`;
+}
+
+function bytesOf(count) {
+  return count < 1000 ? many(count, "byte") : count < 1e6 ? `${short(count / 1000)} kB` : `${short(count / 1e6)} MB`;
+}

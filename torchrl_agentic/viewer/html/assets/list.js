@@ -1,0 +1,139 @@
+// The list of trajectories: search, filters, order; only the lines in sight are in the document.
+
+const LINE = 76;
+const byId = (id) => document.getElementById(id);
+const list = byId("list"), lines = byId("rows");
+let found = rows, chosen = -1, drawnFrom = -1, textHits = null;
+
+function fill(select, all, options) {
+  select.replaceChildren(make("option", { value: "" }, all), ...options.map(([value, text]) => make("option", { value }, text)));
+}
+
+function fillFilters() {
+  const statuses = new Map(), tools = new Map(), reasons = new Map(), steps = new Map();
+  const count = (map, key, more) => map.set(key, (map.get(key) ?? 0) + more);
+  for (const row of rows) {
+    count(reasons, row.reason, 1);
+    count(steps, row.step, 1);
+    for (const [status, calls] of row.statuses) count(statuses, status, calls);
+    for (const [tool, calls] of row.tools) count(tools, tool, calls);
+  }
+  const most = (map) => [...map].sort((a, b) => b[1] - a[1]).slice(0, 300);
+  fill(byId("by-status"), "all", [["any", "with any failed call"], ["none", "without a failed call"],
+    ...most(statuses).map(([status, n]) => [status, `${INDEX.statuses[status][0]} (${n})`])]);
+  fill(byId("by-tool"), "all", most(tools).map(([tool, n]) => [tool, `${INDEX.tools[tool] || "unreadable"} (${n})`]));
+  fill(byId("by-reason"), "anything", most(reasons).map(([reason, n]) => [reason, `${INDEX.reasons[reason] || "unknown"} (${n})`]));
+  fill(byId("by-step"), "all", [...steps].sort((a, b) => a[0] - b[0]).map(([step, n]) => [step, `${step} (${n})`]));
+  return { statuses, tools };
+}
+
+/** Give what the filters let through, as a function of a row. */
+function filters() {
+  const [status, tool, reason, step, low, high] =
+    ["by-status", "by-tool", "by-reason", "by-step", "from-score", "to-score"].map((id) => byId(id).value);
+  const tests = [];
+  if (status === "any") tests.push((row) => row.errors > 0);
+  else if (status === "none") tests.push((row) => row.errors === 0);
+  else if (status) tests.push((row) => row.statuses.some(([one]) => one === Number(status)));
+  if (tool) tests.push((row) => row.tools.some(([one]) => one === Number(tool)));
+  if (reason) tests.push((row) => row.reason === Number(reason));
+  if (step) tests.push((row) => row.step === Number(step));
+  if (low) tests.push((row) => row.score !== null && row.score >= Number(low));
+  if (high) tests.push((row) => row.score !== null && row.score <= Number(high));
+  byId("filtering").textContent = tests.length ? `(${tests.length} set)` : "";
+  if (textHits) tests.push((row) => textHits.has(row.number));
+  return (row) => tests.every((test) => test(row));
+}
+
+const unknownLast = (score, other) => score ?? other;
+const ORDERS = {
+  dump: null,
+  worst: (a, b) => unknownLast(a.score, Infinity) - unknownLast(b.score, Infinity) || 0,
+  best: (a, b) => unknownLast(b.score, -Infinity) - unknownLast(a.score, -Infinity) || 0,
+  errors: (a, b) => b.errors - a.errors,
+  turns: (a, b) => b.turns - a.turns,
+};
+
+function refreshList(note = "") {
+  const order = ORDERS[byId("order").value];
+  found = rows.filter(filters());
+  if (order) found.sort((a, b) => order(a, b) || a.number - b.number);
+  byId("count").textContent = found.length === rows.length ? `${found.length.toLocaleString("en")} in all${note}`
+    : `${found.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")}${note}`;
+  lines.style.height = `${found.length * LINE}px`;
+  drawnFrom = -1;
+  drawList();
+}
+
+function drawList() {
+  const from = Math.max(0, Math.floor(list.scrollTop / LINE) - 5);
+  if (from === drawnFrom) return;
+  drawnFrom = from;
+  const to = Math.min(found.length, from + Math.ceil(list.clientHeight / LINE) + 12);
+  lines.replaceChildren(...found.slice(from, to).map((row, n) => line(row, from + n)));
+  markChosen();
+}
+
+function line(row, place) {
+  const score = make("span", { class: `score ${tone(row.score)}`, title: "score" }, row.scoreText);
+  const failed = row.errors ? make("span", { class: "failed" }, `${row.errors} failed`) : null;
+  const tools = row.tools.map(([tool]) => INDEX.tools[tool] || "unreadable").join(", ");
+  const option = make("div", { role: "option", id: `line-${row.number}`, "aria-selected": "false",
+    "aria-setsize": found.length, "aria-posinset": place + 1, click: () => go(row.number) },
+    make("p", { class: "asked" }, score, row.excerpt || row.id || "(no text)"),
+    make("p", { class: "facts" }, many(row.turns, "turn"), ` · ${many(row.calls, "call")}`, failed),
+    make("p", { class: "facts" }, `step ${row.step} · ${INDEX.reasons[row.reason] || "?"}${tools ? ` · ${tools}` : ""}`));
+  option.style.top = `${place * LINE}px`;
+  return option;
+}
+
+const scores = rows.map((row) => row.score).filter((score) => score !== null);
+const lowest = scores.reduce((a, b) => Math.min(a, b), Infinity);
+const highest = scores.reduce((a, b) => Math.max(a, b), -Infinity);
+
+/** Whether a score is among the better or the worse of this dump. */
+function tone(score) {
+  if (score === null || lowest === highest) return "";
+  return score >= lowest + (highest - lowest) * 0.75 ? "good" : score <= lowest + (highest - lowest) * 0.25 ? "bad" : "";
+}
+
+function markChosen() {
+  for (const option of lines.children) option.setAttribute("aria-selected", String(option.id === `line-${chosen}`));
+  if (byId(`line-${chosen}`)) list.setAttribute("aria-activedescendant", `line-${chosen}`);
+  else list.removeAttribute("aria-activedescendant");
+}
+
+/** Mark a trajectory in the list, and bring its line into sight. */
+function choose(number) {
+  chosen = number;
+  const place = found.findIndex((row) => row.number === number);
+  if (place >= 0) {
+    const top = place * LINE;
+    if (top < list.scrollTop) list.scrollTop = top;
+    else if (top + LINE > list.scrollTop + list.clientHeight) list.scrollTop = top + LINE - list.clientHeight;
+  }
+  drawList();
+  markChosen();
+}
+
+let searches = 0;
+
+/** Look through all texts of all trajectories; the list grows while it looks. */
+async function search() {
+  const mine = ++searches, wanted = byId("search").value.toLowerCase();
+  textHits = wanted ? new Set() : null;
+  const says = (texts) => { for (const text of texts) if (text.toLowerCase().includes(wanted)) return true; return false; };
+  refreshList(wanted ? " · searching…" : "");
+  if (!wanted) return;
+  for (const [chunk, first] of firstOfChunk.entries()) {
+    const bodies = await linesOf(chunk);
+    if (mine !== searches) return;
+    bodies.forEach((body, n) => {
+      if (says(textsOf(JSON.parse(body)))) textHits.add(first + n);
+    });
+    refreshList(` · searching… ${Math.round((100 * (chunk + 1)) / firstOfChunk.length)} %`);
+    await new Promise((resolve) => setTimeout(resolve));
+    if (mine !== searches) return;
+  }
+  refreshList();
+}

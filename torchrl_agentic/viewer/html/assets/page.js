@@ -1,0 +1,137 @@
+// The overview, the address, the keys.
+
+function overview() {
+  const shown = found, failed = shown.filter((row) => row.errors).length;
+  const counts = new Map(INDEX.statuses.map(([name], status) => [status, 0]));
+  for (const row of shown) for (const [status, count] of row.statuses) counts.set(status, counts.get(status) + count);
+  const known = shown.map((row) => row.score).filter((score) => score !== null);
+  const mean = known.reduce((sum, score) => sum + score, 0) / known.length;
+  const only = shown.length < rows.length ? " that the filters let through" : "";
+  const statuses = [...counts].filter(([, count]) => count).sort((a, b) => b[1] - a[1]);
+  const slow = [...INDEX.times].sort((a, b) => b[1] - a[1]);
+  const parts = [make("h2", { tabindex: "-1", id: "title" }, "Overview")];
+  parts.push(make("p", {}, "A trajectory is one conversation in which a language model works on a task: in each turn it writes a message, which may call tools, and reads their results. ",
+    `Of ${many(shown.length, "conversation")}${only}, ${failed.toLocaleString("en")} had calls that failed. Choose one in the list to see what happened in it.`));
+  if (!rows.length) parts.push(make("p", { class: "cut" }, "This dump holds no trajectory that could be read."));
+  if (INDEX.n_problems) parts.push(problems());
+  parts.push(section("Scores", known.length ? histogram(known) : make("p", {}, "None of them has a score."),
+    known.length ? make("p", { class: "legend" }, `${many(known.length, "score")}, ${short(mean)} on average.`) : null));
+  if (statuses.length) parts.push(section("How calls were answered", bars("Calls", statuses.map(([status, count]) =>
+    [INDEX.statuses[status][0], count, count.toLocaleString("en"), status === OK ? "bar" : "bad"])),
+    make("dl", { class: "pairs" }, ...statuses.flatMap(([status]) => [make("dt", {}, INDEX.statuses[status][0]), make("dd", {}, INDEX.statuses[status][2])]))));
+  if (slow.length) parts.push(section("How long tools took", latency(slow.slice(0, 30)), make("p", { class: "legend" },
+    `In all of the dump, whatever the filters. Median: half of the calls took no longer. 90 %, 99 %: so many took no longer.${slow.length > 30 ? ` The ${slow.length - 30} tools with the fewest calls are left out.` : ""}`)));
+  byId("main").replaceChildren(...parts);
+}
+
+function latency(tools) {
+  const columns = ["Tool", "Calls", "Median", "90 %", "99 %", "Longest", "Waited before (median)"];
+  const lines = tools.map(([name, count, queue, run]) => make("tr", {}, make("th", { scope: "row" }, name || "unreadable"),
+    ...[count.toLocaleString("en"), ...run.map(duration), duration(queue[0])].map((text) => make("td", {}, text))));
+  const drawn = bars("90 % of the calls of a tool took no longer than", tools.slice(0, 12).map(([name, , , run]) => [name || "unreadable", run[1], duration(run[1]), "bar"]));
+  return make("div", {}, make("h4", {}, "90 % of its calls took no longer than"), drawn, make("div", { class: "wide" }, make("table", {},
+    make("thead", {}, make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...lines))));
+}
+
+function problems() {
+  const items = INDEX.problems.map(([file, number, reason]) =>
+    make("li", {}, make("b", {}, INDEX.files[file] + (number === null ? "" : `, line ${number}`)), `: ${reason}`));
+  const hidden = INDEX.n_problems - INDEX.problems.length;
+  return make("details", { class: "problems", open: rows.length === 0 || items.length <= 5 },
+    make("summary", {}, `${many(INDEX.n_problems, "part")} of the dump could not be shown`),
+    make("ul", {}, ...items, hidden ? make("li", {}, `… and ${hidden.toLocaleString("en")} more`) : null));
+}
+
+function go(number, call = null) {
+  const address = addressOf(number, call);
+  if (location.hash === address) route();
+  else location.replace(address);
+}
+
+/** Show what the address names. */
+async function route() {
+  const place = placeOf(location.hash);
+  if (!place) {
+    current = -1;
+    choose(-1);
+    overview();
+    return;
+  }
+  if (place.number !== current) {
+    choose(place.number);
+    await showTrajectory(place.number);
+  }
+  if (place.call !== null && current === place.number) showCall(place.call);
+}
+
+function move(step) {
+  const place = found.findIndex((row) => row.number === chosen);
+  const next = found[place < 0 ? 0 : Math.min(found.length - 1, Math.max(0, place + step))];
+  if (next && next.number !== chosen) go(next.number);
+}
+
+function nextFailed() {
+  const failed = [...document.querySelectorAll("article.call.bad")];
+  const at = failed.indexOf(document.activeElement);
+  const next = failed[(at + 1) % failed.length];
+  if (next) go(current, Number(next.id.slice("call-".length)) - 1);
+}
+
+const isField = (element) => element.matches("input, select, textarea");
+const KEYS = {
+  j: () => move(1),
+  k: () => move(-1),
+  e: nextFailed,
+  o: () => { location.hash = ""; },
+  "/": () => byId("search").focus(),
+  "?": () => byId("help").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+  const inList = document.activeElement === list;
+  if (event.key === "Escape") {
+    if (document.activeElement === byId("search") && byId("search").value) {
+      byId("search").value = "";
+      search();
+    } else list.focus();
+  } else if (isField(document.activeElement)) {
+    if (event.key === "Enter" && document.activeElement === byId("search")) list.focus();
+    else return;
+  } else if (inList && event.key === "ArrowDown") move(1);
+  else if (inList && event.key === "ArrowUp") move(-1);
+  else if (inList && event.key === "Home") go(found[0]?.number ?? 0);
+  else if (inList && event.key === "End" && found.length) go(found.at(-1).number);
+  else if (inList && event.key === "Enter") byId("title")?.focus();
+  else if (Object.hasOwn(KEYS, event.key)) KEYS[event.key]();
+  else return;
+  event.preventDefault();
+});
+
+let typing = 0;
+byId("search").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(search, 200);
+});
+function refilter() {
+  refreshList();
+  if (current < 0) overview();
+}
+byId("filters").addEventListener("change", (event) => { if (event.target !== byId("search")) refilter(); });
+byId("filters").addEventListener("reset", () => setTimeout(() => search().then(refilter)));
+byId("filters").addEventListener("submit", (event) => event.preventDefault());
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("title")?.focus();
+});
+byId("to-help").addEventListener("click", KEYS["?"]);
+list.addEventListener("scroll", drawList);
+addEventListener("resize", () => { drawnFrom = -1; drawList(); });
+addEventListener("hashchange", route);
+
+const sum = (name) => rows.reduce((total, row) => total + row[name], 0);
+byId("name").textContent = visible(INDEX.name);
+byId("totals").textContent = `${many(rows.length, "trajectory").replace("trajectorys", "trajectories")} · ${many(sum("calls"), "call")} · ${sum("errors").toLocaleString("en")} failed`;
+fillFilters();
+refreshList();
+route();

@@ -1,0 +1,157 @@
+"""A trajectory as the page reads it: all texts ready to be shown, none of them endless."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import astuple
+
+from torchrl_agentic.ledger import SAMPLED
+from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
+from torchrl_agentic.records import TokenRecord, TrajectoryRecord
+from torchrl_agentic.records.encode import plain
+from torchrl_agentic.viewer.html.said import pieces
+from torchrl_agentic.viewer.html.story import final_answer, story
+
+MAX_CHARS = 1_000_000
+"""How many characters of text a trajectory may have in the page; the longest of its texts are cut."""
+
+
+class Clip:
+    """Cuts texts longer than `cap` characters, and counts what is left out."""
+
+    def __init__(self, cap: int | None = None) -> None:
+        self.cap = cap
+        self.lengths: list[int] = []
+        self.left_out = 0
+
+    def __call__(self, text: object) -> str:
+        """Give a text, cut if it must be; another value as JSON."""
+        text = text if isinstance(text, str) else as_text(text)
+        self.lengths.append(len(text))
+        if self.cap is None or len(text) <= self.cap:
+            return text
+        left_out = len(text) - self.cap
+        self.left_out += left_out
+        return f"{text[: self.cap]}\n[… {left_out:,} more characters are not in this page]"
+
+
+def as_text(value: JSON) -> str:
+    """Write a JSON value for people; a text as it is."""
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False, indent=2)
+
+
+def body(record: TrajectoryRecord) -> dict[str, JSON]:
+    """Write what the page shows of a trajectory, of which at most about `MAX_CHARS` characters are text."""
+    clip = Clip()
+    found = _body(record, clip)
+    if sum(clip.lengths) > MAX_CHARS:
+        clip = Clip(fair_cap(clip.lengths, MAX_CHARS))
+        found = _body(record, clip)
+    return {**found, "left_out": clip.left_out}
+
+
+def fair_cap(lengths: list[int], most: int) -> int:
+    """Give the length to which the longest texts must be cut for all to have `most` characters."""
+    left = most
+    for done, length in enumerate(sorted(lengths)):
+        share = left // (len(lengths) - done)
+        if length > share:
+            return share
+        left -= length
+    return max(lengths, default=0)
+
+
+def _body(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
+    calls = [_call(turn, call, result, clip) for turn, call, result in record.calls]
+    rewards = record.rewards + (None,) * (len(record.turns) - len(record.rewards))
+    numbers = iter(range(len(calls)))
+    return {
+        "id": clip(record.request_id),
+        "trajectory": clip(record.trajectory),
+        "row": record.row,
+        "started": seconds(record.started),
+        "group": clip(record.group),
+        "story": [astuple(line) for line in story(record)],
+        "right": None if record.gts is None else clip(record.gts),
+        "given": clip(final_answer(record)),
+        "turns": [
+            _turn(turn, reward, numbers, clip) for turn, reward in zip(record.turns, rewards, strict=False)
+        ],
+        "calls": calls,
+        "tokens": None if record.tokens is None else _tokens(record.tokens, clip),
+        "extras": [[clip(name), clip(value)] for name, value in record.extras.items()],
+        "versions": [[clip(name), clip(value)] for name, value in record.versions.items()],
+    }
+
+
+def _turn(turn: Turn, reward: float | None, numbers: Iterator[int], clip: Clip) -> dict[str, JSON]:
+    calls = [next(numbers) for _ in turn.outcome.calls]
+    return {
+        "index": turn.index,
+        "reward": reward,
+        "notes": clip(", ".join(map(str, turn.notes))),
+        "role": clip(turn.message.role),
+        "complete": turn.message.is_complete is not False,
+        "context": [_message(message, clip) for message in turn.context],
+        "said": [
+            [piece.kind, clip(piece.text), None if piece.call is None else calls[piece.call]]
+            for piece in pieces(turn)
+        ],
+        "calls": calls,
+        "answers": [_message(message, clip) for message in turn.messages],
+    }
+
+
+def _message(message: Message, clip: Clip) -> list[str]:
+    return [clip(message.role), clip(message.text)]
+
+
+def _call(turn: Turn, call: ParsedCall, result: ToolResult, clip: Clip) -> dict[str, JSON]:
+    timing = result.timing
+    notes = [*call.notes, *result.notes]
+    return {
+        "turn": turn.index,
+        "id": clip(call.call_id),
+        "tool": clip(call.tool),
+        "args": [[clip(name), clip(_argument(value))] for name, value in call.args.items()],
+        "status": result.status,
+        "result": clip(result.text),
+        "bytes": len(result.text.encode("utf-8", "replace")),
+        "start": None if timing is None else seconds(timing.start),
+        "queue": None if timing is None else seconds(timing.queue_s),
+        "run": None if timing is None else seconds(timing.run_s),
+        "reward": result.reward,
+        "metrics": clip(result.metrics) if result.metrics else "",
+        "stop": result.stop,
+        "notes": clip(", ".join(map(str, notes))),
+        "error": "" if call.error is None else clip(f"{call.error.code}: {call.error.message}"),
+    }
+
+
+def _argument(value: JSON) -> str:
+    """Write programs as they are, and else JSON: whether 5 is a number or a text may be what was wrong."""
+    return value if isinstance(value, str) and "\n" in value else json.dumps(plain(value), ensure_ascii=False)
+
+
+def seconds(value: JSON) -> float | None:
+    """Give a number of seconds; None if it is none that could be drawn."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _tokens(tokens: TokenRecord, clip: Clip) -> list[JSON]:
+    """Write runs of tokens: source, how many, their text or ids, the mean log-probability of sampled ones."""
+    ledger, found = tokens.ledger, list[JSON]()
+    ids, log_probs = ledger.ids, ledger.log_probs
+    for number, span in enumerate(ledger.spans()):
+        known = [p for p in log_probs[span.start : span.stop] if not math.isnan(p)]
+        likely = sum(known) / len(known) if known and span.source == SAMPLED else None
+        text = tokens.texts[number] if number < len(tokens.texts) else ""
+        shown = text or " ".join(map(str, ids[span.start : span.stop]))
+        found.append([span.source, span.stop - span.start, clip(shown), likely])
+    return found
