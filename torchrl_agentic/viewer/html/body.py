@@ -110,7 +110,8 @@ def _message(message: Message, clip: Clip) -> list[str]:
 
 def _call(turn: Turn, call: ParsedCall, result: ToolResult, clip: Clip) -> dict[str, JSON]:
     timing = result.timing
-    notes = [*call.notes, *result.notes]
+    notes, error = [*call.notes, *result.notes], call.error
+    told = error is not None and str(error.message) in result.text
     return {
         "turn": turn.index,
         "id": clip(call.call_id),
@@ -126,7 +127,7 @@ def _call(turn: Turn, call: ParsedCall, result: ToolResult, clip: Clip) -> dict[
         "metrics": clip(result.metrics) if result.metrics else "",
         "stop": result.stop,
         "notes": clip(", ".join(map(str, notes))),
-        "error": "" if call.error is None else clip(f"{call.error.code}: {call.error.message}"),
+        "error": "" if error is None else clip(error.code if told else f"{error.code}: {error.message}"),
     }
 
 

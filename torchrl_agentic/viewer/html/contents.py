@@ -18,7 +18,7 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.records import BadLine, Dump, DumpFile, TrajectoryRecord
 from torchrl_agentic.records.encode import plain
 from torchrl_agentic.viewer.html.body import body, seconds
-from torchrl_agentic.viewer.html.words import REASON_WORDS, STATUS_WORDS
+from torchrl_agentic.viewer.html.words import NOT_RUN, STATUS_WORDS
 
 CHUNK_BYTES = 1 << 19
 _ROW_CHARS = 160
@@ -95,7 +95,7 @@ class Index:
         begin = [summary.request_id[:_ROW_CHARS], file, summary.step, summary.score, reason, summary.n_turns]
         self.rows.append(_escaped([*begin, statuses, tools, _excerpt(record)]))
         for _, call, result in record.calls:
-            if result.timing is not None:
+            if result.timing is not None and result.status not in NOT_RUN:
                 queues, runs = self.times.setdefault(call.tool[:_ROW_CHARS], (array("d"), array("d")))
                 queues.append(seconds(result.timing.queue_s) or 0.0)
                 runs.append(seconds(result.timing.run_s) or 0.0)
@@ -121,8 +121,7 @@ class Index:
             "n_problems": self.n_problems,
             "tools": list(self.tools),
             "reasons": list(self.reasons),
-            "statuses": [[status, *words] for status, words in STATUS_WORDS.items()],
-            "reason_words": list(REASON_WORDS.items()),
+            "statuses": [[status, *words, status not in NOT_RUN] for status, words in STATUS_WORDS.items()],
             "times": [_times(name, *times) for name, times in self.times.items()],
         }
         yield _escaped(whole)[:-1] + b',"rows":['

@@ -48,6 +48,9 @@ STATUS_WORDS: Mapping[Status, tuple[str, str]] = {
 }
 """Each status in a few words, and in a sentence or two."""
 
+NOT_RUN = frozenset((Status.MALFORMED, Status.UNKNOWN_TOOL, Status.INVALID_ARGS, Status.SKIPPED))
+"""Those of calls for which no tool ran."""
+
 REASON_WORDS: Mapping[str, str] = {
     "stop_tool": "the model called the tool that ends the conversation",
     "no_calls": "the model answered without calling a tool, which counts as its final answer",

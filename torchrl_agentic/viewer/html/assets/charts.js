@@ -97,7 +97,7 @@ function timeline(turns, calls, link) {
         label(begin - 8, y + tall - 7, fit(visible(`${call.number + 1} ${call.tool || "unreadable"}`), begin - 8), "end", tall < 20 ? "tiny" : ""),
         rect(x, y + tall / 3, call.queue * scale, tall / 3, "queue"),
         rect(run, y + 2, Math.max(2, call.run * scale), tall - 4, call.status === "ok" ? "bar" : "bad"),
-        label(Math.max(run + 2, run + call.run * scale) + 5, y + tall - 7, NOT_RUN.has(call.status) ? "did not run" : duration(call.run), "start", tall < 20 ? "tiny" : "faint"));
+        label(Math.max(run + 2, run + call.run * scale) + 5, y + tall - 7, STATUS.get(call.status).ran ? duration(call.run) : "did not run", "start", tall < 20 ? "tiny" : "faint"));
     });
     return svg(width, height, [...edges, ...drawn]);
   });

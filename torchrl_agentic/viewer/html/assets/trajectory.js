@@ -1,7 +1,7 @@
 // One trajectory: what happened in words, its calls in time, the conversation, its tokens.
 
 const TURNS_AT_ONCE = 100;
-const STATUS = new Map(INDEX.statuses.map(([name, words, more]) => [name, { words, more }]));
+const STATUS = new Map(INDEX.statuses.map(([name, words, more, ran]) => [name, { words, more, ran }]));
 const TOKENS = { "-1": ["sampled", "written by the model; trained on"], "-2": ["prompt", "put in front of the model"],
   "-3": ["template", "marks between messages"] };
 
@@ -56,10 +56,8 @@ function times(row, body) {
     make("span", { class: "key bad" }, ""), "running, then failed. Bars above each other ran at the same time; the time in which the model wrote is left out."));
 }
 
-const NOT_RUN = new Set(["malformed", "unknown_tool", "invalid_args", "skipped"]);
-
 function spent(call) {
-  if (NOT_RUN.has(call.status)) return "did not run";
+  if (!STATUS.get(call.status).ran) return "did not run";
   return call.start === null ? "not timed" : `waited ${duration(call.queue)}, ran ${duration(call.run)}`;
 }
 
@@ -93,7 +91,7 @@ function piece([kind, text, call]) {
 function turnOf(body, turn) {
   const results = new Set(turn.calls.map((call) => body.calls[call].result));
   const [shown, same] = [[], []];
-  for (const answer of turn.answers) (results.has(answer[1]) ? same : shown).push(answer);
+  for (const answer of turn.answers) (answer[0] === "tool" || results.has(answer[1]) ? same : shown).push(answer);
   const repeated = same.length && make("details", { class: "thought" },
     make("summary", {}, `As the model read ${same.length === 1 ? "it" : "them"} (${many(same.length, "message")})`), ...same.map(message));
   return make("section", { class: "turn", "aria-label": `Turn ${turn.index + 1}` },

@@ -1,0 +1,273 @@
+"""The page in Chromium: `make test-browser`."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from chromium_page import opened
+from pages import dump_of, page_of
+from records_of import record, turn
+
+from torchrl_agentic.ledger import TokenLedger
+from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, Timing, ToolResult, Turn
+from torchrl_agentic.records import TokenRecord
+
+pytestmark = pytest.mark.browser
+
+SCRIPTS = [
+    "</script><script>window.ran = 1; alert(1)</script>",
+    "<img src=x onerror='window.ran = 1; alert(2)'><svg onload=alert(3)>",
+    "<iframe srcdoc='<script>parent.ran = 1</script>'></iframe><a href='javascript:alert(4)'>x</a>",
+    "javascript:alert(5)",
+    "<!--<script>",
+    '"><style>*{display:none}</style>',
+    "${alert(6)}`;alert(7)//",
+    "__proto__",
+    "constructor",
+]
+ODD = "\ud800 \x1b[31mred\x1b[0m \u202egnp.exe \u200b\x00\x07 \u2066a\u2069 ❤️ 👩‍💻"
+
+
+def _hostile(number, text):
+    """A trajectory in which everything that can be a text is the same one."""
+    call = ParsedCall(text, {text: text, "__proto__": {"polluted": 1}, "constructor": text}, text)
+    result = ToolResult.from_text(text + ODD, status=Status.ERROR)
+    result = replace(result, timing=Timing(1.0, 0.1, 0.2), notes=(text,), metrics={text: text})
+    messages = (Message("tool", text + ODD, tool_call_id=text),)
+    context = (Message(text, text), Message("user", text + ODD))
+    made = Turn(text, 0, Message("assistant", f"<think>{text}</think>{text}"), DispatchResult(text, (call,), (result,)), messages, context)  # fmt: skip
+    ledger = TokenLedger()
+    ledger.prompt([1])
+    ledger.sampled([2])
+    return record(
+        made,
+        request_id=f"{text}#{number}/call-1",
+        gts={text: text, "__proto__": 1},
+        extras={text: text, "__proto__": text},
+        termination_reason=text,
+        tokens=TokenRecord(ledger, (text, text)),
+        versions={text: text, "__proto__": text},
+        score=float(number),
+    )
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile") / "<img src=x onerror=alert(8)>"
+    dump_of(folder, [_hostile(n, text) for n, text in enumerate(SCRIPTS)], "<script>alert(9)<.jsonl")
+    page_of(folder)
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    good = replace(ToolResult.from_text("forty-two"), timing=Timing(10.0, 0.5, 1.0))
+    bad = replace(ToolResult.from_text("no", status=Status.TIMEOUT), timing=Timing(20.0, 0.0, 2.0))
+    some = [
+        record(
+            turn(f"message {n}", result=bad if n % 3 == 0 else good),
+            request_id=f"id-{n}",
+            score=n / 99,
+            step=n // 50,
+            gts="42",
+            rewards=(n / 10,),
+        )  # fmt: skip
+        for n in range(100)
+    ]
+    long = record(*(turn(f"turn {n}", index=n, result=bad) for n in range(250)), request_id="long")
+    dump_of(folder, [*some, long])
+    page_of(folder)
+    return folder / "page.html"
+
+
+class TestHostileDump:
+    @pytest.mark.parametrize("number", range(len(SCRIPTS)))
+    def test_no_text_of_a_dump_runs_or_becomes_an_element(self, hostile, number):
+        """Nor is anything tried that the policy had to stop: the browser would say so in its console."""
+        with opened(hostile) as page:
+            page.locator(f"#line-{number}").click()
+            page.locator("section.turn").wait_for()
+            for fold in page.locator("main summary").all():
+                fold.click()
+            page.locator("#more summary").click()
+            assert page.evaluate("[window.ran, {}.polluted, [].polluted]") == [None, None, None]
+            assert page.locator("img, iframe, svg[onload], a[href^='javascript'], body style").count() == 0
+            assert page.locator("script:not([type])").count() == 1
+            shown = page.locator("main").text_content()
+            assert SCRIPTS[number] in shown
+
+    def test_the_overview_runs_nothing_either(self, hostile):
+        with opened(hostile) as page:
+            page.locator("main h2").wait_for()
+            assert page.evaluate("window.ran") is None
+            assert "<img src=x" in page.locator("#name").text_content()
+
+    def test_characters_that_hide_or_reorder_text_are_written_out(self, hostile):
+        with opened(hostile) as page:
+            page.locator("#line-0").click()
+            result = page.locator("article.call .result").text_content()
+            assert "⟨U+D800⟩ ␛[31mred␛[0m ⟨U+202E⟩gnp.exe ⟨U+200B⟩␀␇ ⟨U+2066⟩a⟨U+2069⟩ ❤️ 👩‍💻" in result
+
+    def test_a_script_that_is_put_in_all_the_same_does_not_run(self, hostile):
+        with opened(hostile, quiet=False) as page:
+            page.evaluate("document.body.append(document.createElement('script'))")
+            with pytest.raises(Exception, match="TrustedScript"):
+                page.evaluate(
+                    "document.querySelector('body > script:last-child').textContent = 'window.ran = 1'"
+                )
+            with pytest.raises(Exception, match="TrustedHTML"):
+                page.evaluate("document.body.innerHTML = '<p>x'")
+            assert page.evaluate("window.ran") is None
+
+    @pytest.mark.parametrize("number", range(len(SCRIPTS)))
+    def test_the_address_of_a_trajectory_leads_to_it_whatever_its_id_is(self, hostile, number):
+        with opened(hostile) as page:
+            page.locator(f"#line-{number}").click()
+            page.locator("section.turn").wait_for()
+            address = page.evaluate("location.href")
+        with opened(address) as page:
+            page.locator(f"#line-{number}[aria-selected=true]").wait_for()
+
+
+class TestList:
+    def test_only_lines_in_sight_are_in_the_document(self, plain):
+        with opened(plain) as page:
+            assert page.locator("[role=option]").count() < 40
+            page.locator("#list").evaluate("list => { list.scrollTop = 1e9 }")
+            page.locator("#line-100").wait_for()
+            assert page.locator("#line-0").count() == 0
+
+    @pytest.mark.parametrize(
+        ("field", "value", "count"),
+        [
+            ("by-status", "timeout", "35 of 101"),
+            ("by-status", "without a failed call", "66 of 101"),
+            ("by-tool", "f", "101 in all"),
+            ("by-step", "1", "50 of 101"),
+            ("from-score", "0.9", "10 of 101"),
+        ],
+    )
+    def test_filters_leave_what_fits(self, plain, field, value, count):
+        with opened(plain) as page:
+            page.locator("#more summary").click()
+            select = page.locator(f"#{field}")
+            if field == "from-score":
+                select.fill(value)
+            else:
+                label = next(
+                    text for text in select.locator("option").all_text_contents() if text.startswith(value)
+                )
+                select.select_option(label=label)
+            page.keyboard.press("Tab")
+            page.get_by_role("status").get_by_text(count).wait_for()
+            page.get_by_role("button", name="Show all").click()
+            page.get_by_role("status").get_by_text("101 in all").wait_for()
+
+    def test_the_search_finds_text_inside_of_trajectories(self, plain):
+        with opened(plain) as page:
+            page.keyboard.press("/")
+            page.keyboard.type("MESSAGE 17")
+            page.get_by_role("status").get_by_text(re.compile("^1 of 101$")).wait_for()
+            page.keyboard.press("Enter")
+            page.keyboard.press("j")
+            page.locator("#line-17[aria-selected=true]").wait_for()
+            page.keyboard.press("/")
+            page.keyboard.press("Escape")
+            page.get_by_role("status").get_by_text("101 in all").wait_for()
+
+    def test_the_worst_can_come_first(self, plain):
+        with opened(plain) as page:
+            page.locator("#order").select_option("best")
+            assert page.locator("[role=option]").first.get_attribute("id") == "line-99"
+
+
+class TestTrajectory:
+    def test_the_keyboard_alone_leads_from_the_list_to_a_failed_call_and_back(self, plain):
+        with opened(plain) as page:
+            page.keyboard.press("j")
+            page.locator("#line-0[aria-selected=true]").wait_for()
+            page.keyboard.press("Escape")
+            page.keyboard.press("ArrowDown")
+            page.keyboard.press("ArrowDown")
+            page.keyboard.press("ArrowDown")
+            page.locator("#line-3[aria-selected=true]").wait_for()
+            page.get_by_text("message 3", exact=True).wait_for()
+            page.keyboard.press("Enter")
+            page.locator("#title:focus").wait_for()
+            page.keyboard.press("e")
+            page.locator("#call-1:focus").wait_for()
+            page.keyboard.press("Escape")
+            page.locator("#list:focus").wait_for()
+            page.keyboard.press("k")
+            page.locator("#line-2[aria-selected=true]").wait_for()
+            page.keyboard.press("o")
+            page.get_by_role("heading", name="Overview").wait_for()
+
+    def test_it_says_what_happened_and_shows_both_answers(self, plain):
+        with opened(f"{plain.as_uri()}#id-3") as page:
+            page.get_by_text("it took too long").wait_for()
+            assert (
+                page.locator(".answers").text_content()
+                == "The right answer42The model's last messagemessage 3"
+            )
+            assert page.get_by_role("heading", name="Reward per turn").is_visible()
+
+    def test_a_link_leads_to_a_call_that_is_not_shown_yet(self, plain):
+        with opened(f"{plain.as_uri()}#long/call-240") as page:
+            page.locator("#call-240:focus").wait_for()
+            assert page.locator("section.turn").count() == 240
+            page.get_by_role("button", name="10 turns to come").click()
+            assert page.locator("section.turn").count() == 250
+
+    def test_an_address_of_nothing_shows_the_overview(self, plain):
+        for address in ("nothing", "%", ":0", ":1000", "id-3/call-9"):
+            with opened(f"{plain.as_uri()}#{address}") as page:
+                page.locator("main h2").wait_for()
+
+    def test_previous_and_next_follow_the_filters(self, plain):
+        with opened(plain) as page:
+            page.locator("#order").select_option("best")
+            page.locator("#line-99").click()
+            page.get_by_role("link", name="Next").click()
+            page.locator("#line-98[aria-selected=true]").wait_for()
+
+    def test_a_timeline_shows_waiting_and_running(self, plain):
+        with opened(f"{plain.as_uri()}#id-1") as page:
+            page.locator("rect.queue").wait_for(state="attached")
+            queue, run = (
+                float(page.locator(f".chart rect.{kind}").get_attribute("width")) for kind in ("queue", "bar")
+            )
+            assert run == pytest.approx(2 * queue)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_stands_out_from_what_is_behind_it(plain, scheme):
+    """A ratio of 4.5, as WCAG AA asks for text of this size."""
+    with opened(f"{plain.as_uri()}#id-3", color_scheme=scheme) as page:
+        page.locator("section.turn").wait_for()
+        assert page.evaluate(CONTRAST) == []
+
+
+CONTRAST = """() => {
+  const channels = (color) => (color.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = (color) => channels(color).slice(0, 3).map((c) => c / 255)
+    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const behind = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const color = getComputedStyle(one).backgroundColor;
+      if ((channels(color)[3] ?? 1) > 0) return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *:not(.off, option, script, style)")) {
+    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || !element.checkVisibility()) continue;
+    const style = getComputedStyle(element);
+    const [a, b] = [light(element.namespaceURI.endsWith("svg") ? style.fill : style.color), light(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push([element.className.baseVal ?? element.className, element.textContent.slice(0, 40), ratio]);
+  }
+  return poor;
+}"""

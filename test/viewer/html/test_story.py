@@ -1,0 +1,127 @@
+"""What happened is told in words, and no word of it says more than the dump does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from records_of import record, turn
+
+from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, ToolResult, Turn
+from torchrl_agentic.viewer.html.said import Piece, pieces, said_text
+from torchrl_agentic.viewer.html.story import contains, final_answer, story
+from torchrl_agentic.viewer.html.words import STATUS_WORDS
+
+
+def _told(one):
+    return "\n".join(line.text for line in story(one))
+
+
+def _said(text, *spans):
+    calls = tuple(ParsedCall("f", {}, f"c{n}", span=span) for n, span in enumerate(spans))
+    results = tuple(ToolResult.from_text("x") for _ in spans)
+    return Turn("t", 0, Message("assistant", text), DispatchResult("", calls, results))
+
+
+class TestStory:
+    @pytest.mark.parametrize(
+        ("reason", "words"),
+        [
+            ("no_calls", "counts as its final answer"),
+            ("max_turns", "largest number of turns"),
+            ("closed", "before the trajectory had ended"),
+            ("", "does not say why"),
+            ("my_reason", "my_reason"),
+        ],
+    )
+    def test_it_says_why_a_trajectory_ended(self, reason, words):
+        assert words in _told(record(termination_reason=reason))
+
+    @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
+    def test_it_names_each_call_that_failed_with_what_that_means_and_what_was_answered(self, status):
+        good, bad = ToolResult.from_text("42"), ToolResult.from_text("the reason", status=status)
+        lines = story(record(turn(result=good), turn(index=1, result=bad)))
+        (failed,) = [line for line in lines if line.call is not None]
+        assert (failed.call, failed.tone, failed.quote) == (1, "bad", "the reason")
+        assert failed.text.startswith(" of f, in turn 2: ")
+        assert all(words in failed.text for words in STATUS_WORDS[status])
+        assert any("2 calls, of which 1 failed" in line.text for line in lines)
+
+    def test_it_says_if_the_same_tool_was_answered_later(self):
+        good, bad = ToolResult.from_text("42"), ToolResult.from_text("no", is_error=True)
+        assert "A later call of this tool was answered" in _told(
+            record(turn(result=bad), turn(index=1, result=good))
+        )
+        assert "A later call" not in _told(record(turn(result=good), turn(index=1, result=bad)))
+
+    def test_of_many_failed_calls_it_names_the_first_and_counts_the_rest(self):
+        bad = ToolResult.from_text("no", is_error=True)
+        lines = story(record(*(turn(index=n, result=bad) for n in range(20))))
+        assert sum(line.call is not None for line in lines) == 12
+        assert lines[-1].text == "… and 8 more."
+
+    def test_a_message_that_was_cut_off_is_named(self):
+        cut = Turn("t", 2, Message("assistant", "abc", is_complete=False), DispatchResult("abc"))
+        assert "turn 3 was cut off" in _told(record(cut))
+
+    def test_it_compares_the_last_message_with_the_right_answer(self):
+        assert "right answer stands" in _told(record(turn("It is 42."), gts="42"))
+        assert "right answer does not stand" in _told(record(turn("It is 43."), gts="42"))
+        assert "right answer" not in _told(record(turn("It is 43.")))
+
+    def test_each_status_has_words(self):
+        assert list(STATUS_WORDS) == list(Status)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "found"),
+    [
+        ("It is 1,014.", "1014", True),
+        ("It is 1014.", 1014, True),
+        ("It is 11014", "1014", False),
+        ("It is 1014.5", "1014", False),
+        ("It is 3.14", "14", False),
+        ("PARIS\n it is", "paris it", True),
+        ("Parisian", "Paris", False),
+        ("a+b", "a+b", True),
+        ("true", True, None),
+        ("x", ["x"], None),
+        ("x", " ", None),
+        ("x", "x" * 20_000, None),
+    ],
+)
+def test_an_answer_stands_in_a_text_where_it_stands_by_itself(text, wanted, found):
+    assert contains(text, wanted) is found
+
+
+class TestPieces:
+    def test_thoughts_and_calls_are_told_from_what_is_said(self):
+        text = "<think>hm</think>Let me see.[call]Done"
+        assert list(pieces(_said(text, (28, 34)))) == [
+            Piece("thought", "hm"),
+            Piece("text", "Let me see."[:11]),
+            Piece("call", "[call]", 0),
+            Piece("text", "Done"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "thought", "said"),
+        [
+            ("the prompt opened it</think>42", "the prompt opened it", "42"),
+            ("<think>without an end", "without an end", ""),
+            ("<seed:think>a</seed:think>42", "a", "42"),
+            ("42", None, "42"),
+        ],
+    )
+    def test_thoughts_may_be_opened_by_the_prompt_or_stay_open(self, text, thought, said):
+        found = list(pieces(_said(text)))
+        assert [piece.text for piece in found if piece.kind == "thought"] == (
+            [] if thought is None else [thought]
+        )
+        assert said_text(_said(text)) == said
+
+    @given(st.text(), st.lists(st.tuples(st.integers(-3, 30), st.integers(-3, 30)), max_size=4))
+    def test_spans_that_overlap_or_lie_outside_lose_no_text(self, text, spans):
+        found = list(pieces(_said(text, *spans)))
+        assert "".join(piece.text for piece in found) == text
+
+    def test_the_last_message_is_given_without_thoughts_and_calls(self):
+        assert final_answer(record(turn("first"), turn("<think>hm</think> 42 ", index=1))) == "42"
