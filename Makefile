@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm test-legacy check docs demo-records bench bench-site clean
+.PHONY: demo test test-vllm test-legacy test-browser check docs demo-records bench bench-site clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -20,6 +20,9 @@ test-vllm: .venv-vllm/ready
 
 test-legacy: .venv-legacy/ready
 	.venv-legacy/bin/python -m pytest -m legacy test/tools/legacy test/test_migration.py
+
+test-browser: .venv-legacy/ready
+	.venv-legacy/bin/python -m pytest -m browser test/viewer/html
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .
@@ -78,9 +81,10 @@ $(VENV)/ready-docs: $(VENV)/ready
 	.venv-vllm/bin/python -m pip install --quiet --no-deps sglang==0.5.23 IPython traitlets
 	touch $@
 
-# What TorchRL's own BrowserTransform and MCPToolTransform talk to: `as_tool` is tested with both. The Chromium
-# is Debian's: `apt-get install chromium`.
-.venv-legacy/ready: $(VENV)/ready
+# What TorchRL's own BrowserTransform and MCPToolTransform talk to: `as_tool` is tested with both, and pages of
+# HTML with the first. The Chromium is that of the system.
+.venv-legacy/ready: $(VENV)/ready scripts/chromium.sh
+	sh scripts/chromium.sh
 	$(PYTHON) -m venv .venv-legacy
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$(ls -d .venv-legacy/lib/python3*/site-packages)/main.pth"
 	.venv-legacy/bin/python -m pip install --quiet 'playwright>=1.50' 'mcp>=2,<3' -e .

@@ -1,1 +1,1 @@
-"""The viewer of dumps, `torchrl-agentic view`: in the terminal, as text, as a page of HTML. Loads no torch."""
+"""The viewer of dumps, `torchrl-agentic view`: in the terminal, as text, as a page. Loads no torch."""

@@ -2,15 +2,17 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from chromium_page import opened
 from pages import dump_of, page_of
 from records_of import record, turn
 
 from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, Timing, ToolResult, Turn
 from torchrl_agentic.records import TokenRecord
+
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
 
 pytestmark = pytest.mark.browser
 
@@ -35,7 +37,8 @@ def _hostile(number, text):
     result = replace(result, timing=Timing(1.0, 0.1, 0.2), notes=(text,), metrics={text: text})
     messages = (Message("tool", text + ODD, tool_call_id=text),)
     context = (Message(text, text), Message("user", text + ODD))
-    made = Turn(text, 0, Message("assistant", f"<think>{text}</think>{text}"), DispatchResult(text, (call,), (result,)), messages, context)  # fmt: skip
+    outcome = DispatchResult(text, (call,), (result,))
+    made = Turn(text, 0, Message("assistant", f"<think>{text}</think>{text}"), outcome, messages, context)
     ledger = TokenLedger()
     ledger.prompt([1])
     ledger.sampled([2])
@@ -72,7 +75,7 @@ def plain(tmp_path_factory):
             step=n // 50,
             gts="42",
             rewards=(n / 10,),
-        )  # fmt: skip
+        )
         for n in range(100)
     ]
     long = record(*(turn(f"turn {n}", index=n, result=bad) for n in range(250)), request_id="long")
@@ -83,7 +86,7 @@ def plain(tmp_path_factory):
 
 class TestHostileDump:
     @pytest.mark.parametrize("number", range(len(SCRIPTS)))
-    def test_no_text_of_a_dump_runs_or_becomes_an_element(self, hostile, number):
+    def test_no_text_of_a_dump_runs_or_becomes_an_element(self, opened, hostile, number):
         """Nor is anything tried that the policy had to stop: the browser would say so in its console."""
         with opened(hostile) as page:
             page.locator(f"#line-{number}").click()
@@ -97,19 +100,19 @@ class TestHostileDump:
             shown = page.locator("main").text_content()
             assert SCRIPTS[number] in shown
 
-    def test_the_overview_runs_nothing_either(self, hostile):
+    def test_the_overview_runs_nothing_either(self, opened, hostile):
         with opened(hostile) as page:
             page.locator("main h2").wait_for()
             assert page.evaluate("window.ran") is None
             assert "<img src=x" in page.locator("#name").text_content()
 
-    def test_characters_that_hide_or_reorder_text_are_written_out(self, hostile):
+    def test_characters_that_hide_or_reorder_text_are_written_out(self, opened, hostile):
         with opened(hostile) as page:
             page.locator("#line-0").click()
             result = page.locator("article.call .result").text_content()
             assert "⟨U+D800⟩ ␛[31mred␛[0m ⟨U+202E⟩gnp.exe ⟨U+200B⟩␀␇ ⟨U+2066⟩a⟨U+2069⟩ ❤️ 👩‍💻" in result
 
-    def test_a_script_that_is_put_in_all_the_same_does_not_run(self, hostile):
+    def test_a_script_that_is_put_in_all_the_same_does_not_run(self, opened, hostile):
         with opened(hostile, quiet=False) as page:
             page.evaluate("document.body.append(document.createElement('script'))")
             with pytest.raises(Exception, match="TrustedScript"):
@@ -121,7 +124,7 @@ class TestHostileDump:
             assert page.evaluate("window.ran") is None
 
     @pytest.mark.parametrize("number", range(len(SCRIPTS)))
-    def test_the_address_of_a_trajectory_leads_to_it_whatever_its_id_is(self, hostile, number):
+    def test_the_address_of_a_trajectory_leads_to_it_whatever_its_id_is(self, opened, hostile, number):
         with opened(hostile) as page:
             page.locator(f"#line-{number}").click()
             page.locator("section.turn").wait_for()
@@ -131,7 +134,7 @@ class TestHostileDump:
 
 
 class TestList:
-    def test_only_lines_in_sight_are_in_the_document(self, plain):
+    def test_only_lines_in_sight_are_in_the_document(self, opened, plain):
         with opened(plain) as page:
             assert page.locator("[role=option]").count() < 40
             page.locator("#list").evaluate("list => { list.scrollTop = 1e9 }")
@@ -148,23 +151,21 @@ class TestList:
             ("from-score", "0.9", "10 of 101"),
         ],
     )
-    def test_filters_leave_what_fits(self, plain, field, value, count):
+    def test_filters_leave_what_fits(self, opened, plain, field, value, count):
         with opened(plain) as page:
             page.locator("#more summary").click()
             select = page.locator(f"#{field}")
             if field == "from-score":
                 select.fill(value)
             else:
-                label = next(
-                    text for text in select.locator("option").all_text_contents() if text.startswith(value)
-                )
-                select.select_option(label=label)
+                texts = select.locator("option").all_text_contents()
+                select.select_option(label=next(text for text in texts if text.startswith(value)))
             page.keyboard.press("Tab")
             page.get_by_role("status").get_by_text(count).wait_for()
             page.get_by_role("button", name="Show all").click()
             page.get_by_role("status").get_by_text("101 in all").wait_for()
 
-    def test_the_search_finds_text_inside_of_trajectories(self, plain):
+    def test_the_search_finds_text_inside_of_trajectories(self, opened, plain):
         with opened(plain) as page:
             page.keyboard.press("/")
             page.keyboard.type("MESSAGE 17")
@@ -176,14 +177,14 @@ class TestList:
             page.keyboard.press("Escape")
             page.get_by_role("status").get_by_text("101 in all").wait_for()
 
-    def test_the_worst_can_come_first(self, plain):
+    def test_the_worst_can_come_first(self, opened, plain):
         with opened(plain) as page:
             page.locator("#order").select_option("best")
             assert page.locator("[role=option]").first.get_attribute("id") == "line-99"
 
 
 class TestTrajectory:
-    def test_the_keyboard_alone_leads_from_the_list_to_a_failed_call_and_back(self, plain):
+    def test_the_keyboard_alone_leads_from_the_list_to_a_failed_call_and_back(self, opened, plain):
         with opened(plain) as page:
             page.keyboard.press("j")
             page.locator("#line-0[aria-selected=true]").wait_for()
@@ -192,7 +193,7 @@ class TestTrajectory:
             page.keyboard.press("ArrowDown")
             page.keyboard.press("ArrowDown")
             page.locator("#line-3[aria-selected=true]").wait_for()
-            page.get_by_text("message 3", exact=True).wait_for()
+            page.get_by_role("region", name="Turn").get_by_text("message 3").wait_for()
             page.keyboard.press("Enter")
             page.locator("#title:focus").wait_for()
             page.keyboard.press("e")
@@ -204,35 +205,35 @@ class TestTrajectory:
             page.keyboard.press("o")
             page.get_by_role("heading", name="Overview").wait_for()
 
-    def test_it_says_what_happened_and_shows_both_answers(self, plain):
+    def test_it_says_what_happened_and_shows_both_answers(self, opened, plain):
         with opened(f"{plain.as_uri()}#id-3") as page:
-            page.get_by_text("it took too long").wait_for()
+            page.locator(".story").get_by_text("it took too long").wait_for()
             assert (
                 page.locator(".answers").text_content()
                 == "The right answer42The model's last messagemessage 3"
             )
             assert page.get_by_role("heading", name="Reward per turn").is_visible()
 
-    def test_a_link_leads_to_a_call_that_is_not_shown_yet(self, plain):
+    def test_a_link_leads_to_a_call_that_is_not_shown_yet(self, opened, plain):
         with opened(f"{plain.as_uri()}#long/call-240") as page:
             page.locator("#call-240:focus").wait_for()
             assert page.locator("section.turn").count() == 240
             page.get_by_role("button", name="10 turns to come").click()
             assert page.locator("section.turn").count() == 250
 
-    def test_an_address_of_nothing_shows_the_overview(self, plain):
+    def test_an_address_of_nothing_shows_the_overview(self, opened, plain):
         for address in ("nothing", "%", ":0", ":1000", "id-3/call-9"):
             with opened(f"{plain.as_uri()}#{address}") as page:
                 page.locator("main h2").wait_for()
 
-    def test_previous_and_next_follow_the_filters(self, plain):
+    def test_previous_and_next_follow_the_filters(self, opened, plain):
         with opened(plain) as page:
             page.locator("#order").select_option("best")
             page.locator("#line-99").click()
             page.get_by_role("link", name="Next").click()
             page.locator("#line-98[aria-selected=true]").wait_for()
 
-    def test_a_timeline_shows_waiting_and_running(self, plain):
+    def test_a_timeline_shows_waiting_and_running(self, opened, plain):
         with opened(f"{plain.as_uri()}#id-1") as page:
             page.locator("rect.queue").wait_for(state="attached")
             queue, run = (
@@ -242,32 +243,8 @@ class TestTrajectory:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_stands_out_from_what_is_behind_it(plain, scheme):
+def test_all_text_stands_out_from_what_is_behind_it(opened, plain, scheme):
     """A ratio of 4.5, as WCAG AA asks for text of this size."""
     with opened(f"{plain.as_uri()}#id-3", color_scheme=scheme) as page:
         page.locator("section.turn").wait_for()
         assert page.evaluate(CONTRAST) == []
-
-
-CONTRAST = """() => {
-  const channels = (color) => (color.match(/[\\d.]+/g) ?? []).map(Number);
-  const light = (color) => channels(color).slice(0, 3).map((c) => c / 255)
-    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
-  const behind = (element) => {
-    for (let one = element; one; one = one.parentElement) {
-      const color = getComputedStyle(one).backgroundColor;
-      if ((channels(color)[3] ?? 1) > 0) return color;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  const poor = [];
-  for (const element of document.querySelectorAll("body *:not(.off, option, script, style)")) {
-    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) || !element.checkVisibility()) continue;
-    const style = getComputedStyle(element);
-    const [a, b] = [light(element.namespaceURI.endsWith("svg") ? style.fill : style.color), light(behind(element))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) poor.push([element.className.baseVal ?? element.className, element.textContent.slice(0, 40), ratio]);
-  }
-  return poor;
-}"""
