@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import astuple
 
 from torchrl_agentic.ledger import SAMPLED
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
@@ -73,7 +72,7 @@ def _body(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
         "row": record.row,
         "started": seconds(record.started),
         "group": clip(record.group),
-        "story": [astuple(line) for line in story(record)],
+        "story": [(line.tone, line.text, line.call, line.quote) for line in story(record)],
         "right": None if record.gts is None else clip(record.gts),
         "given": clip(final_answer(record)),
         "turns": [

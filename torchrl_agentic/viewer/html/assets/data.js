@@ -48,13 +48,19 @@ const whole = new Promise((resolve) => {
 });
 const unpacked = new Map();
 
+function bytesOfBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const letters = atob(text), bytes = new Uint8Array(letters.length); // browsers before 2025
+  for (let n = 0; n < letters.length; n++) bytes[n] = letters.charCodeAt(n);
+  return bytes;
+}
+
 /** The trajectories of a chunk, each as a line of JSON; the last few chunks are kept. */
 async function linesOf(chunk) {
   if (!unpacked.has(chunk)) {
     await whole;
-    const packed = atob(document.getElementById(`chunk-${chunk}`).textContent);
-    const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const packed = document.getElementById(`chunk-${chunk}`).textContent;
+    const stream = new Blob([bytesOfBase64(packed)]).stream().pipeThrough(new DecompressionStream("deflate"));
     unpacked.set(chunk, (await new Response(stream).text()).split("\n"));
     if (unpacked.size > 4) unpacked.delete(unpacked.keys().next().value);
   }
