@@ -110,7 +110,8 @@ class TestHostileDump:
         with opened(hostile) as page:
             page.locator("#line-0").click()
             result = page.locator("article.call .result").text_content()
-            assert "⟨U+D800⟩ ␛[31mred␛[0m ⟨U+202E⟩gnp.exe ⟨U+200B⟩␀␇ ⟨U+2066⟩a⟨U+2069⟩ ❤️ 👩‍💻" in result
+            assert "⟨U+D800⟩ ⟨U+001B⟩[31mred⟨U+001B⟩[0m ⟨U+202E⟩gnp.exe " in result
+            assert "⟨U+200B⟩⟨U+0000⟩⟨U+0007⟩ ⟨U+2066⟩a⟨U+2069⟩ ❤️ 👩‍💻" in result
 
     def test_a_script_that_is_put_in_all_the_same_does_not_run(self, opened, hostile):
         with opened(hostile, quiet=False) as page:
@@ -221,6 +222,14 @@ class TestTrajectory:
             page.get_by_role("button", name="10 turns to come").click()
             assert page.locator("section.turn").count() == 250
 
+    def test_of_a_very_long_text_the_beginning_is_shown_and_the_rest_on_demand(self, opened, tmp_path):
+        page_of(dump_of(tmp_path, [record(turn("x" * 50_000 + "end"), request_id="r")]))
+        with opened(f"{(tmp_path / 'page.html').as_uri()}#r") as page:
+            said = page.locator("section.turn .assistant pre")
+            assert len(said.text_content()) < 21_000
+            said.get_by_role("button", name="30,003 more characters").click()
+            assert said.text_content() == "x" * 50_000 + "end"
+
     def test_an_address_of_nothing_shows_the_overview(self, opened, plain):
         for address in ("nothing", "%", ":0", ":1000", "id-3/call-9"):
             with opened(f"{plain.as_uri()}#{address}") as page:
@@ -240,6 +249,8 @@ class TestTrajectory:
                 float(page.locator(f".chart rect.{kind}").get_attribute("width")) for kind in ("queue", "bar")
             )
             assert run == pytest.approx(2 * queue)
+            page.locator(".chart a").first.click()
+            page.locator("#call-1:focus").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

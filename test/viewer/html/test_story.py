@@ -45,6 +45,12 @@ class TestStory:
         assert all(words in failed.text for words in STATUS_WORDS[status])
         assert any("2 calls, of which 1 failed" in line.text for line in lines)
 
+    def test_of_a_long_result_it_quotes_the_beginning_and_the_end(self):
+        """The last line of a traceback says what was wrong."""
+        bad = ToolResult.from_text("\n".join(f"line {n}" for n in range(10)) + "\n", is_error=True)
+        (quote,) = [line.quote for line in story(record(turn(result=bad))) if line.call is not None]
+        assert quote.split("\n") == ["line 0", "line 1", "…", "line 8", "line 9"]
+
     def test_it_says_if_the_same_tool_was_answered_later(self):
         good, bad = ToolResult.from_text("42"), ToolResult.from_text("no", is_error=True)
         assert "A later call of this tool was answered" in _told(

@@ -15,6 +15,7 @@ from torchrl_agentic.viewer.html.story import final_answer, story
 
 MAX_CHARS = 1_000_000
 """How many characters of text a trajectory may have in the page; the longest of its texts are cut."""
+_ANSWER_CHARS = 5000  # of the last message, where it stands beside the right answer; it is whole below
 
 
 class Clip:
@@ -66,6 +67,7 @@ def _body(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
     calls = [_call(turn, call, result, clip) for turn, call, result in record.calls]
     rewards = record.rewards + (None,) * (len(record.turns) - len(record.rewards))
     numbers = iter(range(len(calls)))
+    given = final_answer(record)
     return {
         "id": clip(record.request_id),
         "trajectory": clip(record.trajectory),
@@ -74,7 +76,7 @@ def _body(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
         "group": clip(record.group),
         "story": [(line.tone, line.text, line.call, line.quote) for line in story(record)],
         "right": None if record.gts is None else clip(record.gts),
-        "given": clip(final_answer(record)),
+        "given": given if len(given) <= _ANSWER_CHARS else f"{given[:_ANSWER_CHARS]} …",
         "turns": [
             _turn(turn, reward, numbers, clip) for turn, reward in zip(record.turns, rewards, strict=False)
         ],

@@ -13,7 +13,7 @@ from torchrl_agentic.viewer.html.said import said_text
 from torchrl_agentic.viewer.html.words import REASON_WORDS, STATUS_WORDS
 
 _MOST_CALLS = 12
-_QUOTE_CHARS = 300
+_QUOTED_CHARS, _QUOTED_LINES = 160, 2
 _LONGEST_ANSWER = 10_000
 
 
@@ -22,7 +22,7 @@ class Line:
     """One thing that happened.
 
     call: its number, counted through the trajectory from 0; the text then follows the words "Call 1". quote:
-    the beginning of its result.
+    the beginning and the end of its result.
     """
 
     tone: Literal["good", "bad", "plain"]
@@ -109,7 +109,15 @@ def _failed(number: int, turn: Turn, call: ParsedCall, result: ToolResult, *, me
     text = f"{name}, in turn {turn.index + 1}: {short}. {long}"
     if mended and call.tool:
         text += " A later call of this tool was answered."
-    return Line("bad", text, number, result.text[:_QUOTE_CHARS])
+    return Line("bad", text, number, _quoted(result.text))
+
+
+def _quoted(text: str) -> str:
+    """Give the first and the last lines: tools say what went wrong in the first, programs in the last."""
+    lines = [line[:_QUOTED_CHARS] for line in text.strip().splitlines() if line.strip()]
+    if len(lines) > 2 * _QUOTED_LINES + 1:
+        lines[_QUOTED_LINES:-_QUOTED_LINES] = ["…"]
+    return "\n".join(lines)
 
 
 def _count(number: int, thing: str) -> str:

@@ -21,7 +21,7 @@ const rect = (x, y, width, height, name, told = null) =>
   make("rect", { x, y, width: Math.max(width, 0), height, class: name }, told === null ? null : make("title", {}, told));
 const label = (x, y, text, anchor = "start", name = "") =>
   make("text", { x, y, "text-anchor": anchor, class: name }, text);
-const fit = (text, pixels) => (text.length * 6.6 <= pixels ? text : `${text.slice(0, Math.max(1, pixels / 6.6 - 1))}…`);
+const fit = (text, pixels) => (text.length * 7 <= pixels ? text : `${text.slice(0, Math.max(1, pixels / 7 - 1))}…`);
 
 /** How many trajectories have which score. */
 function histogram(scores) {

@@ -84,11 +84,7 @@ const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200c\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]|\p{Cs}|(?<!\p{Emoji})\ufe0f|(?<!\p{Emoji}\ufe0f?)\u200d/gu;
 
 function visible(text) {
-  return String(text).replace(HIDDEN, (letter) => {
-    const code = letter.codePointAt(0);
-    if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-    return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-  });
+  return String(text).replace(HIDDEN, (letter) => `⟨U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
 const SVG = new Set(["svg", "g", "rect", "line", "text", "title"]);

@@ -130,8 +130,7 @@ async function search() {
     return false;
   };
   refreshList(wanted ? " · searching…" : "");
-  if (!wanted) return;
-  for (const [chunk, first] of firstOfChunk.entries()) {
+  for (const [chunk, first] of wanted ? firstOfChunk.entries() : []) {
     const bodies = await linesOf(chunk);
     if (mine !== searches) return;
     bodies.forEach((body, n) => {
@@ -141,5 +140,11 @@ async function search() {
     await new Promise((resolve) => setTimeout(resolve));
     if (mine !== searches) return;
   }
+  refilter();
+}
+
+/** Show what the filters let through: in the list, and in the overview where that is shown. */
+function refilter() {
   refreshList();
+  if (current < 0) overview();
 }

@@ -113,12 +113,8 @@ byId("search").addEventListener("input", () => {
   clearTimeout(typing);
   typing = setTimeout(search, 200);
 });
-function refilter() {
-  refreshList();
-  if (current < 0) overview();
-}
 byId("filters").addEventListener("change", (event) => { if (event.target !== byId("search")) refilter(); });
-byId("filters").addEventListener("reset", () => setTimeout(() => search().then(refilter)));
+byId("filters").addEventListener("reset", () => setTimeout(search));
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("skip").addEventListener("click", (event) => {
   event.preventDefault();

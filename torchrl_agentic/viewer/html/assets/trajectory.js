@@ -8,10 +8,17 @@ const TOKENS = { "-1": ["sampled", "written by the model; trained on"], "-2": ["
 const section = (title, ...children) => make("section", {}, make("h3", {}, title), ...children);
 const pairs = (items) => make("dl", { class: "pairs" }, ...items.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 
+const CHARACTERS_AT_ONCE = 20_000; // to lay out a million takes a browser seconds
+
 /** A text as it is: as high as it needs to be, up to a height; then it scrolls. */
 function block(text, name = "") {
   const long = text.length > 1500 || text.split("\n", 30).length > 20;
-  return make("pre", { class: name, dir: "auto", tabindex: long ? "0" : null }, text);
+  const box = make("pre", { class: name, dir: "auto", tabindex: long ? "0" : null }, text.slice(0, CHARACTERS_AT_ONCE));
+  if (text.length <= CHARACTERS_AT_ONCE) return box;
+  const rest = text.slice(CHARACTERS_AT_ONCE);
+  const more = make("button", { type: "button", click: () => more.replaceWith(visible(rest)) }, `Show ${many(rest.length, "more character")}`);
+  box.append(more);
+  return box;
 }
 
 function heading(row, body) {
