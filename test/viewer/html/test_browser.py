@@ -133,6 +133,26 @@ class TestHostileDump:
         with opened(address) as page:
             page.locator(f"#line-{number}[aria-selected=true]").wait_for()
 
+    def test_numbers_that_nobody_could_draw_are_left_out(self, opened, tmp_path):
+        ledger = TokenLedger()
+        ledger.add([5], [-3])
+        results = [
+            replace(ToolResult.from_text("x"), timing=Timing(start, 1e308, -1.0), reward=float("nan"))
+            for start in (-1e308, 1e308)
+        ]
+        calls = tuple(ParsedCall("f", {}, f"c{n}") for n in range(2))
+        made = Turn("t", 0, Message("assistant", "hello"), DispatchResult("", calls, tuple(results)))
+        some = [
+            record(made, score=score, started=1e300, rewards=(float("inf"),), tokens=TokenRecord(ledger))
+            for score in (-1e308, 1e308, float("nan"))
+        ]
+        page_of(dump_of(tmp_path, some))
+        with opened(tmp_path / "page.html") as page:
+            page.locator("#line-2").click()
+            page.locator("section.turn").wait_for()
+            assert "reward NaN" in page.locator("#call-1").text_content()
+            assert page.locator(".painted").text_content() == "5"
+
 
 class TestList:
     def test_only_lines_in_sight_are_in_the_document(self, opened, plain):

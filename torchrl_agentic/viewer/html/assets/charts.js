@@ -78,7 +78,7 @@ function timeline(turns, calls, link) {
     }
     at += long;
   }
-  if (!shown.length) return null;
+  if (!shown.length || !Number.isFinite(at)) return null;
   const told = `${many(Math.min(shown.length, most), "call")} on a line of ${duration(at)}`;
   return chart(told, (width) => {
     const begin = Math.min(170, width * 0.3), room = width - begin - 76, scale = room / (at || 1);

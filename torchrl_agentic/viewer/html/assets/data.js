@@ -14,7 +14,7 @@ const rows = INDEX.rows.map(([id, file, step, score, reason, turns, statuses, to
   return {
     number, id, file, step, reason, turns, statuses, tools, excerpt, calls,
     score: typeof score === "number" ? score : null,
-    scoreText: score === null ? "–" : typeof score === "number" ? short(score) : score,
+    scoreText: score === null ? "–" : amount(score),
     errors: calls - answered,
   };
 });
@@ -106,6 +106,11 @@ const many = (number, thing) => `${number.toLocaleString("en")} ${thing}${number
 
 function short(number) {
   return Number.isInteger(number) ? String(number) : String(Number(number.toPrecision(4)));
+}
+
+/** A number of a dump, in which those that JSON lacks are texts. */
+function amount(number) {
+  return typeof number === "number" ? short(number) : String(number);
 }
 
 function duration(seconds) {

@@ -53,7 +53,7 @@ function rewards(body) {
   const given = body.turns.filter((turn) => turn.reward !== null);
   if (!given.length) return null;
   return section("Reward per turn", make("table", {}, make("tr", {}, ...given.map((turn) => make("th", { scope: "col" }, `turn ${turn.index + 1}`))),
-    make("tr", {}, ...given.map((turn) => make("td", {}, typeof turn.reward === "number" ? short(turn.reward) : turn.reward)))));
+    make("tr", {}, ...given.map((turn) => make("td", {}, amount(turn.reward))))));
 }
 
 function times(row, body) {
@@ -72,7 +72,7 @@ function callCard(body, number) {
   const call = body.calls[number], status = STATUS.get(call.status), good = call.status === "ok";
   const facts = [spent(call), bytesOf(call.bytes), `id ${call.id}`];
   if (call.stop) facts.push("ended the trajectory");
-  if (call.reward !== null) facts.push(`reward ${call.reward}`);
+  if (call.reward !== null) facts.push(`reward ${amount(call.reward)}`);
   const rest = [["Unreadable because", call.error], ["Notes", call.notes], ["Metrics", call.metrics]].filter(([, value]) => value);
   return make("article", { class: `call ${good ? "good" : "bad"}`, id: `call-${number + 1}`, tabindex: "-1" },
     make("h5", {}, `Call ${number + 1} `, make("b", {}, call.tool || "(no name)"), " ",
@@ -104,7 +104,7 @@ function turnOf(body, turn) {
   return make("section", { class: "turn", "aria-label": `Turn ${turn.index + 1}` },
     ...turn.context.map(message),
     make("article", { class: roleClass(turn.role) },
-      make("h4", {}, turn.role, make("span", { class: "facts" }, ` turn ${turn.index + 1}${turn.reward === null ? "" : ` · reward ${turn.reward}`}${turn.notes ? ` · ${turn.notes}` : ""}`)),
+      make("h4", {}, turn.role, make("span", { class: "facts" }, ` turn ${turn.index + 1}${turn.reward === null ? "" : ` · reward ${amount(turn.reward)}`}${turn.notes ? ` · ${turn.notes}` : ""}`)),
       ...turn.said.map(piece),
       turn.complete ? null : make("p", { class: "cut" }, "The message was cut off here.")),
     ...turn.calls.map((call) => callCard(body, call)),
@@ -129,10 +129,10 @@ function conversation(body) {
 
 function tokens(body) {
   if (!body.tokens) return null;
-  const kind = (source) => (source < 0 ? TOKENS[source][0] : "injected");
-  const told = (source) => (source < 0 ? TOKENS[source].join(": ") : `result of call ${source + 1}`);
+  const words = (source) => (source < 0 ? TOKENS[source] : ["injected", `result of call ${source + 1}`]);
+  const kind = (source) => words(source)[0];
   const painted = body.tokens.map(([source, count, text, likely]) => make("span", { class: `tokens ${kind(source)}`,
-    title: `${many(count, "token")}, ${told(source)}${likely === null ? "" : `; mean log-probability ${short(likely)}`}` }, text));
+    title: `${many(count, "token")}, ${words(source).join(": ")}${likely === null ? "" : `; mean log-probability ${short(likely)}`}` }, text));
   const counts = new Map();
   for (const [source, count] of body.tokens) counts.set(kind(source), (counts.get(kind(source)) ?? 0) + count);
   const legend = ["sampled", "injected", "prompt", "template"].filter((name) => counts.has(name)).map((name) =>
