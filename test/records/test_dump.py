@@ -145,6 +145,44 @@ def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, scanned: Sc
     assert ids(file) == ["b"]
 
 
+def test_a_file_that_is_replaced_or_cut_says_that_it_was_begun_anew(tmp_path: Path, scanned: Scan):
+    """Each time, in whatever order: who keeps numbers of lines sees that they are others."""
+    path = tmp_path / "0.jsonl"
+    write(path, "a", "b")
+    file = scanned(path)
+    whole = path.read_bytes()
+    seen = [file.beginnings]
+    assert not file.scan()
+    assert file.beginnings == seen[0]
+    path.write_bytes(whole[: len(whole) // 2])
+    file.scan()
+    seen.append(file.beginnings)
+    write(tmp_path / "new.jsonl", "c")
+    os.replace(tmp_path / "new.jsonl", path)
+    file.scan()
+    seen.append(file.beginnings)
+    file.close()
+    file.scan()
+    seen.append(file.beginnings)
+    assert len(set(seen)) == 4
+
+
+def test_a_line_that_took_the_place_of_one_as_long_is_summed_up_anew(tmp_path: Path, scanned: Scan):
+    path = tmp_path / "0.jsonl"
+    write(path, "a", "b")
+    file = scanned(path)
+    assert ids(file) == ["a", "b"]
+    path.write_bytes(path.read_bytes().split(b"\n")[1].replace(b'"b"', b'"c"') + b"\n")
+    file.scan()
+    assert ids(file) == ["c"]
+
+
+def test_the_bytes_of_a_line_can_be_read(tmp_path: Path, scanned: Scan):
+    (tmp_path / "0.jsonl").write_bytes(b"\nfirst\n\nsecond, cut")
+    file = scanned(tmp_path / "0.jsonl")
+    assert [file.line(0), file.line(1, 6)] == [b"first", b"second"]
+
+
 def test_a_file_that_vanishes_says_so_and_can_still_be_read(tmp_path: Path, scanned: Scan):
     write(tmp_path / "0.jsonl", "a")
     file = scanned(tmp_path / "0.jsonl")

@@ -33,7 +33,8 @@ class DumpFile:
         self.name = path.name.removesuffix(".zst").removesuffix(".jsonl")
         self.step = int(self.name) if self.name.isascii() and self.name.isdigit() else None
         self._lines: Lines | None = None
-        self._summaries: dict[tuple[int, int], Summary | BadLine] = {}
+        self._opened = 0
+        self._summaries: dict[tuple[int, int, int], Summary | BadLine] = {}
 
     def scan(self, budget: int | None = None) -> bool:
         """Look for more trajectories in the next `budget` bytes, or in all there are; whether any came.
@@ -46,6 +47,7 @@ class DumpFile:
             self.close()
         if self._lines is None:
             self._lines = Lines(self.path)
+            self._opened += 1
         return self._lines.scan(budget)
 
     def _is_another(self) -> bool:
@@ -62,9 +64,22 @@ class DumpFile:
         """How much of the file has been scanned, from 0 to 1."""
         return 0.0 if self._lines is None else self._lines.scanned
 
+    @property
+    def beginnings(self) -> int:
+        """How often it was begun: when opened, replaced by another file, or cut. Numbers change then."""
+        return self._opened + (0 if self._lines is None else self._lines.cuts)
+
     def size(self, index: int) -> int:
         """How many bytes a trajectory has."""
         return self._known.size(index)
+
+    def line(self, index: int, limit: int | None = None) -> bytes:
+        """Read the bytes of a trajectory, or its first ones.
+
+        Raises:
+            OSError: the file cannot be read any more.
+        """
+        return self._known.read(index, limit)
 
     def summary(self, index: int) -> Summary | BadLine:
         """Read what lists show of a trajectory: from its first bytes, where it was written by a `Recorder`.
@@ -73,7 +88,7 @@ class DumpFile:
             OSError: the file cannot be read any more.
         """
         lines = self._known
-        key = (index, lines.size(index))
+        key = (lines.cuts, index, lines.size(index))
         if key not in self._summaries:
             self._summaries[key] = self._summary(index)
         return self._summaries[key]
@@ -109,6 +124,7 @@ class DumpFile:
         """Close the file, and forget what is known of it."""
         if self._lines is not None:
             self._lines.close()
+            self._opened += self._lines.cuts
         self._lines = None
         self._summaries.clear()
 

@@ -19,7 +19,7 @@ class Lines:
 
     `scan` looks for more of them; only where each begins is kept in memory. The last line counts even
     without a newline, as a crash leaves it, and is found anew as it grows. A compressed file is unpacked into
-    a temporary one as it is scanned.
+    a temporary one as it is scanned. cuts: how often the file was found shorter than it had been.
 
     Raises:
         OSError: the file cannot be opened, or read.
@@ -32,6 +32,7 @@ class Lines:
         self.inode = os.fstat(self._source.fileno()).st_ino
         self._unpacked = _Unpacked(self._source) if path.suffix == ZSTD else None
         self._file: BinaryIO = self._source if self._unpacked is None else self._unpacked.file
+        self.cuts = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -78,6 +79,7 @@ class Lines:
         came = self._unpacked is not None and self._unpacked.more(budget)
         end = os.fstat(self._file.fileno()).st_size
         if end < self._scanned:
+            self.cuts += 1
             self._begin()
         stop = end if budget is None else min(end, self._scanned + budget)
         if self._scanned >= stop:
