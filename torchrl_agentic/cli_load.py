@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchrl_agentic.cli_show import printable, progress
+from torchrl_agentic.cli_show import progress
+from torchrl_agentic.printable import printable
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.load import Load

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchrl_agentic.cli_show import progress, verdict
-from torchrl_agentic.report.words import printable
+from torchrl_agentic.printable import printable
 
 if TYPE_CHECKING:
     from torchrl_agentic.records import Dump, Recorder

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
+from torchrl_agentic.printable import printable
 from torchrl_agentic.report import Report, Tally, compare, read_tally
 from torchrl_agentic.report.tally import rows_of
-from torchrl_agentic.report.words import printable
 
 _PIPED_WIDTH = 160
 """How wide tables are where no terminal says its width, and nor does $COLUMNS."""

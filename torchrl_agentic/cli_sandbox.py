@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from torchrl_agentic.printable import printable
+
 if TYPE_CHECKING:
     from torchrl_agentic.sandbox import Sandbox
     from torchrl_agentic.sandbox.conformance import Case, Outcome
@@ -133,7 +135,7 @@ def _table(group: str, outcomes: list[Outcome]) -> Table:
     table = Table(title=group, title_justify="left", box=box.SIMPLE, show_header=False)
     for outcome in outcomes:
         word, style = _SHOWN[outcome.status]
-        reason = "".join(letter if letter.isprintable() else "�" for letter in outcome.reason)[:MAX_REASON]
+        reason = printable(outcome.reason)[:MAX_REASON]
         more = [("\n" + reason, style)] if reason else []
         table.add_row(Text(word, style=style, no_wrap=True), Text.assemble(outcome.case.name, *more))
     return table

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from torchrl_agentic.report.words import printable
+from torchrl_agentic.printable import printable
 
 if TYPE_CHECKING:
     from torchrl_agentic.messages import Message

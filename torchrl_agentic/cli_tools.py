@@ -16,7 +16,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from torchrl_agentic.cli_show import printable
+from torchrl_agentic.printable import printable
 
 if TYPE_CHECKING:
     from torchrl_agentic.tool import Tool

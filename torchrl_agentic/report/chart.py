@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.printable import printable
 from torchrl_agentic.report.values import Average, Report, StepReport
-from torchrl_agentic.report.words import printable
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999", "#000000")
 """Okabe and Ito's, which colour-blind people tell apart too."""

@@ -9,10 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from torchrl_agentic.printable import printable
 from torchrl_agentic.records.distribution import EXACT
 from torchrl_agentic.report.compare import Change, Comparison
 from torchrl_agentic.report.values import Report, StepReport, ToolReport
-from torchrl_agentic.report.words import NONE, count, milliseconds, number, percent, printable
+from torchrl_agentic.report.words import NONE, count, milliseconds, number, percent
 
 ALL = "all"
 _STYLES = {"better": "green", "worse": "red"}

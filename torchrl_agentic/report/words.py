@@ -1,14 +1,9 @@
-"""Figures and foreign texts as words."""
+"""Figures as words."""
 
 from __future__ import annotations
 
 NONE = "–"
 """What stands where nothing is known."""
-
-
-def printable(text: str) -> str:
-    """Keep control characters from the terminal."""
-    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
