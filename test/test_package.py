@@ -26,10 +26,10 @@ def test_importing_the_package_loads_no_torch_and_starts_no_thread():
     assert _fresh(code) == "[] 1"
 
 
-PLAIN = "report dispatch parsers sandbox repl tools records limits tool_config interactions viewer.html"
+PLAIN = "dispatch report parsers sandbox repl tools records limits tool_config interactions viewer.html"
 
 
-@pytest.mark.parametrize("module", PLAIN.split())
+@pytest.mark.parametrize("module", [*PLAIN.split(), "viewer.app"])
 def test_parts_below_the_transforms_load_no_torch(module: str):
     code = (
         f"import sys, threading, torchrl_agentic.{module}\n"

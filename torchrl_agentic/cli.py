@@ -1,4 +1,4 @@
-"""The command line: `torchrl-agentic rollout …`, `torchrl-agentic check …`, `torchrl-agentic serve …`."""
+"""The command line: `torchrl-agentic rollout …`, `… view …`, `… check …`, `… serve …`."""
 
 from __future__ import annotations
 
@@ -241,6 +241,27 @@ def check(
         _check_parser(config, parser, tokenizer)
     if not show_tiers(Console()):
         raise typer.Exit(1)
+
+
+@app.command()
+def view(
+    path: Annotated[
+        Path, typer.Argument(help="A folder with a file per step, or a .jsonl or .jsonl.zst file.")
+    ],
+    mask_str: Annotated[
+        str, typer.Option(help="A regular expression; what it matches is shown as a star.")
+    ] = r"<\|image_pad\|>|<\|imgpad\|>",
+    query: Annotated[
+        str, typer.Option(help="What is listed, e.g. 'status:timeout tool:python score<0.5 words'.")
+    ] = "",
+    sort: Annotated[str, typer.Option(help="none, score ascending or score descending.")] = "none",
+    html: Annotated[Path | None, typer.Option(help="Write a page of HTML instead.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print all of it as plain text instead.")] = False,
+) -> None:
+    """Look at recorded trajectories in the terminal, also while they are being written; ? shows the keys."""
+    from torchrl_agentic.cli_view import view
+
+    raise typer.Exit(view(path, mask=mask_str, query=query, sort=sort, html=html, as_text=text))
 
 
 @app.command("check sandbox")

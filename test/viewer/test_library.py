@@ -1,0 +1,317 @@
+"""A dump is listed while it is read, and while its files grow, shrink, come and go."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from dumps import three_steps, trajectory, write
+
+from torchrl_agentic.records import BadLine, record_to_json
+from torchrl_agentic.viewer.find import Needle
+from torchrl_agentic.viewer.library import Library
+from torchrl_agentic.viewer.reading import Reading
+from torchrl_agentic.viewer.rows import Gone, label
+
+
+class Reader:
+    """A library whose clock is ours, with what is read of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.now = 0.0
+        self.library = Library(path, clock=lambda: self.now)
+        self.reading = Reading(self.library)
+        self.settle()
+
+    def settle(self) -> None:
+        """Look for what is new, and read all of it."""
+        self.now += 10
+        while self.library.work():
+            self.reading.catch_up()
+        self.reading.catch_up()
+
+    def ask(self, query: str = "", sort: str = "none", *, all_steps: bool = False) -> list[str]:
+        self.reading.sort, self.reading.shows_all_steps = sort, all_steps
+        self.reading.query_by(query)
+        self.reading.ask()
+        self.settle()
+        return self.names
+
+    @property
+    def names(self) -> list[str]:
+        return [label(row) for row in self.reading.shown]
+
+
+Read = Callable[[Path], Reader]
+
+
+@pytest.fixture
+def read() -> Iterator[Read]:
+    """Opens dumps, and closes them."""
+    with ExitStack() as opened:
+
+        def open_one(path: Path) -> Reader:
+            reader = Reader(path)
+            opened.callback(reader.library.close)
+            return reader
+
+        yield open_one
+
+
+def _line(name: str, **known: object) -> str:
+    return json.dumps(record_to_json(trajectory(name, **known))) + "\n"
+
+
+def test_steps_stand_in_the_order_of_their_numbers(tmp_path: Path, read: Read):
+    write(three_steps(tmp_path), trajectory("z", step=3))
+    (tmp_path / "validation.jsonl").write_text(_line("v"))
+    reader = read(tmp_path)
+    assert [step.name for step in reader.library.steps] == ["1", "2", "3", "10", "validation"]
+
+
+def test_scores_sort_as_numbers_and_missing_ones_stand_last(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    assert reader.names == list("abcdef")
+    assert reader.ask(sort="score ascending") == ["b", "a", "d", "c", "e", "f"]
+    assert reader.ask(sort="score descending") == ["c", "d", "a", "b", "e", "f"]
+
+
+def test_next_and_previous_go_by_the_sorted_and_filtered_list_and_wrap(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    reader.ask("reason:no_calls", "score descending")
+    seen = []
+    for _ in range(6):
+        seen.append(label(reader.reading.row))
+        reader.reading.go(1)
+    assert seen == ["a", "b", "e", "f", "d", "a"]
+    reader.reading.go(-1)
+    assert label(reader.reading.row) == "a"
+
+
+def test_another_step_keeps_sort_filter_and_place(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    reader.ask("reason:no_calls", "score ascending")
+    reader.reading.open(reader.reading.shown[2])
+    reader.reading.go_step(1)
+    reader.settle()
+    assert reader.reading.step.name == "2"
+    assert (reader.names, label(reader.reading.row)) == (["b", "a", "d", "e", "f"], "d")
+    reader.reading.go_step(-1)
+    reader.reading.go_step(-1)
+    assert reader.reading.step.name == "10"
+
+
+def test_a_query_goes_over_all_steps_when_all_are_listed(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    assert reader.ask("status:timeout", all_steps=True) == ["b"] * 3
+    assert reader.ask("step>1 score<0", all_steps=True) == ["a", "b"] * 2
+    assert reader.ask('"step 2" needle', all_steps=True) == ["b", "d"]
+    assert reader.ask("-needle -says") == []
+
+
+def test_words_are_counted_over_the_whole_list_and_walked_through_in_its_order(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    reader.ask(sort="score descending", all_steps=True)
+    reading = reader.reading
+    reading.open(reading.shown[0])
+    reading.search("NEEDLE")
+    reader.settle()
+    seen = []
+    for _ in range(7):
+        reading.lay_out(80)
+        assert reading.next_match(1)
+        seen.append((reading.row.step.name, label(reading.row), reading.counter))
+    order = [("1", "d"), ("2", "d"), ("10", "d"), ("1", "b"), ("2", "b"), ("10", "b"), ("1", "d")]
+    assert seen == [(*place, f"{n % 6 + 1}/6") for n, place in enumerate(order)]
+    reading.lay_out(80)
+    assert reading.next_match(-1)
+    assert (reading.row.step.name, label(reading.row), reading.counter) == ("10", "b", "6/6")
+
+
+def test_words_that_json_escapes_are_found_too(tmp_path: Path, read: Read):
+    said = 'a "quoted" line\nbreak, ü and KİSS'
+    (tmp_path / "1.jsonl").write_text(_line("x", answer=said))
+    reader = read(tmp_path)
+    for words in ('"quoted"', "LINE\nbreak", "Ü AND", "kİss", "\u212ai̇ss"[:1]):
+        reader.reading.search(words)
+        reader.settle()
+        assert sum(reader.library.counts.values()) >= 1, words
+
+
+def test_a_match_in_what_is_not_searched_yet_is_gone_to_when_it_is_found(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    reader.reading.search("needle d")
+    reader.reading.lay_out(80)
+    assert not reader.reading.next_match(1)
+    assert reader.reading.counter.endswith("searching …")
+    reader.settle()
+    assert (label(reader.reading.row), reader.reading.counter) == ("d", "1/1")
+
+
+def test_a_request_id_is_found_in_any_step_by_its_beginning(tmp_path: Path, read: Read):
+    record = trajectory("z", step=2, request_id="12ab-34cd-56ef")
+    reader = read(write(three_steps(tmp_path), record))
+    for wanted in ("12ab34", "12AB-34cd-56ef", "1-2-a"):
+        assert reader.library.find(wanted).summary.trajectory == "z"
+    assert reader.library.find("56ef") is None
+
+
+def test_the_group_holds_what_began_alike_in_the_same_step(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    assert [label(row) for row in reader.library.group(reader.reading.row)] == ["a", "b", "c"]
+    reading = reader.reading
+    assert [label(reading.next_mate()) for _ in range(3)] == ["b", "c", "b"]
+
+
+def test_what_is_appended_appears_and_the_page_stays(tmp_path: Path, read: Read):
+    reader = read(write(tmp_path, trajectory("a", step=1)))
+    row = reader.reading.row
+    write(tmp_path, trajectory("b", step=1), trajectory("c", step=2))
+    reader.settle()
+    assert reader.names == ["a", "b"]
+    assert reader.reading.row is row
+    assert [step.name for step in reader.library.steps] == ["1", "2"]
+
+
+def test_follow_goes_to_what_is_newest(tmp_path: Path, read: Read):
+    reader = read(write(tmp_path, trajectory("a", step=1)))
+    write(tmp_path, trajectory("c", step=2), trajectory("d", step=2))
+    reader.settle()
+    reader.reading.newest()
+    assert (reader.reading.step.name, label(reader.reading.row)) == ("2", "d")
+
+
+def test_a_line_that_is_still_being_written_is_read_again_when_it_is_whole(tmp_path: Path, read: Read):
+    line = _line("whole")
+    path = tmp_path / "1.jsonl"
+    path.write_text(_line("a") + line[:100])
+    reader = read(path)
+    reader.reading.go(1)
+    assert isinstance(reader.reading.row.summary, BadLine)
+    with path.open("a") as file:
+        file.write(line[100:] + _line("next"))
+    reader.settle()
+    assert reader.names == ["a", "whole", "next"]
+    assert label(reader.reading.row) == "whole"
+
+
+@pytest.mark.parametrize("how", ["cut", "replaced"])
+def test_a_file_that_is_written_anew_is_read_again_and_that_is_said(tmp_path: Path, read: Read, how: str):
+    path = tmp_path / "1.jsonl"
+    path.write_text(_line("a") + _line("b"))
+    reader = read(tmp_path)
+    old = reader.reading.row
+    if how == "cut":
+        path.write_text(_line("c"))
+    else:
+        (tmp_path / "new").write_text(_line("c"))
+        (tmp_path / "new").replace(path)
+    reader.settle()
+    assert reader.names == ["c"]
+    assert reader.library.notes == ["1.jsonl was written anew, or cut: read again"]
+    with pytest.raises(Gone, match=r"1\.jsonl was written anew"):
+        old.record()
+
+
+def test_a_file_that_vanishes_is_left_out_and_that_is_said(tmp_path: Path, read: Read):
+    reader = read(three_steps(tmp_path))
+    old = reader.reading.row
+    (tmp_path / "1.jsonl").unlink()
+    reader.settle()
+    assert reader.library.notes == ["1.jsonl is gone: its file was removed"]
+    assert [step.name for step in reader.library.steps] == ["2", "10"]
+    assert reader.reading.row.step.name == "10"
+    with pytest.raises(Gone, match="is gone"):
+        old.record()
+
+
+def test_a_folder_that_vanishes_is_said_and_what_was_read_stays_listed(tmp_path: Path, read: Read):
+    folder = tmp_path / "dump"
+    reader = read(three_steps(folder))
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    reader.settle()
+    assert "cannot be read any more" in reader.library.notes[-1]
+    assert reader.names == list("abcdef")
+
+
+def test_an_empty_folder_and_an_empty_file_say_so_until_something_comes(tmp_path: Path, read: Read):
+    reader = read(tmp_path)
+    assert "holds no .jsonl" in reader.reading.blocks()[0].text
+    (tmp_path / "1.jsonl").touch()
+    reader.settle()
+    assert "no trajectories in it yet" in reader.reading.blocks()[0].text
+    write(tmp_path, trajectory("a", step=1))
+    reader.settle()
+    assert label(reader.reading.row) == "a"
+
+
+def test_no_such_path_is_an_error_at_once(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        Library(tmp_path / "nowhere")
+
+
+def test_a_broken_line_is_listed_with_the_reason_and_shown_with_its_beginning(tmp_path: Path, read: Read):
+    (tmp_path / "1.jsonl").write_bytes(
+        _line("a").encode() + b'\n\n{"input": \x1b\xff]\n' + _line("b").encode()
+    )
+    reader = read(tmp_path)
+    assert reader.names[0] == "a"
+    assert reader.names[1].startswith("line 4: ")
+    reader.reading.go(1)
+    title, beginning = reader.reading.blocks()
+    assert "Line 4 of the file cannot be read" in title.title[0][0]
+    assert beginning.text.startswith('{"input": \x1b')
+    assert reader.ask("score>0") == ["a", "b"]
+
+
+def test_a_dump_of_inputs_and_outputs_is_shown(tmp_path: Path, read: Read):
+    (tmp_path / "1.jsonl").write_text(
+        json.dumps({"input": "Q", "output": "<think>x</think>A", "score": 2, "step": 1, "acc": 1.0})
+    )
+    reader = read(tmp_path)
+    assert [block.text for block in reader.reading.blocks()][2:] == ["Q", "<think>x</think>", "A"]
+    assert reader.reading.row.score == 2
+    assert reader.ask("acc=1") == ["0"]
+
+
+def test_of_a_large_trajectory_the_beginning_is_shown_and_all_of_it_on_demand(tmp_path: Path, read: Read):
+    (tmp_path / "1.jsonl").write_text(_line("a", answer="word " * 1_000_000) + _line("b"))
+    reader = read(tmp_path)
+    first = reader.reading.blocks()
+    assert "MB. Here is its beginning; L loads all of it." in first[0].text
+    assert any("a" in block.text for block in first)
+    reader.reading.load()
+    assert reader.reading.blocks()[-1].text == "word " * 1_000_000
+
+
+def test_most_of_a_file_is_listed_before_it_is_read_to_its_end(tmp_path: Path):
+    line = _line("a", answer="word " * 20_000)
+    (tmp_path / "1.jsonl").write_text(line * 100)
+    with closing(Library(tmp_path)) as library:
+        reading = Reading(library)
+        library.work()
+        reading.catch_up()
+        assert 0 < len(reading.shown) < 100
+        assert 0 < library.progress < 1
+        reading.sort = "score ascending"
+        reading.ask()
+        assert reading.shown
+
+
+def test_a_needle_is_never_missed_by_the_look_at_bytes():
+    """Kelvin's sign, the long s and the dotless i equal k, s and i without case, and are no ASCII."""
+    for words in ("Kiss", "\u212aıſſ", "a.b", "..", '"', "é", " "):
+        for text in (words, words.lower(), words.upper()):
+            needle = Needle(words)
+            for line in (json.dumps(text), json.dumps(text, ensure_ascii=False)):
+                assert not needle.spans(text) or needle.may_be_in(line.encode()), (words, text)
+
+
+def test_nan_is_no_score(tmp_path: Path, read: Read):
+    reader = read(write(tmp_path, trajectory("a", score=math.nan, step=1)))
+    assert reader.reading.row.score is None
+    assert reader.ask("score:none") == ["a"]

@@ -1,0 +1,138 @@
+"""Blocks as lines of a page of some width, and where in it the words stand that are looked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torchrl_agentic.viewer.blocks import Block
+from torchrl_agentic.viewer.find import Needle
+from torchrl_agentic.viewer.wrap import Line, Paint, fit, padded, painted, wrapped
+
+BAR = "▎ "
+_AROUND = 400  # characters shown around a match in what is not shown otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a page is shown. focus: the number of the match that is looked at.
+
+    most: characters of a text that are shown; the whole page shows about twelve times as many.
+    """
+
+    width: int = 80
+    needle: Needle | None = None
+    focus: int = -1
+    is_unfolded: bool = False
+    most: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Lines, and for each match the number of its line; -1 where that is not shown unless it is the focus."""
+
+    lines: list[Line] = field(default_factory=list[Line])
+    matches: list[int] = field(default_factory=list[int])
+
+
+def page(blocks: Iterable[Block], look: Look) -> Page:
+    """Lay out blocks."""
+    made = Page()
+    room = 12 * look.most
+    for block in blocks:
+        spans = [] if look.needle is None else look.needle.spans(block.text)
+        is_open = look.is_unfolded or not block.is_folded or bool(spans)
+        if block.title:
+            made.lines.append(_title(block, look.width, is_open=is_open))
+        if is_open and block.text:
+            most = min(look.most, max(room, 200))
+            _add_text(made, block, spans, look, most)
+            room -= min(most, len(block.text))
+        else:
+            made.matches.extend([-1] * len(spans))
+    return made
+
+
+def _title(block: Block, width: int, *, is_open: bool) -> Line:
+    if block.title[0][1] == "rule":  # to the end of the line
+        return padded(fit(block.title, width), width, ("─", "rule"))
+    return fit((*block.title, *(() if is_open else ((" · e unfolds", "faint"),))), width)
+
+
+def _add_text(made: Page, block: Block, spans: Sequence[tuple[int, int]], look: Look, most: int) -> None:
+    first = len(made.matches)
+    focus = look.focus - first if first <= look.focus < first + len(spans) else None
+    paints: list[Paint] = [*block.paints]
+    paints.extend((*span, "focus" if place == focus else "match") for place, span in enumerate(spans))
+    lines = [-1] * len(spans)
+    for begin, end in _shown(len(block.text), most, None if focus is None else spans[focus]):
+        if begin:
+            _say(made, f"… {begin:,} characters from its beginning:", look.width)
+        top = len(made.lines)
+        starts = _add_part(made, block, paints, begin, end, look.width)
+        for place, (start, _) in enumerate(spans):
+            if begin <= start < end:
+                lines[place] = top + max(0, bisect_right(starts, start - begin) - 1)
+        if end < len(block.text):
+            _say(made, f"… {len(block.text) - end:,} more characters: + shows more", look.width)
+    made.matches.extend(lines)
+
+
+def _shown(length: int, most: int, focus: tuple[int, int] | None) -> list[tuple[int, int]]:
+    """Say which parts of a text are shown: its beginning, and what is around the focus."""
+    parts = [(0, min(length, most))]
+    if focus is not None and focus[1] > parts[0][1]:
+        parts.append((max(parts[0][1], focus[0] - _AROUND), min(length, focus[1] + _AROUND)))
+    return parts
+
+
+def _add_part(
+    made: Page, block: Block, paints: Sequence[Paint], begin: int, end: int, width: int
+) -> list[int]:
+    """Lay out a part of a text; say where in it each line begins."""
+    inside = [
+        (max(start, begin) - begin, min(stop, end) - begin, name)
+        for start, stop, name in paints
+        if start < end and stop > begin
+    ]
+    starts: list[int] = []
+    bar = (BAR, block.style)
+    text = block.text[begin:end].removesuffix("\n")
+    inside = [(min(start, len(text)), min(stop, len(text)), name) for start, stop, name in inside]
+    for line, start in wrapped(painted(text, block.style, inside), max(1, width - len(BAR))):
+        starts.append(start)
+        made.lines.append((bar, *line))
+    return starts
+
+
+def _say(made: Page, words: str, width: int) -> None:
+    made.lines.append(fit(((BAR, "faint"), (words, "more")), width))
+
+
+def count(blocks: Iterable[Block], needle: Needle) -> int:
+    """Say how often words stand in a trajectory, as `page` finds them."""
+    return sum(len(needle.spans(block.text)) for block in blocks)
+
+
+def beside(left: Sequence[Block], right: Sequence[Block], look: Look) -> list[Line]:
+    """Lay out two trajectories side by side, turn beside turn."""
+    half = (look.width - 3) // 2
+    narrow = Look(half, None, -1, look.is_unfolded, look.most // 2)
+    turns = sorted({block.turn for block in (*left, *right)})
+    found: list[Line] = []
+    for turn in turns:
+        parts = [[block for block in side if block.turn == turn] for side in (left, right)]
+        is_same = [block.text for block in parts[0]] == [block.text for block in parts[1]]
+        if turn >= 0:
+            words = "both say the same" if is_same else "they differ"
+            found.append(fit(((f"turn {turn}: {words} ", "same" if is_same else "differs"),), look.width))
+        columns = [page(part, narrow).lines for part in parts]
+        for number in range(max(map(len, columns))):
+            pair = [column[number] if number < len(column) else () for column in columns]
+            found.append(_joined(pair[0], pair[1], half))
+    return found
+
+
+def _joined(left: Line, right: Line, half: int) -> Line:
+    return (*padded(left, half), (" ┃ ", "faint"), *right)

@@ -1,0 +1,227 @@
+"""A dump that is read in the background while it is looked at, and while it grows."""
+
+from __future__ import annotations
+
+import re
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from torchrl_agentic.records import BadLine, Dump
+from torchrl_agentic.viewer.find import Needle
+from torchrl_agentic.viewer.listing import NO_MASK, Listing, matches
+from torchrl_agentic.viewer.query import Query, is_id
+from torchrl_agentic.viewer.rows import Gone, Row, Step, read_up
+
+_BYTES = 4 << 20  # read in one go, in some 10 ms, while who looks has to wait
+_READ, _ROWS = 500, 2000  # read, and looked at by a query, in one go
+_REFRESH_S, _SLICE_S = 0.5, 0.01
+
+
+class Library:
+    """What is known of a dump so far.
+
+    `work` reads a little more; a thread calls it again and again, and others look meanwhile, holding `lock`
+    where they read files. version grows with each change. notes: what has happened to files. is_idle: for
+    the moment there is nothing to read.
+
+    Raises:
+        FileNotFoundError: there is no such folder or file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        mask: re.Pattern[str] = NO_MASK,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = Path(path)
+        self.path.stat()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the file of each step stays open
+        self.mask = mask
+        self.lock = threading.RLock()
+        self.steps: list[Step] = []
+        self.notes: list[str] = []
+        self.version = 0
+        self.listing = Listing(Query(), "none", None, mask)
+        self.needle: Needle | None = None
+        self.counts: dict[Row, int] = {}
+        self.is_counted = True
+        self.is_idle = False
+        self._due: deque[Step] = deque()
+        self.extras: set[str] = set()
+        self._clock = clock
+        self._dump: Dump | None = None
+        self._refreshed = -_REFRESH_S
+        self._counted = 0
+        self._counted_of: object = None
+
+    def work(self) -> bool:
+        """Read a little more, of what is looked at first; whether there was anything to read."""
+        with self.lock:
+            looked, read, listed = self._look(), self._read(), self._list()
+            self.is_idle = not (looked or read or listed or self._count())
+            return not self.is_idle
+
+    def _look(self) -> bool:
+        """Look for files that came or went, now and then."""
+        now = self._clock()
+        if now - self._refreshed < _REFRESH_S:
+            return False
+        self._refreshed = now
+        try:
+            if self._dump is None:
+                self._dump = Dump(self.path)
+            else:
+                self._dump.refresh()
+        except ValueError:  # no files yet
+            return False
+        except OSError as error:
+            for step in self.steps:
+                self._trouble(step, f"{self.path} cannot be read any more: {error.strerror}")
+            return False
+        changed = self._arrange()
+        # Those that are not read to their ends come first: what has grown since can wait.
+        self._due = deque(sorted(self.steps, key=lambda step: not step.is_due))
+        for step in self.steps:
+            step.is_due = True
+        return changed
+
+    def _arrange(self) -> bool:
+        assert self._dump is not None
+        files = self._dump.files
+        if [step.file for step in self.steps] == files:
+            return False
+        known = {step.file: step for step in self.steps}
+        for file in known.keys() - set(files):
+            self._trouble(known[file], f"{file.path.name} is gone: its file was removed")
+        self.steps = [known.get(file) or Step(file) for file in files]
+        for place, step in enumerate(self.steps):
+            step.place = place
+        self.version += 1
+        return True
+
+    def _trouble(self, step: Step, words: str) -> None:
+        if step.trouble != words:
+            step.trouble = words
+            self.notes.append(words)
+            self.version += 1
+        step.is_due = False
+
+    def _read(self) -> bool:
+        """Read of the files that are due, as long as nobody who waits would notice."""
+        due, until = self._due, time.monotonic() + _SLICE_S
+        found = bool(due)
+        while due and time.monotonic() < until:
+            step = due.popleft()
+            self._read_some(step)
+            if step.is_due:
+                due.appendleft(step)
+        return found
+
+    def _read_some(self, step: Step) -> None:
+        before, begun = list(step.rows[-1:]), step.beginnings
+        try:
+            read_up(step, _BYTES, _READ)
+        except FileNotFoundError:
+            self._trouble(step, f"{step.file.path.name} is gone: its file was removed")
+        except OSError as error:
+            self._trouble(step, f"{step.file.path.name} cannot be read: {error.strerror}")
+        except ImportError as error:
+            self._trouble(step, str(error))
+        else:
+            step.trouble = ""
+        if begun and step.beginnings != begun:
+            self.notes.append(f"{step.file.path.name} was written anew, or cut: read again")
+        if step.beginnings != begun or step.rows[-1:] != before:
+            self.version += 1
+            for row in step.rows[-_READ:]:
+                if not isinstance(row.summary, BadLine):
+                    self.extras.update(row.summary.extras)
+
+    def _list(self) -> bool:
+        try:
+            taken = self.listing.take(self.steps, _ROWS if not self.listing.query.words else 20)
+        except Gone:
+            return False
+        if taken:
+            self.is_counted = False
+            self.version += 1
+        return taken
+
+    def _count(self) -> bool:
+        """Count in some more trajectories how often the words stand in them."""
+        needle, shown = self.needle, self.listing.shown
+        if needle is None or self.is_counted:
+            return False
+        if self._counted_of is not shown:
+            self._counted_of, self._counted = shown, 0
+        read = 0
+        while self._counted < len(shown) and read < _BYTES // 2:
+            row = shown[self._counted]
+            self._counted += 1
+            if row not in self.counts:
+                read += row.size + 1000
+                with suppress(Gone):
+                    self.counts[row] = matches(row, needle, self.mask)
+        self.is_counted = self._counted >= len(shown)
+        self.version += 1
+        return True
+
+    def ask(self, query: Query, sort: str, step: Step | None) -> None:
+        """List other rows from now on; the first of them at once."""
+        with self.lock:
+            if step in self._due:
+                self._due.remove(step)
+                self._due.appendleft(step)
+            self.listing = Listing(query, sort, step, self.mask)
+            self._list()
+            self.is_counted = self.is_idle = False
+            self.version += 1
+
+    def search(self, needle: Needle | None) -> None:
+        """Look for words in what is listed."""
+        with self.lock:
+            self.needle, self.counts, self.is_counted = needle, {}, needle is None
+            self._counted_of = None
+            self.is_idle = False
+            self.version += 1
+
+    def find(self, request_id: str) -> Row | None:
+        """Give the first trajectory of all steps whose id begins so."""
+        with self.lock:
+            for step in self.steps:
+                for row in step.rows:
+                    if not isinstance(row.summary, BadLine) and is_id(row.summary.request_id, request_id):
+                        return row
+        return None
+
+    def group(self, row: Row) -> list[Row]:
+        """Give the trajectories of the same step that began alike, itself among them."""
+        if isinstance(row.summary, BadLine):
+            return [row]
+        group = row.summary.step, row.summary.group
+        return [
+            other
+            for other in row.step.rows
+            if not isinstance(found := other.summary, BadLine) and (found.step, found.group) == group
+        ]
+
+    @property
+    def progress(self) -> float:
+        """How much has been read, from 0 to 1."""
+        if not self.steps:
+            return 0.0
+        return sum(step.progress for step in self.steps) / len(self.steps)
+
+    def close(self) -> None:
+        """Close all files."""
+        with self.lock:
+            if self._dump is not None:
+                self._dump.close()

@@ -1,0 +1,119 @@
+"""The list that is shown: what a query lets through, in the order asked for, as more of it comes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchrl_agentic.records import BadLine
+from torchrl_agentic.viewer.blocks import Block, bad_line, conversation
+from torchrl_agentic.viewer.fields import beginning
+from torchrl_agentic.viewer.find import Needle
+from torchrl_agentic.viewer.layout import count
+from torchrl_agentic.viewer.query import Query
+from torchrl_agentic.viewer.rows import LARGE, Row, Step
+
+SORTS = ("none", "score ascending", "score descending")
+NO_MASK = re.compile("(?!)")
+
+
+def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
+    """Sort rows by score, as numbers; those without one, or with NaN, stand last either way."""
+    rows = sorted(rows, key=lambda row: (row.step.place, row.index))
+    if sort == "none":
+        return rows
+    known = [row for row in rows if row.score is not None]
+    known.sort(key=operator.attrgetter("score"), reverse=sort == "score descending")
+    return known + [row for row in rows if row.score is None]
+
+
+def blocks_of(row: Row, mask: re.Pattern[str], *, whole: bool = False) -> list[Block]:
+    """Show a trajectory as a conversation; of a large one its beginning, unless it is asked for whole.
+
+    Raises:
+        Gone: it is not there any more.
+    """
+    if row.size > LARGE and not whole:
+        return beginning(row.beginning(), row.size)
+    record = row.record()
+    if isinstance(record, BadLine):
+        return bad_line(record, row.line(4096).decode("utf-8", "surrogateescape"))
+    return conversation(record, mask)
+
+
+def matches(row: Row, needle: Needle, mask: re.Pattern[str]) -> int:
+    """Say how often words stand in a trajectory, in what of it is shown.
+
+    Raises:
+        Gone: it is not there any more.
+    """
+    if row.size <= LARGE and not needle.may_be_in(row.line()):
+        return 0
+    return count(blocks_of(row, mask), needle)
+
+
+class Listing:
+    """Rows that a query lets through, of one step or of all.
+
+    `take` looks at rows that are new. shown: what has been let through, in order; a list that is replaced,
+    never changed.
+    """
+
+    def __init__(self, query: Query, sort: str, step: Step | None, mask: re.Pattern[str] = NO_MASK) -> None:
+        self.query, self.sort, self.step = query, sort, step
+        self.shown: Sequence[Row] = []
+        self._mask = mask
+        self._words = [(Needle(words), is_wanted) for words, is_wanted in query.words]
+        self._seen: dict[Step, tuple[Sequence[Row], int]] = {}
+        self._last: dict[Step, Row] = {}
+        self._let: list[Row] = []
+        self._pending = 0
+
+    def take(self, steps: Sequence[Step], most: int) -> bool:
+        """Look at up to so many rows; whether there were any, or `shown` has changed."""
+        self._forget(steps)
+        taken = list(self._new(steps if self.step is None else [self.step], most))
+        for row in taken:
+            if self._lets(row):
+                self._let.append(row)
+                self._pending += 1
+        # To sort takes as long as there are rows: while many come, it is done now and then.
+        if self._pending and (not taken or self._pending > len(self._let) // 16):
+            self.shown, self._pending = in_order(self._let, self.sort), 0
+            return True
+        return bool(taken)
+
+    def _forget(self, steps: Sequence[Step]) -> None:
+        """Leave out the rows of files that were written anew, or are gone, and lines that have grown."""
+        there = set(map(id, steps))
+        for step, (rows, taken) in list(self._seen.items()):
+            if id(step) not in there or step.rows is not rows:
+                del self._seen[step]
+                lost = set(map(id, rows))
+            elif taken and self._last[step] is not rows[taken - 1]:
+                lost = {id(self._last[step])}
+                self._seen[step] = rows, taken - 1
+            else:
+                continue
+            self._let = [row for row in self._let if id(row) not in lost]
+            self._pending = len(self._let) + 1
+
+    def _new(self, steps: Iterable[Step], most: int) -> Iterator[Row]:
+        for step in steps:
+            rows = step.rows
+            _, begin = self._seen.get(step, (rows, 0))
+            fresh = rows[begin : begin + most]
+            if fresh:
+                self._seen[step] = rows, begin + len(fresh)
+                self._last[step] = fresh[-1]
+            yield from fresh
+            most -= len(fresh)
+            if most <= 0:
+                return
+
+    def _lets(self, row: Row) -> bool:
+        summary = row.summary
+        if self.query.terms and (isinstance(summary, BadLine) or not self.query.holds(summary)):
+            return False
+        return all((matches(row, needle, self._mask) > 0) is wanted for needle, wanted in self._words)

@@ -1,0 +1,128 @@
+"""Text in pieces of one style each, cut into lines that fit a width."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from rich.cells import cell_len, get_character_cell_size
+
+from torchrl_agentic.printable import printable
+
+Piece: TypeAlias = tuple[str, str]
+"""A text, and the name of its style."""
+Line: TypeAlias = tuple[Piece, ...]
+"""What stands on one line of the screen: printable, and no wider than it."""
+Paint: TypeAlias = tuple[int, int, str]
+"""A style for text[start:stop]; of several the last one wins."""
+
+
+def painted(text: str, style: str, paints: Sequence[Paint] = ()) -> Iterator[Piece]:
+    """Cut a text where its style changes."""
+    begins: dict[int, list[tuple[int, int, str]]] = {}
+    edges = {0, len(text)}
+    for place, (start, stop, name) in enumerate(paints):
+        begins.setdefault(start, []).append((place, stop, name))
+        edges.update((start, stop))
+    over = [(-1, len(text), style)]
+    for start, stop in itertools.pairwise(sorted(edges)):
+        over = [paint for paint in over if paint[1] > start] + begins.get(start, [])
+        yield text[start:stop], max(over)[2]
+
+
+def wrapped(pieces: Iterable[Piece], width: int) -> Iterator[tuple[Line, int]]:
+    """Cut pieces at their newlines, and into lines of at most `width` cells, printable.
+
+    Gives each line with the number of characters of the pieces before it, newlines included.
+    """
+    offset = begin = 0
+    line: list[tuple[str, str, int]] = []
+    for text, style in pieces:
+        head, *rest = text.split("\n")
+        line.append((head, style, offset))
+        offset += len(head)
+        for part in rest:
+            yield from _fitted(line, begin, width)
+            offset += 1
+            begin = offset
+            line = [(part, style, offset)]
+            offset += len(part)
+    yield from _fitted(line, begin, width)
+
+
+def _fitted(line: list[tuple[str, str, int]], begin: int, width: int) -> Iterator[tuple[Line, int]]:
+    """Make one line of text lines of the screen."""
+    shown = [(printable(text), style) for text, style, _ in line]
+    whole = "".join(text for text, _ in shown)
+    cuts = breaks(whole, width)
+    if not cuts:
+        yield tuple((text, style) for text, style in shown if text), begin
+        return
+    length = sum(len(text) for text, _, _ in line)
+    for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        # Where a symbol took the place of a character this is a little late, never beyond the line.
+        yield _part(shown, start, stop), begin + min(start, length)
+
+
+def _part(pieces: Sequence[Piece], start: int, stop: int) -> Line:
+    found: list[Piece] = []
+    offset = 0
+    for text, style in pieces:
+        part = text[max(0, start - offset) : max(0, stop - offset)]
+        if part:
+            found.append((part, style))
+        offset += len(text)
+    return tuple(found)
+
+
+def breaks(text: str, width: int) -> list[int]:
+    """Say where a line is cut so that each part fits `width` cells, between words where that is possible."""
+    if len(text) * 2 <= width or (text.isascii() and len(text) <= width):
+        return []
+    found: list[int] = []
+    start = 0
+    while (stop := _reach(text, start, width)) < len(text):
+        space = text.rfind(" ", start + 1, stop)
+        start = space + 1 if space > start + width // 3 else stop
+        found.append(start)
+    return found
+
+
+def _reach(text: str, start: int, width: int) -> int:
+    """Say how far a text fits a width; at least one character does."""
+    stop = min(len(text), start + width)
+    if text[start:stop].isascii():
+        return max(stop, start + 1)
+    room = width
+    for index in range(start, len(text)):
+        room -= get_character_cell_size(text[index])
+        if room < 0:
+            return max(index, start + 1)
+    return len(text)
+
+
+def fit(pieces: Iterable[Piece], width: int) -> Line:
+    """Cut a line that is too wide, with an ellipsis, and make it printable."""
+    found: list[Piece] = []
+    room = width
+    for text, style in pieces:
+        shown = printable(text[: 4 * width])
+        cells = cell_len(shown)
+        if cells > room or len(text) > 4 * width:
+            found.append((shown[: _reach(shown, 0, room - 1)] + "…" if room > 1 else "…"[:room], style))
+            return tuple(found)
+        found.append((shown, style))
+        room -= cells
+    return tuple(found)
+
+
+def padded(line: Line, width: int, filling: Piece = (" ", "")) -> Line:
+    """Fill a line up with a character."""
+    missing = width - sum(cell_len(text) for text, _ in line)
+    return (*line, (filling[0] * missing, filling[1])) if missing > 0 else line
+
+
+def plain(line: Line) -> str:
+    """Give a line without its styles."""
+    return "".join(text for text, _ in line)
