@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm test-legacy test-browser check docs demo-records bench bench-site clean
+.PHONY: demo test test-vllm test-legacy test-browser check docs screenshots demo-records bench bench-site clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
 	$(BIN)/torchrl-agentic rollout examples/demo.yaml
 	@echo 'And now a language model, of 2 million parameters: it writes the calls itself, token by token.'
 	$(BIN)/torchrl-agentic rollout examples/questions.yaml --show 4
+	$(BIN)/torchrl-agentic view rollouts --html rollouts/index.html
+	@echo 'All of it, to look at: rollouts/index.html in a browser, or $(BIN)/torchrl-agentic view rollouts'
 
 test: $(VENV)/ready
 	$(BIN)/pytest
@@ -40,6 +42,14 @@ demo-records: $(VENV)/ready
 docs: $(VENV)/ready-docs
 	rm -rf docs/_build docs/api/generated
 	RL_LOGGING_LEVEL=ERROR $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+# The pictures of the viewer in the site.
+SHOTS := docs/_static/viewer
+screenshots: .venv-legacy/ready
+	$(BIN)/torchrl-agentic rollout examples/questions.yaml --show 0 --out rollouts/screenshots.jsonl
+	$(BIN)/python docs/screenshots/tui.py examples/demo_records.jsonl $(SHOTS) hostile calls
+	$(BIN)/python docs/screenshots/tui.py rollouts/screenshots.jsonl $(SHOTS) questions-0 tokens
+	.venv-legacy/bin/python docs/screenshots/html_page.py examples/demo_records.jsonl $(SHOTS)
 
 bench: $(VENV)/ready
 	$(BIN)/pytest benchmarks --benchmark-only --benchmark-json=benchmarks/results.json

@@ -1,14 +1,17 @@
-"""Make pictures of the viewer from a dump: `python docs/screenshots/tui.py DUMP FOLDER [PLACE]`.
+"""Make pictures of the viewer: `python docs/screenshots/tui.py DUMP FOLDER [TRAJECTORY [PICTURE ...]]`.
 
-Same dump, same pictures, as SVG: list, calls, table, tokens and comparison of the trajectory in that place.
+Same dump, same pictures, as SVG: list, calls, table, tokens and comparison of the trajectory of that name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from torchrl_agentic.records import TrajectoryRecord, read_records
 from torchrl_agentic.viewer.app import Viewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.reading import Reading
@@ -35,15 +38,18 @@ async def picture(dump: Path, keys: list[str], place: int = 0) -> str:
             while not viewer.is_settled:
                 await pilot.pause(0.01)
         await pilot.pause()
-        return viewer.export_screenshot(title="torchrl-agentic view")
+        drawn = viewer.export_screenshot(title="torchrl-agentic view")
+    return re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # those are fetched from elsewhere
 
 
-def main(dump: Path, folder: Path, place: int = 0) -> None:
-    """Write all pictures to a folder."""
+def main(dump: Path, folder: Path, trajectory: str = "", names: Sequence[str] = ()) -> None:
+    """Write pictures to a folder; all without names."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, keys in PICTURES.items():
-        (folder / f"{name}.svg").write_text(asyncio.run(picture(dump, keys, place)))
+    known = [record.trajectory for record in read_records(dump) if isinstance(record, TrajectoryRecord)]
+    place = known.index(trajectory) if trajectory else 0
+    for name in names or PICTURES:
+        (folder / f"{name}.svg").write_text(asyncio.run(picture(dump, PICTURES[name], place)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4], sys.argv[4:])
