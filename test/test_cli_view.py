@@ -81,6 +81,15 @@ def test_mistakes_are_said_on_stderr_with_exit_code_2(
     assert (found.stdout, words in found.stderr) == ("", True)
 
 
+def test_without_a_terminal_it_says_what_else_there_is(tmp_path: Path):
+    """Otherwise escape sequences fill a log, and nobody can press a key to end it."""
+    write(tmp_path, trajectory("a", step=1))
+    found = _view(str(tmp_path))
+    assert (found.exit_code, found.stdout) == (2, "")
+    words = " ".join(found.stderr.split())
+    assert "needs a terminal: --text prints the dump, --html FILE writes a page" in words
+
+
 def test_an_empty_folder_prints_nothing(tmp_path: Path):
     found = _view(str(tmp_path), "--text")
     assert (found.exit_code, found.stdout) == (0, "")

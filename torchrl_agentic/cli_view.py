@@ -25,10 +25,8 @@ def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_
         if sort not in SORTS:
             raise ValueError(f"--sort is one of {', '.join(SORTS)}; got {sort!r}")
         library = Library(path, mask=re.compile(mask or "(?!)"))
-        if as_text:
-            with closing(library):
-                return _print(library, query, sort)
-        return _show(library, query, sort)
+        with closing(library):
+            return _print(library, query, sort) if as_text else _show(library, query, sort)
     except re.error as error:
         return _complain(f"--mask-str {mask}: {error}")
     except QueryError as error:
@@ -83,6 +81,8 @@ def _show(library: Library, query: str, sort: str) -> int:
     reading.sort = sort
     library.work()  # tells which fields there are
     reading.query_by(query)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ValueError("the viewer needs a terminal: --text prints the dump, --html FILE writes a page")
     viewer = Viewer(reading)
     viewer.run()
     return viewer.return_code or 0
