@@ -41,7 +41,7 @@ demo-records: $(VENV)/ready
 # snippets of its pages run in `make test`.
 docs: $(VENV)/ready-docs
 	rm -rf docs/_build docs/api/generated
-	RL_LOGGING_LEVEL=ERROR $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+	RL_LOGGING_LEVEL=ERROR $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet $(SPHINXOPTS) docs docs/_build/html
 
 # The pictures of the viewer in the site.
 SHOTS := docs/_static/viewer
