@@ -112,7 +112,7 @@ def _():
     assert "42" in found[0][0]
     assert "ZeroDivisionError" in found[0][0]
     assert errors == [1]
-    assert "42" not in old(PythonInterpreter(), FENCED % "print(42)\n1 / 0")[0][0][1]
+    assert "forty-two" not in old(PythonInterpreter(), FENCED % "print('forty-' 'two')\n1 / 0")[0][0][1]
 
 
 @row("PythonInterpreter(persistent=True)")
