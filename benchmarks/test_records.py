@@ -20,7 +20,7 @@ from torchrl_agentic.records import SUFFIXES, Dump, read_records
 from torchrl_agentic.testing import ScriptedPolicy
 
 Benchmark = Any
-ROWS, TURNS, CALLS, ROUNDS = 64, 4, 4, 15
+ROWS, TURNS, CALLS, ROUNDS = 64, 4, 4, 7
 
 
 def rollout(recorder: Recorder | None) -> Callable[[], None]:
