@@ -129,6 +129,7 @@ class TestHostileDump:
         with opened(hostile) as page:
             page.locator(f"#line-{number}").click()
             page.locator("section.turn").wait_for()
+            page.wait_for_function("location.hash")
             address = page.evaluate("location.href")
         with opened(address) as page:
             page.locator(f"#line-{number}[aria-selected=true]").wait_for()
@@ -225,6 +226,26 @@ class TestTrajectory:
             page.locator("#line-2[aria-selected=true]").wait_for()
             page.keyboard.press("o")
             page.get_by_role("heading", name="Overview").wait_for()
+
+    def test_no_key_of_a_quick_hand_is_lost(self, opened, plain):
+        with opened(plain) as page:
+            page.keyboard.press("j")
+            page.evaluate(
+                """() => {
+                  const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+                  for (let step = 0; step < 90; step++) press("j");
+                  for (let round = 0; round < 200; round++) { press("k"); press("j"); }
+                }"""
+            )
+            page.locator("#line-90[aria-selected=true]").wait_for()
+            page.get_by_role("region", name="Turn").get_by_text("message 90").wait_for()
+            page.wait_for_function("location.hash === '#id-90'")
+            page.keyboard.press("j")
+            page.keyboard.press("o")
+            page.get_by_role("heading", name="Overview").wait_for()
+            page.wait_for_timeout(300)
+            assert page.evaluate("location.hash") == ""
+            assert page.get_by_role("heading", name="Overview").is_visible()
 
     def test_it_says_what_happened_and_shows_both_answers(self, opened, plain):
         with opened(f"{plain.as_uri()}#id-3") as page:

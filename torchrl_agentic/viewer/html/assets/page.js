@@ -42,26 +42,40 @@ function problems() {
     make("ul", {}, ...items, hidden ? make("li", {}, `… and ${hidden.toLocaleString("en")} more`) : null));
 }
 
+/** Show a trajectory, and a call of it. */
+async function show(number, call) {
+  if (number !== current) {
+    choose(number);
+    await showTrajectory(number);
+  }
+  if (call !== null && current === number) showCall(call);
+}
+
+function home() {
+  current = -1;
+  choose(-1);
+  overview();
+}
+
+let addressing = 0;
+
+/** Let the address follow when the keys rest: browsers refuse many changes of it. */
+function follow(address) {
+  clearTimeout(addressing);
+  addressing = setTimeout(() => history.replaceState(null, "", address), 100);
+}
+
 function go(number, call = null) {
-  const address = addressOf(number, call);
-  if (location.hash === address) route();
-  else location.replace(address);
+  show(number, call);
+  follow(addressOf(number, call));
 }
 
 /** Show what the address names. */
-async function route() {
+function route() {
+  clearTimeout(addressing);
   const place = placeOf(location.hash);
-  if (!place) {
-    current = -1;
-    choose(-1);
-    overview();
-    return;
-  }
-  if (place.number !== current) {
-    choose(place.number);
-    await showTrajectory(place.number);
-  }
-  if (place.call !== null && current === place.number) showCall(place.call);
+  if (place) show(place.number, place.call);
+  else home();
 }
 
 function move(step) {
@@ -82,7 +96,7 @@ const KEYS = {
   j: () => move(1),
   k: () => move(-1),
   e: nextFailed,
-  o: () => { location.hash = ""; },
+  o: () => { home(); follow("#"); },
   "/": () => byId("search").focus(),
   "?": () => byId("help").showModal(),
 };
