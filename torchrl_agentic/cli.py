@@ -16,10 +16,8 @@ from torchrl_agentic.cli_show import conversation, progress, score, verdict
 
 if TYPE_CHECKING:
     from torchrl_agentic.config import RolloutConfig
-    from torchrl_agentic.records import Recorder, TrajectoryRecord
-    from torchrl_agentic.rollout import ToolSummary
+    from torchrl_agentic.records import Recorder
     from torchrl_agentic.rollout.ask import Answer
-    from torchrl_agentic.tool_config import LoadedTools
 
 
 class _Words(TyperGroup):
@@ -83,6 +81,7 @@ def rollout(
     from torchrl_agentic.config import ConfigError, ModelConfig, load_config
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import TrajectoryRecord, read_records
+    from torchrl_agentic.records.calls import summarize
     from torchrl_agentic.report.tables import tool_tables
     from torchrl_agentic.report.tally import tool_reports
 
@@ -103,7 +102,8 @@ def rollout(
 
     order = {name: place for place, name in enumerate(found.names)}
     records = sorted(read, key=lambda record: order[record.trajectory])
-    console.print(tool_tables(tool_reports(_summarize(records))))
+    summaries = summarize(turn for record in records for turn in record.turns)
+    console.print(tool_tables(tool_reports(summaries)))
     for record in records[: len(records) if show < 0 else show]:
         console.print(conversation(record, lines, console.width - 8))
     console.print(found.verdict)
@@ -122,28 +122,10 @@ class _Found:
     failed: bool
 
 
-def _summarize(records: Sequence[TrajectoryRecord]) -> list[ToolSummary]:
-    """Add up the calls of all conversations."""
-    from torchrl_agentic.rollout import summarize
-
-    return summarize(turn for record in records for turn in record.turns)
-
-
-def _dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> dict[str, Any]:
-    """Give what both kinds of rollout hand on to `ToolCompose`."""
-    return {
-        "parser": parser,
-        "toolsets": loaded.toolsets,
-        "rate_limits": loaded.limits,
-        "max_calls_per_turn": loaded.max_calls_per_turn,
-        "per_call_timeout": settings.per_call_timeout,
-        "per_turn_timeout": settings.per_turn_timeout,
-    }
-
-
 def _replay(
     console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder
 ) -> _Found:
+    from torchrl_agentic.cli_replay import dispatching
     from torchrl_agentic.config import load_conversations, load_rollout_tools
     from torchrl_agentic.rollout import replay
 
@@ -156,7 +138,7 @@ def _replay(
             conversations,
             loaded.tools,
             recorder=[recorder, lambda turn: bar.advance(task)],
-            **_dispatching(settings, loaded, parser),
+            **dispatching(settings, loaded, parser),
         )
     compared = sum(
         expected is not None for conversation in conversations for expected in conversation.expected
@@ -170,6 +152,7 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
 
     import torch
 
+    from torchrl_agentic.cli_replay import dispatching
     from torchrl_agentic.config import load_questions, load_rollout_tools
     from torchrl_agentic.rollout.ask import ask, load_model
 
@@ -177,7 +160,6 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
     assert chosen is not None
     questions = load_questions(settings, folder)
     loaded = load_rollout_tools(settings, folder)
-    dispatching = _dispatching(settings, loaded, parser)
     path = chosen.path
     if path == "tiny":
         from torchrl_agentic.testing.tiny import TINY
@@ -196,7 +178,7 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
             tokenizer,
             recorder=recorder,
             **chosen.model_dump(exclude={"path", "engine", "seed"}),
-            **dispatching,
+            **dispatching(settings, loaded, parser),
         ):
             answers.append(answer)
             bar.advance(task)

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -17,8 +17,10 @@ from torchrl_agentic.cli_show import progress, verdict
 from torchrl_agentic.printable import printable
 
 if TYPE_CHECKING:
+    from torchrl_agentic.config import RolloutConfig
     from torchrl_agentic.records import Dump, Recorder
     from torchrl_agentic.rollout import Conversation
+    from torchrl_agentic.tool_config import LoadedTools
 
 _TOLD = 5
 
@@ -62,12 +64,7 @@ def replay_dump(
                 loaded.tools,
                 ignore=ignored,
                 recorder=[recorder, lambda turn: bar.advance(task)],
-                parser=parser or settings.parser,
-                toolsets=loaded.toolsets,
-                rate_limits=loaded.limits,
-                max_calls_per_turn=loaded.max_calls_per_turn,
-                per_call_timeout=settings.per_call_timeout,
-                per_turn_timeout=settings.per_turn_timeout,
+                **dispatching(settings, loaded, parser or settings.parser),
             )
             if not read.turns:
                 raise ValueError(
@@ -87,6 +84,18 @@ def _pattern(ignore: str) -> re.Pattern[str]:
         return re.compile(ignore)
     except re.error as error:
         raise ValueError(f"--ignore {ignore!r} is no regular expression: {error}") from None
+
+
+def dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> dict[str, Any]:
+    """Give what every kind of rollout hands on to `ToolCompose`."""
+    return {
+        "parser": parser,
+        "toolsets": loaded.toolsets,
+        "rate_limits": loaded.limits,
+        "max_calls_per_turn": loaded.max_calls_per_turn,
+        "per_call_timeout": settings.per_call_timeout,
+        "per_turn_timeout": settings.per_turn_timeout,
+    }
 
 
 @contextmanager
@@ -124,8 +133,7 @@ class _Read:
         from torchrl_agentic.rollout import Conversation
 
         for file in dump.files:
-            file.scan()
-            for record in whole(file.record(index) for index in range(len(file))):
+            for record in whole(file.records()):
                 if isinstance(record, BadLine):
                     self._leave_out(
                         "they cannot be read", f"{file.path.name}, line {record.number}: {record.reason}"

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from torchrl_agentic.printable import printable
+from torchrl_agentic.records.calls import UNREADABLE
 
 if TYPE_CHECKING:
     from torchrl_agentic.messages import Message
@@ -31,10 +32,8 @@ def conversation(record: TrajectoryRecord, lines: int, width: int) -> Panel:
         parts.append(_message(turn.message, lines, width))
         for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
             seconds = result.timing.run_s if result.timing is not None else 0.0
-            head = (
-                f"{call.tool or '(unreadable)'} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}"
-            )
-            head = printable(head)
+            tool = call.tool or UNREADABLE
+            head = printable(f"{tool} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}")
             style = "bold red" if result.is_error else "bold yellow"
             parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
     return Panel(Group(*parts), title=Text(printable(record.trajectory)), title_align="left")

@@ -18,7 +18,6 @@ from torchrl_agentic.records import (
     Recorder,
     Summary,
     TrajectoryRecord,
-    in_groups,
     read_records,
 )
 
@@ -215,8 +214,8 @@ def test_all_trajectories_of_all_steps_are_read(tmp_path: Path):
 
 def test_trajectories_that_began_alike_are_a_group():
     alike = [record(turn("one")), record(turn("two")), record(turn("one", index=1)), record(step=1)]
-    found = in_groups([one.summary for one in alike])
-    assert list(found.values()) == [[0, 1], [2], [3]]
+    groups = [(one.summary.step, one.summary.group) for one in alike]
+    assert [groups.index(group) for group in groups] == [0, 0, 2, 3]
 
 
 def test_a_summary_counts_calls():

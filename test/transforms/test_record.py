@@ -43,7 +43,7 @@ with warnings.catch_warnings():  # TorchRL warns of classes of its own as they a
 def found(path: Path) -> list[TrajectoryRecord]:
     records = list(read_records(path))
     assert all(isinstance(record, TrajectoryRecord) for record in records)
-    return sorted(records, key=lambda record: record.trajectory)  # pyright: ignore
+    return sorted(records, key=lambda record: record.trajectory)  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
 
 
 def reasons(path: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from torchrl_agentic.callee import Callee, is_async, keywords_of
 from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
 from torchrl_agentic.messages import Message
+from torchrl_agentic.records import message_to_json
 
 
 class FunctionUser(Interaction):
@@ -135,9 +136,6 @@ async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        made["tool_calls"] = list(message.tool_calls)
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
+    made = message_to_json(message)
+    made.pop("is_complete", None)  # ours: no API knows it
     return made

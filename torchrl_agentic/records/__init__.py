@@ -14,7 +14,6 @@ from torchrl_agentic.records.record import (
     TokenRecord,
     TrajectoryRecord,
     group_of,
-    in_groups,
     plain_text,
 )
 from torchrl_agentic.records.recorder import SUFFIXES, FileRecording, Recorder
@@ -38,7 +37,6 @@ __all__ = [
     "TrajectoryRecord",
     "as_hook",
     "group_of",
-    "in_groups",
     "json_schema",
     "message_to_json",
     "plain_text",

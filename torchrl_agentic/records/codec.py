@@ -22,7 +22,7 @@ from torchrl_agentic.messages import (
     ToolResult,
     Turn,
 )
-from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, group_of
+from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, plain_text
 
 SCHEMA_VERSION = 2
 
@@ -42,25 +42,8 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
     Of results the text is kept; images, videos and files appear in it by name. Their `meta` is left out: it
     may hold anything. Messages are kept whole, with the images and videos that the model was shown.
     """
-    calls: list[JSON] = []
-    messages: list[JSON] = []
-    turns: list[JSON] = []
-    statuses: dict[str, int] = {}
-    tools: dict[str, int] = {}
-    said: list[str] = []
-    for turn in record.turns:
-        for message in (*turn.context, turn.message, *turn.messages):
-            messages.append(message_to_json(message))
-            said.append(f"{message.role}\n{message.text}")
-        outcome = turn.outcome
-        for call, result in zip(outcome.calls, outcome.results, strict=True):
-            status = str(result.status)
-            statuses[status] = statuses.get(status, 0) + 1
-            tools[call.tool] = tools.get(call.tool, 0) + 1
-            calls.append(_call_to_json(turn.index, call, result, status))
-        turns.append(_turn_to_json(turn))
-    begin = len(record.prompt)
-    prompt = "\n".join(said[:begin])
+    summary, messages = record.summary, list(record.messages)
+    calls: list[JSON] = [_call_to_json(turn.index, call, result) for turn, call, result in record.calls]
     return {
         "schema_version": SCHEMA_VERSION,
         "request_id": record.request_id,
@@ -70,17 +53,17 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
         "trajectory": record.trajectory,
         "row": record.row,
         "started": record.started,
-        "group": group_of(prompt),
-        "n_turns": len(record.turns),
-        "statuses": statuses,
-        "tools": tools,
+        "group": summary.group,
+        "n_turns": summary.n_turns,
+        "statuses": summary.statuses,
+        "tools": summary.tools,
         **record.extras,
         "gts": record.gts,
-        "input": prompt,
-        "output": "\n".join(said[begin:]),
+        "input": plain_text(record.prompt),
+        "output": plain_text(messages[len(record.prompt) :]),
         "rewards": list(record.rewards),
-        "messages": messages,
-        "turns": turns,
+        "messages": list(map(message_to_json, messages)),
+        "turns": list(map(_turn_to_json, record.turns)),
         "tool_calls": calls,
         "tokens": None if record.tokens is None else _tokens_to_json(record.tokens),
         "versions": dict(record.versions),
@@ -218,8 +201,7 @@ def _turns_from_json(fields: Fields) -> Iterator[Turn]:
         context = _taken(messages, data["n_context"])
         (message,) = _taken(messages, 1)
         added = _taken(messages, data["n_messages"])
-        pairs = [_call_from_json(n, call) for n, call in enumerate(_taken(calls, data["n_calls"]))]
-        outcome = DispatchResult(data["text"], tuple(c for c, _ in pairs), tuple(r for _, r in pairs))
+        outcome = _outcome(data["text"], _taken(calls, data["n_calls"]))
         notes = tuple(data["notes"])
         index, row = int(data["turn"]), int(fields["row"])
         yield Turn(fields["trajectory"], index, message, outcome, added, context, notes, row)
@@ -237,14 +219,14 @@ def _taken(items: Iterator[Any], count: int) -> tuple[Any, ...]:
     return taken
 
 
-def _call_to_json(turn: int, call: ParsedCall, result: ToolResult, status: str) -> dict[str, JSON]:
+def _call_to_json(turn: int, call: ParsedCall, result: ToolResult) -> dict[str, JSON]:
     timing, text = result.timing, result.text
     data: dict[str, JSON] = {
         "turn": turn,
         "id": call.call_id,
         "name": call.tool,
         "arguments": call.args,
-        "status": status,
+        "status": str(result.status),  # of an enum it takes pydantic_core ten times as long
         "result": text,
         "bytes": len(text) if text.isascii() else len(text.encode("utf-8", "replace")),
         "start": None if timing is None else timing.start,
@@ -267,6 +249,11 @@ def _call_to_json(turn: int, call: ParsedCall, result: ToolResult, status: str) 
     if call.span is not None:
         data["span"] = call.span
     return data
+
+
+def _outcome(text: str, calls: Iterable[Mapping[str, Any]]) -> DispatchResult:
+    pairs = [_call_from_json(number, call) for number, call in enumerate(calls)]
+    return DispatchResult(text, tuple(call for call, _ in pairs), tuple(result for _, result in pairs))
 
 
 def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, ToolResult]:
@@ -331,12 +318,8 @@ def _tokens_from_json(data: Mapping[str, Any]) -> TokenRecord:
 
 def _from_single_turn(data: Fields) -> TrajectoryRecord:
     """Read a turn as version 1 wrote it, a line each."""
-    calls = [
-        {**call, "name": call["tool"], "arguments": call["args"], "notes": call["notes"]}
-        for call in data["calls"]
-    ]
-    pairs = [_call_from_json(n, call) for n, call in enumerate(calls)]
-    outcome = DispatchResult(data["text"], tuple(c for c, _ in pairs), tuple(r for _, r in pairs))
+    calls = [{**call, "name": call["tool"], "arguments": call["args"]} for call in data["calls"]]
+    outcome = _outcome(data["text"], calls)
     messages, context = (tuple(map(_message_from_json, data[key])) for key in ("messages", "context"))
     message, notes = _message_from_json(data["message"]), tuple(data["notes"])
     trajectory, index = data["trajectory"], data["turn"]

@@ -98,7 +98,7 @@ class DumpFile:
         try:
             head = lines.read(index, _HEAD)
             found = summary_from_json(pydantic_core.from_json(head, allow_partial="trailing-strings"))
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except _UNREADABLE:
             found = None
         if found is not None and found.request_id:
             return found
@@ -113,6 +113,12 @@ class DumpFile:
         """
         lines = self._known
         return read_line(lines.read(index), lines.number(index))
+
+    def records(self) -> Iterator[TrajectoryRecord | BadLine]:
+        """Look for all there is, and read it, trajectory by trajectory; raises what `scan` does."""
+        self.scan()
+        for index in range(len(self)):
+            yield self.record(index)
 
     @property
     def _known(self) -> Lines:
@@ -196,9 +202,7 @@ def read_records(path: str | Path) -> Iterator[TrajectoryRecord | BadLine]:
     """
     with Dump(path) as dump:
         for file in dump.files:
-            file.scan()
-            for index in range(len(file)):
-                yield file.record(index)
+            yield from file.records()
             file.close()
 
 

@@ -109,7 +109,7 @@ def line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) 
         encoded = pydantic_core.to_json(data, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
         encoded = _encoded(plain(data))
-    told = {value for value in variables if _escaped(value) in encoded}
+    told = {value for value in variables if _escaped(value).encode("utf-8", "surrogatepass") in encoded}
     if any(named) or told:
         encoded = _encoded(_without(plain(data), secrets, _pattern(found | told)))
     return encoded + b"\n"
@@ -124,8 +124,9 @@ def _encoded(data: JSON) -> bytes:
         return json.dumps(data).encode()
 
 
-def _escaped(value: str) -> bytes:
-    return json.dumps(value, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+def _escaped(value: str) -> str:
+    """Give a text as it stands inside JSON."""
+    return json.dumps(value, ensure_ascii=False)[1:-1]
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -161,7 +162,7 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
     """Match secret texts, also as they stand inside JSON inside text; the longest first."""
     forms = set[str]()
     for text in texts:
-        forms.update((text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]))
+        forms.update((text, json.dumps(text)[1:-1], _escaped(text)))
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torchrl_agentic.ledger import TokenLedger
@@ -137,11 +137,3 @@ def plain_text(messages: Iterable[Message]) -> str:
 def group_of(prompt: str) -> str:
     """Give a short name of a prompt, the same for the same text."""
     return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-
-
-def in_groups(summaries: Sequence[Summary]) -> dict[tuple[int, str], list[int]]:
-    """Give the places of the trajectories of each step that began alike."""
-    found: dict[tuple[int, str], list[int]] = {}
-    for index, summary in enumerate(summaries):
-        found.setdefault((summary.step, summary.group), []).append(index)
-    return found

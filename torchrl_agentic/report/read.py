@@ -27,8 +27,7 @@ def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = No
         for number, file in enumerate(dump.files):
             if watch is not None:
                 watch(sum(sizes[:number]), sum(sizes))
-            file.scan()
-            for record in whole(file.record(index) for index in range(len(file))):
+            for record in whole(file.records()):
                 if isinstance(record, BadLine):
                     tally.complain(f"{file.path.name}, line {record.number}: {record.reason}")
                 else:

@@ -34,6 +34,7 @@ from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 from torchrl_agentic.transforms.tool_list import ToolList
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
+from torchrl_agentic.transforms.within import stepped
 
 logger = logging.getLogger(__name__)
 
@@ -169,8 +170,7 @@ class ToolCompose(ToolList):
         self._refresh_toolsets()
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows = border.prompts(next_tensordict)
-        stepping = tensordict.get("_step", None)
-        active = [True] * len(rows) if stepping is None else stepping.reshape(-1).tolist()
+        active = stepped(tensordict)
         work: list[RowTurn] = []
         for index, row in enumerate(rows):
             if active[index]:

@@ -11,7 +11,7 @@ from torchrl.data import Binary
 from torchrl.envs.transforms import Transform
 
 from torchrl_agentic.transforms.compose import ToolCompose
-from torchrl_agentic.transforms.within import within
+from torchrl_agentic.transforms.within import beside
 
 
 class EndTrajectory(Transform):
@@ -44,7 +44,7 @@ class EndTrajectory(Transform):
         if ("agentic", "turn") not in next_tensordict.keys(True):
             raise RuntimeError("EndTrajectory reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
-        composes = list(within(getattr(self.container, "transform", None), ToolCompose))
+        composes = list(beside(self, ToolCompose))
         if self.when_no_calls:
             answered = ~next_tensordict.get(("agentic", "any_tool_calls"))
             _say(composes, answered, "no_calls")

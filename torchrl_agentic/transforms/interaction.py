@@ -18,7 +18,7 @@ from torchrl_agentic.transforms.choice import choice, named, said
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.order import ORDER, check_order
 from torchrl_agentic.transforms.talks import Talks, UserTurn
-from torchrl_agentic.transforms.within import within
+from torchrl_agentic.transforms.within import beside, stepped
 
 _DTYPES = {
     "user_turn": torch.int64,
@@ -121,8 +121,7 @@ class UserSimulator(Transform):
     ) -> list[UserTurn]:
         """Decide what is to become of each row that is stepped and was not over before."""
         done = next_tensordict.get("done").reshape(-1).tolist()
-        stepping = tensordict.get("_step", None)
-        active = [True] * len(rows) if stepping is None else stepping.reshape(-1).tolist()
+        active = stepped(tensordict)
         spoken = self._talks.turns
         turns: list[UserTurn] = []
         for row, conversation in enumerate(rows):
@@ -160,7 +159,7 @@ class UserSimulator(Transform):
             next_tensordict.set(key, added if known is None else known | added)
             done = done | added
         next_tensordict.set("done", done)  # collectors look at "done" alone
-        for compose in within(getattr(self.container, "transform", None), ToolCompose):
+        for compose in beside(self, ToolCompose):
             compose.recordings.because(left, "user")
             compose.recordings.because(cut, "max_turns")
             compose.end(done.reshape(-1).tolist(), next_tensordict)

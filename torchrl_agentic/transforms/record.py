@@ -16,7 +16,7 @@ from torchrl_agentic.transforms.answer import COLUMNS
 from torchrl_agentic.transforms.columns import columns
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.tokens import LEDGER, TurnTokenizer, read_ledger
-from torchrl_agentic.transforms.within import within
+from torchrl_agentic.transforms.within import beside, stepped
 
 
 class RecordTransform(Transform):
@@ -51,16 +51,14 @@ class RecordTransform(Transform):
         self.tokens = tokens
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        whole = getattr(self.container, "transform", None)
-        composes = [one for one in within(whole, ToolCompose) if one.recordings.hook is not None]
+        composes = [one for one in beside(self, ToolCompose) if one.recordings.hook is not None]
         if not composes:
             raise RuntimeError(
                 "RecordTransform tells the recorder of a ToolCompose, and there is none: "
                 'Compose(ToolCompose(..., recorder=Recorder("dump")), ..., RecordTransform())'
             )
         size = next_tensordict.batch_size.numel()
-        stepping = tensordict.get("_step", None)
-        active = [True] * size if stepping is None else stepping.reshape(-1).tolist()
+        active = stepped(tensordict)
         reward = next_tensordict.get("reward", None)
         rewards = None if reward is None else reward.reshape(size, -1).sum(-1).tolist()
         done = next_tensordict.get("done").reshape(size, -1).any(-1).tolist()
@@ -108,8 +106,7 @@ class RecordTransform(Transform):
         if any(row.get(("ledger", name), None) is None for name in LEDGER):
             raise RuntimeError("RecordTransform(tokens=True) needs a TurnTokenizer in front of it")
         ledger = read_ledger(row)
-        tokenizers = within(getattr(self.container, "transform", None), TurnTokenizer)
-        tokenizer = next((one.tokenizer for one in tokenizers), None)
+        tokenizer = next((one.tokenizer for one in beside(self, TurnTokenizer)), None)
         if tokenizer is None:
             return TokenRecord(ledger)
         ids = ledger.ids

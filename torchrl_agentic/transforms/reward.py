@@ -13,7 +13,7 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import telemetry
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.tokens import TOKENS
-from torchrl_agentic.transforms.within import within
+from torchrl_agentic.transforms.within import beside
 
 Place = Literal["turn", "end", "tokens"]
 SO_FAR = (telemetry.KEY, "tool_return")
@@ -59,7 +59,7 @@ class ToolRewardTransform(Transform):
         if telemetry.WORTH not in next_tensordict.keys(True):
             raise RuntimeError("ToolRewardTransform reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
-        for compose in within(getattr(self.container, "transform", None), ToolCompose):
+        for compose in beside(self, ToolCompose):
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         turn = next_tensordict.get((telemetry.KEY, "tool_reward"))
         reward = self.calls * turn + self.trajectories * next_tensordict.get(telemetry.WORTH)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.records import BadLine, TrajectoryRecord
+from torchrl_agentic.records.calls import UNREADABLE
 from torchrl_agentic.viewer.wrap import Paint, Piece
 
 MASK = r"<\|image_pad\|>|<\|imgpad\|>"
@@ -165,7 +166,7 @@ def _call(call: ParsedCall, result: ToolResult) -> Iterator[Block]:
     ]
     mark = "✗" if result.is_error else "✓"
     title: tuple[Piece, ...] = (
-        (f"{mark} {call.tool or '(unreadable)'}", f"{style} title"),
+        (f"{mark} {call.tool or UNREADABLE}", f"{style} title"),
         (f" · {status}", f"{style} title"),
         (" · " + " · ".join(facts), "faint"),
     )
