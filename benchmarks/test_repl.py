@@ -104,23 +104,30 @@ def test_cell(benchmark: Any, which: str) -> None:
         runner.run(repl.close())
 
 
+@pytest.mark.parametrize("until", ["fork() has returned", "a first cell has run in each"])
 @pytest.mark.parametrize("which", ["1 clone", "each of 8 clones", "cells run again in 1 fresh one"])
-def test_fork(benchmark: Any, which: str) -> None:
-    benchmark.group = "REPL: go on in a copy, from a state of 20 MB"
+def test_fork(benchmark: Any, which: str, until: str) -> None:
+    benchmark.group = f"REPL: go on in a copy, from a state of 20 MB, until {until}"
     n = 8 if "8" in which else 1
     benchmark.extra_info |= {"which": which, "divide": n}
     clones: list[Repl] = []
 
     async def close() -> None:
+        await asyncio.gather(*(clone.execute("1") for clone in clones))
         while clones:
             await clones.pop().close()
+
+    async def fork(repl: Repl) -> None:
+        clones.extend(await repl.fork(n))
+        if "cell" in until:
+            await asyncio.gather(*(clone.execute("1") for clone in clones))
 
     with asyncio.Runner() as runner:
         make = _alone if "again" in which else _forked
         repl = runner.run(_live(make, "state = [bytes(1 << 20) for _ in range(20)]; None"))
         rounds = 8  # each moves the original one namespace deeper
         benchmark.pedantic(
-            lambda: clones.extend(runner.run(repl.fork(n))),
+            lambda: runner.run(fork(repl)),
             setup=lambda: runner.run(close()),
             rounds=rounds,
         )
@@ -130,7 +137,7 @@ def test_fork(benchmark: Any, which: str) -> None:
 
 def test_bare_fork(benchmark: Any) -> None:
     """What a copy costs that shares namespaces and files with the original: no isolation at all."""
-    benchmark.group = "REPL: go on in a copy, from a state of 20 MB"
+    benchmark.group = "REPL: a state of 20 MB, in a cell"
     fork = "import os\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0); None"
     with asyncio.Runner() as runner:
         repl = runner.run(_live(_forked, "state = [bytes(1 << 20) for _ in range(20)]; None"))

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import warnings
+from collections.abc import Sequence
 
 import pytest
 
+from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
-from torchrl_agentic.sandbox import BubblewrapSandbox
+from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, Sandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.sandbox.forkserver import cannot_work
 
@@ -77,8 +79,8 @@ async def test_what_cannot_be_run_again_is_cloned():
     async with ForkServerRepl() as repl:
         seen = (await repl.execute("import time; t = time.time_ns(); t")).value
         (clone,) = await repl.fork()
-        assert clone.sandbox.has_live_clone
         assert (await clone.execute("t")).value == seen
+        assert clone.sandbox.has_live_clone
         await clone.close()
 
 
@@ -120,6 +122,7 @@ async def test_shared_memory_is_never_shared_by_clones(code: str):
     async with ForkServerRepl() as repl:
         await repl.execute(code)
         (clone,) = await repl.fork()
+        assert (await clone.execute("1 + 1")).value == "2"
         assert clone.sandbox.has_live_clone is ("memfd" in code)
         if "memfd" not in code:
             await repl.execute("m[0:1] = b'x'")
@@ -152,6 +155,107 @@ async def test_a_clone_is_interrupted_killed_and_started_anew_like_any_other():
         died = await clone.execute("import os; os._exit(3)")
         assert (died.status, died.state_lost) == ("died", True)
         await clone.close()
+
+
+class _Held(ForkServerSandbox):
+    """Makes no clones before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def clones(self, n: int) -> Sequence[Sandbox]:
+        self.asked.set()
+        await self.let.wait()
+        return await super().clones(n)
+
+
+async def _held() -> tuple[ForkServerRepl, _Held]:
+    sandbox = _Held()
+    repl = ForkServerRepl(sandbox)
+    await repl.open()
+    await repl.execute("x = 1; open('f', 'w').write('old'); None")
+    return repl, sandbox
+
+
+@native
+async def test_fork_returns_before_the_copies_are_there_and_whoever_is_asked_waits():
+    repl, sandbox = await _held()
+    clones = await repl.fork(2)
+    uses = [repl.execute("x += 1; x"), *(clone.execute("x") for clone in clones)]
+    uses += [repl.sandbox.write_file("f", b"new"), clones[0].sandbox.read_file("f")]
+    uses += [clones[1].sandbox.run(["cat", "f"])]
+    waiting = [asyncio.create_task(use) for use in uses]
+    await sandbox.asked.wait()
+    assert clones[0].sandbox.is_open
+    assert not any(task.done() for task in waiting)
+    sandbox.let.set()
+    original, first, second, _, read, ran = await asyncio.gather(*waiting)
+    assert (original.value, first.value, second.value) == ("2", "1", "1")
+    assert (read, ran.stdout) == (b"old", "old")
+    assert await repl.sandbox.read_file("f") == b"new"
+    assert clones[0].sandbox.has_live_clone
+    await _all_close([repl, *clones])
+
+
+@native
+async def test_waiting_for_a_copy_counts_against_the_time_of_a_cell():
+    repl, sandbox = await _held()
+    (clone,) = await repl.fork()
+    for one in (repl, clone):
+        late = await one.execute("x", timeout=0.01)
+        assert (late.status, late.execution_count) == ("timeout", -1)
+    sandbox.let.set()
+    assert (await clone.execute("x")).value == "1"
+    await _all_close([repl, clone])
+
+
+@native
+@pytest.mark.parametrize("first", ["original", "clone"])
+async def test_closing_waits_for_copies_and_leaves_nothing(first: str):
+    repl, sandbox = await _held()
+    (clone,) = await repl.fork()
+    one, other = (repl, clone) if first == "original" else (clone, repl)
+    closing = asyncio.create_task(one.close())
+    await sandbox.asked.wait()
+    assert not closing.done()
+    sandbox.let.set()
+    await closing
+    assert not one.sandbox.is_open
+    assert (await other.execute("x")).value == "1"
+    await other.close()
+    assert not other.sandbox.is_open
+
+
+@native
+async def test_whoever_uses_a_copy_that_could_not_be_made_is_told():
+    class Failing(ForkServerSandbox):
+        async def clones(self, n: int) -> Sequence[Sandbox]:
+            raise SandboxError("no room")
+
+    async with ForkServerRepl(Failing()) as repl:
+        await repl.execute("x = 1")
+        (clone,) = await repl.fork()
+        with pytest.raises(InfrastructureError, match="a copy could not be made: no room"):
+            await clone.execute("x")
+        with pytest.raises(InfrastructureError, match="no room"):
+            await clone.sandbox.run(["true"])
+        with pytest.raises(InfrastructureError, match="no room"):
+            await clone.sandbox.open()
+        assert not clone.sandbox.is_open
+        await clone.close()
+        assert (await repl.execute("x")).value == "1"
+
+
+@native
+async def test_a_copy_can_be_forked_before_it_is_there():
+    repl, sandbox = await _held()
+    (clone,) = await repl.fork()
+    forking = asyncio.create_task(clone.fork())
+    sandbox.let.set()
+    (grandchild,) = await forking
+    assert (await grandchild.execute("x")).value == "1"
+    await _all_close([repl, clone, grandchild])
 
 
 @native

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
@@ -38,12 +40,41 @@ class ForkServerRepl(SupervisedRepl):
     async def fork(self, n: int = 1) -> list[Repl]:
         """Make open copies that go on from here, with all that is in memory and below /work and /tmp.
 
+        Returns at once: what is asked of a copy, or of this one, waits until all are there. Where they cannot
+        be made, whoever uses one is told by an InfrastructureError.
+
         Threads, processes and connections that cells have left are not copied, and end here too. Where there
         is something that would be shared, such as shared memory, the cells are run again instead.
         """
-        async with self._lock:
-            self._live()
-            return await super().fork(n)
+        await self._lock.acquire()
+        try:
+            await self._live()
+        except BaseException:
+            self._lock.release()
+            raise
+        clones = [self.fresh() for _ in range(n)]
+        for clone in clones:
+            clone._opened = clone.owns_sandbox = True
+            await clone._lock.acquire()  # nobody else has it
+        cloning = asyncio.create_task(self._clone(clones))
+        for one in (self, *clones):
+            one._sandbox.cloning = cloning
+        return [*clones]
+
+    async def _clone(self, clones: Sequence[ForkServerRepl]) -> None:
+        """Let these become copies; we and they are locked until then."""
+        try:
+            for clone, made in zip(clones, await super().fork(len(clones)), strict=True):
+                assert isinstance(made, ForkServerRepl)
+                clone._sandbox.become(made._sandbox)
+                clone.cells, clone._untold = made.cells, made._untold
+        except Exception as error:
+            for clone in clones:
+                clone._sandbox.lost = f"a copy could not be made: {error}"
+        finally:
+            for one in (self, *clones):
+                one._sandbox.cloning = None
+                one._lock.release()
 
     async def continue_in(self, sandbox: Sandbox, *, owns: bool = False) -> Repl:
         """Make an open copy of this interpreter in a sandbox that is a clone of ours."""
@@ -55,17 +86,18 @@ class ForkServerRepl(SupervisedRepl):
         clone.owns_sandbox, clone.cells, clone._untold = owns, list(self.cells), self._untold
         return clone
 
-    def _live(self) -> Link:
+    async def _live(self) -> Link:
         self._check_open()
-        return self._sandbox.link  # another one after each cloning
+        return await self._sandbox.link()  # another one after each cloning
 
     async def _begin(self) -> None:
         self._sandbox.take_interpreter()
 
     async def _end(self) -> None:
+        await self._sandbox.settled()
         if self.sandbox.is_open and not self.owns_sandbox:
             with contextlib.suppress(SandboxError):
-                await self._sandbox.link.ask("restart")
+                await (await self._sandbox.link()).ask("restart")
         self._sandbox.interpreter_taken = False
 
     def __repr__(self) -> str:

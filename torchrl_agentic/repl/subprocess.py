@@ -43,7 +43,7 @@ class SubprocessRepl(SupervisedRepl):
         """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
         return SubprocessRepl(sandbox or self.sandbox.fresh(), python_argv=self._python_argv, seed=self.seed)
 
-    def _live(self) -> Link:
+    async def _live(self) -> Link:
         self._check_open()
         assert self._link is not None
         return self._link

@@ -27,7 +27,7 @@ class SupervisedRepl(SerialRepl):
     """An interpreter behind a `Link`."""
 
     @abstractmethod
-    def _live(self) -> Link:
+    async def _live(self) -> Link:
         """Give the connection with the supervisor.
 
         Raises:
@@ -37,16 +37,16 @@ class SupervisedRepl(SerialRepl):
     async def restart(self) -> None:
         """Forget all that was defined."""
         async with self._lock:
-            await self._live().ask("restart")
+            await (await self._live()).ask("restart")
             self.cells.clear()
             self._untold = False
 
     async def interrupt(self) -> None:
         """Stop the code that runs now."""
-        await self._live().ask("stop_cell", why="")
+        await (await self._live()).ask("stop_cell", why="")
 
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
-        header, fields = await self._ask(self._live(), code, left)
+        header, fields = await self._ask(await self._live(), code, left)
         return self._result(header, fields, timeout)
 
     async def _ask(self, link: Link, code: str, timeout: float | None) -> Answer:

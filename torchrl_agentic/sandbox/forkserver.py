@@ -91,7 +91,11 @@ class ForkServerSandbox(Sandbox):
         self._link: Link | None = None
         self.interpreter_taken = False
         self.has_live_clone = False
-        """Whether the interpreter here is the copy of another sandbox's."""
+        """Whether the interpreter here is the copy of another sandbox's; known when it is `settled`."""
+        self.cloning: asyncio.Task[None] | None = None
+        """What is copying this one, or making it a copy: whatever is asked of it waits for that."""
+        self.lost = ""
+        """Why it could not become a copy."""
 
     @property
     def limits_enforced(self) -> dict[str, bool]:
@@ -106,32 +110,37 @@ class ForkServerSandbox(Sandbox):
     @property
     def is_open(self) -> bool:
         """Whether it can be used."""
-        return self._link is not None
+        return self._link is not None or self.cloning is not None
 
-    @property
-    def link(self) -> Link:
-        """The connection with the supervisor inside.
+    async def link(self) -> Link:
+        """Give the connection with the supervisor inside; wait for it while a copy is made.
 
         Raises:
-            SandboxError: the sandbox is not open.
+            SandboxError: the sandbox is not open, or could not become a copy.
         """
+        await self.settled()
         if self._link is None:
-            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
+            raise SandboxError(self.lost or "the sandbox is not open: use 'async with', or call open() first")
         return self._link
+
+    async def settled(self) -> None:
+        """Wait until nothing is being copied, unless it is for the copying that this is asked."""
+        if self.cloning not in (None, asyncio.current_task()):
+            await asyncio.wait((self.cloning,))
 
     async def open(self) -> None:
         """Fork a trajectory, or take one that stands ready."""
-        if self._link is not None:
+        if self.is_open:
             return
-        reason = cannot_work()
-        if reason is not None:
+        reason = self.lost or cannot_work()
+        if reason:
             raise SandboxError(reason)
         self._pool = pool_of(_kind(self.limits, self.preload))
         self._zygote, connection = await self._pool.acquire()
         self._connect(connection)
         try:
             async with asyncio.timeout(START_S):
-                await self.link.ask("start", seed=self.seed)
+                await (await self.link()).ask("start", seed=self.seed)
         except TimeoutError:
             await self.close()
             raise SandboxError("an interpreter does not start") from None
@@ -142,6 +151,7 @@ class ForkServerSandbox(Sandbox):
 
     async def close(self) -> None:
         """End all processes; with them go all files."""
+        await self.settled()
         link, self._link = self._link, None
         if link is None:
             return
@@ -167,14 +177,14 @@ class ForkServerSandbox(Sandbox):
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
         """Run one command to its end, as process 1's child in a PID namespace of its own."""
-        effective = self.limits.narrow(limits)
+        effective, link = self.limits.narrow(limits), await self.link()
         with _memory_file(stdin) as fds:
             header = self._command(argv, effective, cwd)
-            number, answer = await self.link.begin("command", fds=fds, **header)
+            number, answer = await link.begin("command", fds=fds, **header)
         try:
             found, fields = await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await asyncio.shield(self._stop(number, answer))
+            await asyncio.shield(_stop(link, number, answer))
             raise
         stdout, stderr = (field.decode("utf-8", "replace") for field in fields)
         code, stopped = found["code"], found["stopped"]
@@ -194,24 +204,25 @@ class ForkServerSandbox(Sandbox):
 
     async def spawn(self, argv: Sequence[str]) -> Process:
         """Start a long-lived process; its processor time has no limit, since it serves many calls."""
-        limits = replace(self.limits, cpu_seconds=None, wall_seconds=None)
+        limits, link = replace(self.limits, cpu_seconds=None, wall_seconds=None), await self.link()
         async with connected() as (standard, connection):
             header = self._command(argv, limits, None)
-            number, answer = await self.link.begin("command", fds=standard, **header)
-        return _Spawned(self.link, number, answer, connection)
+            number, answer = await link.begin("command", fds=standard, **header)
+        return _Spawned(link, number, answer, connection)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""
         inside(path)
+        link = await self.link()
         with _memory_file(data) as fds:
-            _raise(await self.link.ask("write", fds=fds, path=path))
+            _raise(await link.ask("write", fds=fds, path=path))
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         """Read a file inside, 64 MiB at most."""
         inside(path)
-        wanted = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ)
+        wanted, link = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ), await self.link()
         with _memory_file(b"") as (fd,):
-            _raise(await self.link.ask("read", fds=[fd], path=path, max_bytes=wanted))
+            _raise(await link.ask("read", fds=[fd], path=path, max_bytes=wanted))
             return os.pread(fd, wanted, 0)
 
     def take_interpreter(self) -> None:
@@ -238,9 +249,9 @@ class ForkServerSandbox(Sandbox):
         return clones
 
     async def _some_clones(self, n: int) -> Sequence[Sandbox]:
-        pairs = [socket.socketpair() for _ in range(n + 1)]
+        link, pairs = await self.link(), [socket.socketpair() for _ in range(n + 1)]
         try:
-            found, _ = await self.link.ask("clone", fds=[theirs.fileno() for _, theirs in pairs])
+            found, _ = await link.ask("clone", fds=[theirs.fileno() for _, theirs in pairs])
         except BaseException:
             _close(ours for ours, _ in pairs)
             raise
@@ -250,12 +261,12 @@ class ForkServerSandbox(Sandbox):
             _close(ours for ours, _ in pairs)
             logger.info("a sandbox is cloned without its interpreter: %s", found["error"])
             return await super().clones(n)
-        await self._move(pairs[0][0])
+        await self._move(link, pairs[0][0])
         return [self._around(ours) for ours, _ in pairs[1:]]
 
-    async def _move(self, connection: socket.socket) -> None:
+    async def _move(self, link: Link, connection: socket.socket) -> None:
         """Go on with another connection: we are a clone ourselves by now."""
-        link, stream = self.link, self._stream
+        stream = self._stream
         assert stream is not None
         self._connect(connection)
         await link.close()
@@ -270,6 +281,12 @@ class ForkServerSandbox(Sandbox):
         clone._connect(connection)
         clone.has_live_clone = True
         return clone
+
+    def become(self, made: ForkServerSandbox) -> None:
+        """Take over what another one with the same settings has opened; to be used instead of it."""
+        self._pool, self._zygote = made._pool, made._zygote
+        self._stream, self._link = made._stream, made._link
+        self.interpreter_taken, self.has_live_clone = made.interpreter_taken, made.has_live_clone
 
     @property
     def python_argv(self) -> tuple[str, ...]:
@@ -289,12 +306,6 @@ class ForkServerSandbox(Sandbox):
             "wall_s": limits.wall_seconds,
             "output_bytes": limits.output_bytes,
         }
-
-    async def _stop(self, number: int, answer: asyncio.Future[Any]) -> None:
-        with contextlib.suppress(SandboxError, TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self.link.begin("stop_command", which=number)
-                await asyncio.wait((answer,))
 
 
 class _Spawned(Streams):
@@ -316,6 +327,13 @@ class _Spawned(Streams):
         """Wait until it has ended, and say how."""
         found, _ = await asyncio.shield(self._answer)
         return how(-9 if found["code"] is None else found["code"])
+
+
+async def _stop(link: Link, number: int, answer: asyncio.Future[Any]) -> None:
+    with contextlib.suppress(SandboxError, TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await link.begin("stop_command", which=number)
+            await asyncio.wait((answer,))
 
 
 def _close(sockets: Iterable[socket.socket]) -> None:

@@ -232,7 +232,7 @@ class TestTrajectory:
             page.keyboard.press("j")
             page.evaluate(
                 """() => {
-                  const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+                  const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key }));
                   for (let step = 0; step < 90; step++) press("j");
                   for (let round = 0; round < 200; round++) { press("k"); press("j"); }
                 }"""
