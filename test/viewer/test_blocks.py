@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from torchrl_agentic.messages import DispatchResult, Message, Status, Turn
 from torchrl_agentic.records import TrajectoryRecord
-from torchrl_agentic.viewer.blocks import MASK, Block, conversation, masked, reasoning
+from torchrl_agentic.viewer.blocks import MASK, Block, conversation, masked
 from torchrl_agentic.viewer.fields import table
 from torchrl_agentic.viewer.find import Needle
 from torchrl_agentic.viewer.layout import Look, beside, count, page
@@ -68,9 +68,6 @@ def test_reasoning_is_folded_until_it_is_unfolded():
 
 
 def test_reasoning_may_have_been_opened_by_the_prompt_or_never_end():
-    assert reasoning("so far</think>then") == [(0, 14)]
-    assert reasoning("a<think>b") == [(1, 9)]
-    assert reasoning("a</think>b<think>c</think>d") == [(0, 9), (10, 26)]
     assert "not closed" in _lines(conversation(_of("<think>on and on"), NO_MASK))[-1]
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.records import BadLine, TrajectoryRecord
 from torchrl_agentic.records.calls import UNREADABLE
+from torchrl_agentic.viewer.thoughts import thoughts
 from torchrl_agentic.viewer.wrap import Paint, Piece
 
 MASK = r"<\|image_pad\|>|<\|imgpad\|>"
 """What is shown as a star: what a picture is in a prompt, hundreds of times in a row."""
-_THINK = re.compile(r"<think>(.*?)(</think>|\Z)", re.DOTALL)
 ROLES = ("system", "user", "assistant", "tool", "input", "output")
 
 
@@ -115,13 +115,13 @@ def _message(message: Message, calls: Sequence[ParsedCall]) -> Iterator[Block]:
     title = ((f"{role}{cut}{to}", f"{style} title"),)
     spans = [(*call.span, "faint") for call in calls if call.span is not None]
     begin = 0
-    for start, stop in reasoning(text) if role in ("assistant", "output") else ():
-        yield from _said(text, title, style, spans, begin, start)
-        thought = text[start:stop]
-        closed = "" if thought.endswith("</think>") else ", not closed"
-        label = ((f"{role} thinks · {len(thought):,} characters{closed}", "think title"),)
-        yield Block(label, thought, "think", is_folded=True)
-        begin = stop
+    for thought in thoughts(text) if role in ("assistant", "output") else ():
+        yield from _said(text, title, style, spans, begin, thought.start)
+        whole = text[thought.start : thought.stop]
+        closed = "" if thought.is_closed else ", not closed"
+        label = ((f"{role} thinks · {len(whole):,} characters{closed}", "think title"),)
+        yield Block(label, whole, "think", is_folded=True)
+        begin = thought.stop
     yield from _said(text, title, style, spans, begin, len(text))
     if begin == 0 and not text:
         yield Block(title)
@@ -138,16 +138,6 @@ def _said(
             if begin < stop and end > start
         ]
         yield Block(title, text[start:stop], style, tuple(paints))
-
-
-def reasoning(text: str) -> list[tuple[int, int]]:
-    """Say where a text thinks aloud: between its tags, to the end if it does not stop.
-
-    Where a prompt opened the tag, a message only closes it: then it thinks from its beginning.
-    """
-    close, opened = text.find("</think>"), text.find("<think>")
-    found = [(0, close + len("</think>"))] if close >= 0 and not 0 <= opened < close else []
-    return [*found, *(match.span() for match in _THINK.finditer(text, found[0][1] if found else 0))]
 
 
 def _call(call: ParsedCall, result: ToolResult) -> Iterator[Block]:

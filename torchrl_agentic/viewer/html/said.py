@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from torchrl_agentic.messages import Turn
-
-_THOUGHT = re.compile(r"<((?:seed:)?think(?:ing)?|reasoning)>(.*?)(?:</\1>|\Z)", re.DOTALL)
-_CLOSER = re.compile(r"</(?:(?:seed:)?think(?:ing)?|reasoning)>")
-_OPENER = re.compile(r"<(?:(?:seed:)?think(?:ing)?|reasoning)>")
+from torchrl_agentic.viewer.thoughts import thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +30,10 @@ def pieces(turn: Turn) -> Iterator[Piece]:
         if call.span is None or not at <= call.span[0] < call.span[1] <= len(text):
             continue
         start, stop = call.span
-        yield from _thoughts(text[at:start])
+        yield from _said(text[at:start])
         yield Piece("call", text[start:stop], number)
         at = stop
-    yield from _thoughts(text[at:])
+    yield from _said(text[at:])
 
 
 def said_text(turn: Turn) -> str:
@@ -45,16 +41,12 @@ def said_text(turn: Turn) -> str:
     return "".join(piece.text for piece in pieces(turn) if piece.kind == "text")
 
 
-def _thoughts(text: str) -> Iterator[Piece]:
-    closer, opener = _CLOSER.search(text), _OPENER.search(text)
-    if closer is not None and (opener is None or closer.start() < opener.start()):
-        yield Piece("thought", text[: closer.start()])
-        text = text[closer.end() :]
+def _said(text: str) -> Iterator[Piece]:
     at = 0
-    for thought in _THOUGHT.finditer(text):
-        if at < thought.start():
-            yield Piece("text", text[at : thought.start()])
-        yield Piece("thought", thought[2])
-        at = thought.end()
+    for thought in thoughts(text):
+        if at < thought.start:
+            yield Piece("text", text[at : thought.start])
+        yield Piece("thought", thought.text)
+        at = thought.stop
     if at < len(text):
         yield Piece("text", text[at:])
