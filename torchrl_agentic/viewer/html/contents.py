@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import zlib
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +14,7 @@ import pydantic_core
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records import BadLine, Dump, DumpFile, TrajectoryRecord
+from torchrl_agentic.records.distribution import Distribution
 from torchrl_agentic.records.encode import plain
 from torchrl_agentic.viewer.html.body import body, seconds
 from torchrl_agentic.viewer.html.words import NOT_RUN, STATUS_WORDS
@@ -85,7 +84,7 @@ class Index:
     n_problems: int = 0
     tools: dict[str, int] = field(default_factory=dict[str, int])
     reasons: dict[str, int] = field(default_factory=dict[str, int])
-    times: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict[str, Any])
+    times: dict[str, tuple[Distribution, Distribution]] = field(default_factory=dict[str, Any])
 
     def add(self, record: TrajectoryRecord, file: int) -> None:
         """Add a trajectory."""
@@ -98,9 +97,9 @@ class Index:
         self.rows.append(_escaped([*begin, statuses, tools, _excerpt(record)]))
         for _, call, result in record.calls:
             if result.timing is not None and result.status not in NOT_RUN:
-                queues, runs = self.times.setdefault(call.tool[:_ROW_CHARS], (array("d"), array("d")))
-                queues.append(seconds(result.timing.queue_s) or 0.0)
-                runs.append(seconds(result.timing.run_s) or 0.0)
+                queues, runs = self.times.setdefault(call.tool[:_ROW_CHARS], (Distribution(), Distribution()))
+                queues.add(max(0.0, seconds(result.timing.queue_s) or 0.0))
+                runs.add(max(0.0, seconds(result.timing.run_s) or 0.0))
 
     def problem(self, file: int, number: int | None, reason: str) -> None:
         """Add something that cannot be shown. number: of its line."""
@@ -142,15 +141,9 @@ def _excerpt(record: TrajectoryRecord) -> str:
     return "" if first is None else " ".join(first.text[: 4 * _ROW_CHARS].split())[:_ROW_CHARS]
 
 
-def _times(name: str, queues: array[float], runs: array[float]) -> list[JSON]:
+def _times(name: str, queues: Distribution, runs: Distribution) -> list[JSON]:
     """Write how many calls a tool had, and quantiles of their queue and run times."""
-    return [name, len(runs), *(_quantiles(times) for times in (queues, runs))]
-
-
-def _quantiles(times: array[float]) -> list[float]:
-    """Give quantiles, each a time that was measured: the smallest that so large a part does not exceed."""
-    ordered = sorted(times)
-    return [ordered[math.ceil(q * len(ordered)) - 1] for q in _QUANTILES]
+    return [name, len(runs), *([times.quantile(q) for q in _QUANTILES] for times in (queues, runs))]
 
 
 def _escaped(value: JSON) -> bytes:
