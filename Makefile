@@ -66,12 +66,12 @@ bench-site: $(VENV)/ready
 	$(BIN)/pytest $(addprefix benchmarks/,$(QUICK)) --benchmark-only --benchmark-json=benchmarks/results.json
 	$(BIN)/python benchmarks/compact.py benchmarks/results.json docs/_data/benchmarks.json
 
-$(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/bubblewrap.sh
+$(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/get.sh
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trl  # tests read its chat templates
-	sh scripts/bubblewrap.sh
+	[ "$$(uname)" != Linux ] || sh scripts/get.sh bubblewrap 'runs model-written code safely' https://github.com/containers/bubblewrap bwrap
 	touch $@
 
 $(VENV)/ready-dev: $(VENV)/ready
@@ -93,8 +93,8 @@ $(VENV)/ready-docs: $(VENV)/ready
 
 # What TorchRL's own BrowserTransform and MCPToolTransform talk to: `as_tool` is tested with both, and pages of
 # HTML with the first. The Chromium is that of the system.
-.venv-legacy/ready: $(VENV)/ready scripts/chromium.sh
-	sh scripts/chromium.sh
+.venv-legacy/ready: $(VENV)/ready scripts/get.sh
+	sh scripts/get.sh chromium 'shows pages in tests' https://www.chromium.org chromium chromium-browser
 	$(PYTHON) -m venv .venv-legacy
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$(ls -d .venv-legacy/lib/python3*/site-packages)/main.pth"
 	.venv-legacy/bin/python -m pip install --quiet 'playwright>=1.50' 'mcp>=2,<3' -e .
