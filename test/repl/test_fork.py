@@ -4,6 +4,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
@@ -245,6 +246,123 @@ async def test_whoever_uses_a_copy_that_could_not_be_made_is_told():
         assert not clone.sandbox.is_open
         await clone.close()
         assert (await repl.execute("x")).value == "1"
+
+
+@native
+@pytest.mark.parametrize("how", ["once", "twice", "two at once"])
+async def test_a_cancelled_close_leaves_nothing(how: str):
+    repl, sandbox = await _held()
+    (clone,) = await repl.fork()
+    closing = [asyncio.create_task(clone.close()) for _ in range(2 if how == "two at once" else 1)]
+    await sandbox.asked.wait()
+    closing[-1].cancel()
+    if how == "twice":
+        await asyncio.sleep(0)
+        closing[-1].cancel()
+    await asyncio.sleep(0)
+    sandbox.let.set()
+    await asyncio.wait(closing)
+    while clone.sandbox.is_open and how == "twice":  # it goes on without whoever has waited
+        await asyncio.sleep(0.01)
+    assert not clone.sandbox.is_open
+    await repl.close()
+
+
+@native
+async def test_what_waits_for_copies_waits_for_the_next_ones_too():
+    """Else it would go to where the original has been, and be lost."""
+    repl, sandbox = await _held()
+    clones = await repl.fork()
+    writing = asyncio.create_task(repl.sandbox.write_file("f", b"new"))
+    forking = asyncio.create_task(repl.fork())
+    await sandbox.asked.wait()
+    sandbox.let.set()
+    clones += await forking
+    await writing
+    assert await repl.sandbox.read_file("f") == b"new"
+    assert [await clone.sandbox.read_file("f") for clone in clones] == [b"old", b"old"]
+    await _all_close([repl, *clones])
+
+
+@native
+@pytest.mark.parametrize("begun", [False, True])
+async def test_copies_whose_making_is_cancelled_say_so(begun: bool):
+    repl, sandbox = await _held()
+    (clone,) = await repl.fork()
+    if begun:
+        await sandbox.asked.wait()
+    assert sandbox.cloning is not None
+    sandbox.cloning.cancel()
+    for use in (clone.execute("x"), clone.sandbox.open(), clone.sandbox.read_file("f")):
+        with pytest.raises(InfrastructureError, match="could not be made: cancelled"):
+            await use
+    assert not clone.sandbox.is_open
+    await clone.close()
+    assert (await repl.execute("x")).value == "1"
+    await repl.close()
+
+
+@native
+async def test_an_original_that_may_be_gone_is_lost():
+    """A copying that is cancelled after it was asked for may have come to its end."""
+    async with ForkServerRepl() as repl:
+        await repl.execute("x = 1")
+        cloning = asyncio.create_task(repl.sandbox.clones(1))
+        await asyncio.sleep(0)
+        cloning.cancel()
+        with pytest.raises(InfrastructureError):
+            await repl.execute("x")
+
+
+@native
+async def test_the_interpreter_of_a_copy_that_is_not_there_yet_is_taken():
+    repl, sandbox = await _held()
+    (clone,) = await repl.fork()
+    assert clone.cells == repl.cells
+    with pytest.raises(SandboxError, match="in use"):
+        await ForkServerRepl(clone.sandbox).open()
+    sandbox.let.set()
+    await _all_close([repl, clone])
+
+
+@native
+async def test_if_not_all_copies_can_be_made_none_is_left():
+    class Halfway(ForkServerSandbox):
+        made: ClassVar[list[Sandbox]] = []
+
+        async def _some_clones(self, n: int) -> Sequence[Sandbox]:
+            if self.made:
+                raise SandboxError("no room")
+            self.made.extend(await super()._some_clones(n))
+            return self.made
+
+    async with ForkServerRepl(Halfway()) as repl:
+        clones = await repl.fork(9)
+        with pytest.raises(InfrastructureError, match="no room"):
+            await clones[0].execute("1")
+        assert len(Halfway.made) == 8
+        assert not any(one.is_open for one in [*Halfway.made, *(clone.sandbox for clone in clones)])
+        await _all_close(clones)
+
+
+@native
+async def test_a_number_of_copies_that_is_none_is_refused():
+    async with ForkServerRepl() as repl:
+        with pytest.raises(TypeError):
+            await repl.fork("2")  # pyright: ignore[reportArgumentType]
+        assert (await repl.execute("1")).value == "1"
+
+
+@native
+async def test_an_interrupt_while_copies_are_made_does_not_wait_for_the_next_cell():
+    repl, sandbox = await _held()
+    (clone,) = await repl.fork()
+    running = asyncio.create_task(repl.execute("x"))
+    await sandbox.asked.wait()
+    await asyncio.wait_for(repl.interrupt(), 5)
+    sandbox.let.set()
+    assert (await running).value == "1"
+    await _all_close([repl, clone])
 
 
 @native

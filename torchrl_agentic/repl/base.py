@@ -123,7 +123,8 @@ class Repl(ABC):
         then get the files from /work. No cell may run meanwhile.
 
         Raises:
-            InfrastructureError: a copy cannot be made.
+            InfrastructureError: a copy cannot be made. Interpreters whose `fork` returns before there are any
+                tell whoever uses one.
         """
         sandboxes = await self.sandbox.clones(n)
         clones: list[Repl] = []

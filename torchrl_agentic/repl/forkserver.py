@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl.base import Repl
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.forkserver import ForkServerSandbox
 from torchrl_agentic.sandbox.link import Link
+from torchrl_agentic.sandbox.uncancelled import to_the_end
+
+logger = logging.getLogger(__name__)
 
 
 class ForkServerRepl(SupervisedRepl):
@@ -40,41 +44,52 @@ class ForkServerRepl(SupervisedRepl):
     async def fork(self, n: int = 1) -> list[Repl]:
         """Make open copies that go on from here, with all that is in memory and below /work and /tmp.
 
-        Returns at once: what is asked of a copy, or of this one, waits until all are there. Where they cannot
-        be made, whoever uses one is told by an InfrastructureError.
+        Returns at once when no cell runs: what is asked of a copy, or of this one, waits until all are there.
+        Where they cannot be made, whoever uses one is told by an InfrastructureError.
 
         Threads, processes and connections that cells have left are not copied, and end here too. Where there
         is something that would be shared, such as shared memory, the cells are run again instead.
         """
+        clones = [self.fresh() for _ in range(n)]
         await self._lock.acquire()
         try:
             await self._live()
         except BaseException:
             self._lock.release()
             raise
-        clones = [self.fresh() for _ in range(n)]
         for clone in clones:
-            clone._opened = clone.owns_sandbox = True
+            clone._opened = clone.owns_sandbox = clone._sandbox.interpreter_taken = True
+            clone.cells, clone._untold = list(self.cells), self._untold
             await clone._lock.acquire()  # nobody else has it
         cloning = asyncio.create_task(self._clone(clones))
         for one in (self, *clones):
             one._sandbox.cloning = cloning
+        cloning.add_done_callback(lambda _: self._settle(clones, cloning))
         return [*clones]
 
     async def _clone(self, clones: Sequence[ForkServerRepl]) -> None:
         """Let these become copies; we and they are locked until then."""
-        try:
-            for clone, made in zip(clones, await super().fork(len(clones)), strict=True):
-                assert isinstance(made, ForkServerRepl)
-                clone._sandbox.become(made._sandbox)
-                clone.cells, clone._untold = made.cells, made._untold
-        except Exception as error:
-            for clone in clones:
-                clone._sandbox.lost = f"a copy could not be made: {error}"
-        finally:
-            for one in (self, *clones):
-                one._sandbox.cloning = None
-                one._lock.release()
+        for clone, made in zip(clones, await super().fork(len(clones)), strict=True):
+            assert isinstance(made, ForkServerRepl)
+            clone._sandbox.become(made._sandbox)
+            clone.cells, clone._untold = made.cells, made._untold
+
+    def _settle(self, clones: Sequence[ForkServerRepl], cloning: asyncio.Task[None]) -> None:
+        """Let whoever waits go on. A callback, since that is called also if the task never began."""
+        error = asyncio.CancelledError("cancelled") if cloning.cancelled() else cloning.exception()
+        if isinstance(error, Exception) and not isinstance(error, InfrastructureError):
+            logger.warning("an interpreter could not be copied", exc_info=error)
+        for one in (self, *clones):
+            one._sandbox.cloning = None
+            one._lock.release()
+            if error is not None and one is not self:
+                one._sandbox.lost = f"a copy could not be made: {str(error) or repr(error)}"
+
+    async def interrupt(self) -> None:
+        """Stop the code that runs now; while copies are made there is none."""
+        self._check_open()
+        if self._sandbox.cloning is None:
+            await super().interrupt()
 
     async def continue_in(self, sandbox: Sandbox, *, owns: bool = False) -> Repl:
         """Make an open copy of this interpreter in a sandbox that is a clone of ours."""
@@ -94,6 +109,9 @@ class ForkServerRepl(SupervisedRepl):
         self._sandbox.take_interpreter()
 
     async def _end(self) -> None:
+        await to_the_end(self._free())
+
+    async def _free(self) -> None:
         await self._sandbox.settled()
         if self.sandbox.is_open and not self.owns_sandbox:
             with contextlib.suppress(SandboxError):

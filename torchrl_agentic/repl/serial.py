@@ -55,9 +55,11 @@ class SerialRepl(Repl):
     async def close(self) -> None:
         """End it."""
         opened, self._opened = self._opened, False
-        if opened:
-            await self._end()
-        await self._close_sandbox()
+        try:
+            if opened:
+                await self._end()
+        finally:
+            await self._close_sandbox()
 
     async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
         """Run code."""
@@ -86,5 +88,5 @@ class SerialRepl(Repl):
 
     async def _close_sandbox(self) -> None:
         if self.owns_sandbox:
-            self.owns_sandbox = False
             await self.sandbox.close()
+            self.owns_sandbox = False

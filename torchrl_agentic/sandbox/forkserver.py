@@ -45,6 +45,7 @@ from torchrl_agentic.sandbox.link import Link, SocketStream
 from torchrl_agentic.sandbox.process import Streams, connected, how
 from torchrl_agentic.sandbox.python import env_inside, python_inside
 from torchrl_agentic.sandbox.supervision import supervisor_settings
+from torchrl_agentic.sandbox.uncancelled import to_the_end
 from torchrl_agentic.sandbox.workspace import MAX_READ
 from torchrl_agentic.sandbox.zygotes import START_S, Kind, Pool, Zygote, pool_of
 
@@ -125,8 +126,8 @@ class ForkServerSandbox(Sandbox):
 
     async def settled(self) -> None:
         """Wait until nothing is being copied, unless it is for the copying that this is asked."""
-        if self.cloning not in (None, asyncio.current_task()):
-            await asyncio.wait((self.cloning,))
+        while self.cloning not in (None, asyncio.current_task()):
+            await asyncio.wait((self.cloning,))  # then there may be the next one
 
     async def open(self) -> None:
         """Fork a trajectory, or take one that stands ready."""
@@ -151,6 +152,9 @@ class ForkServerSandbox(Sandbox):
 
     async def close(self) -> None:
         """End all processes; with them go all files."""
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
         await self.settled()
         link, self._link = self._link, None
         if link is None:
@@ -204,9 +208,9 @@ class ForkServerSandbox(Sandbox):
 
     async def spawn(self, argv: Sequence[str]) -> Process:
         """Start a long-lived process; its processor time has no limit, since it serves many calls."""
-        limits, link = replace(self.limits, cpu_seconds=None, wall_seconds=None), await self.link()
+        limits = replace(self.limits, cpu_seconds=None, wall_seconds=None)
         async with connected() as (standard, connection):
-            header = self._command(argv, limits, None)
+            header, link = self._command(argv, limits, None), await self.link()
             number, answer = await link.begin("command", fds=standard, **header)
         return _Spawned(link, number, answer, connection)
 
@@ -244,16 +248,23 @@ class ForkServerSandbox(Sandbox):
         shared, or runs a cell, the copies have the files alone: see `has_live_clone`.
         """
         clones: list[Sandbox] = []
-        while len(clones) < n:
-            clones += await self._some_clones(min(n - len(clones), CLONES_AT_ONCE))
+        try:
+            while len(clones) < n:
+                clones += await self._some_clones(min(n - len(clones), CLONES_AT_ONCE))
+        except BaseException:
+            for clone in clones:
+                await clone.close()
+            raise
         return clones
 
     async def _some_clones(self, n: int) -> Sequence[Sandbox]:
         link, pairs = await self.link(), [socket.socketpair() for _ in range(n + 1)]
         try:
             found, _ = await link.ask("clone", fds=[theirs.fileno() for _, theirs in pairs])
-        except BaseException:
+        except BaseException as error:
             _close(ours for ours, _ in pairs)
+            if isinstance(error, asyncio.CancelledError):
+                await link.close()  # nobody says any more whether the interpreter is still there
             raise
         finally:
             _close(theirs for _, theirs in pairs)
