@@ -1,5 +1,6 @@
 """A dump is listed while it is read, and while its files grow, shrink, come and go."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -291,7 +292,8 @@ def test_of_a_large_trajectory_the_beginning_is_shown_and_all_of_it_on_demand(tm
 def test_most_of_a_file_is_listed_before_it_is_read_to_its_end(tmp_path: Path):
     line = _line("a", answer="word " * 20_000)
     (tmp_path / "1.jsonl").write_text(line * 100)
-    with closing(Library(tmp_path)) as library:
+    looks = itertools.count()
+    with closing(Library(tmp_path, clock=lambda: next(looks) * 0.006)) as library:  # time for one look
         reading = Reading(library)
         library.work()
         reading.catch_up()

@@ -116,9 +116,9 @@ class Library:
 
     def _read(self) -> bool:
         """Read of the files that are due, as long as nobody who waits would notice."""
-        due, until = self._due, time.monotonic() + _SLICE_S
+        due, until = self._due, self._clock() + _SLICE_S
         found = bool(due)
-        while due and time.monotonic() < until:
+        while due and self._clock() < until:
             step = due.popleft()
             self._read_some(step)
             if step.is_due:
