@@ -22,7 +22,7 @@ from torchrl_agentic.messages import (
     ToolResult,
     Turn,
 )
-from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, plain_text
+from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, group_of, plain_text
 
 SCHEMA_VERSION = 2
 
@@ -42,7 +42,8 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
     Of results the text is kept; images, videos and files appear in it by name. Their `meta` is left out: it
     may hold anything. Messages are kept whole, with the images and videos that the model was shown.
     """
-    summary, messages = record.summary, list(record.messages)
+    statuses, tools = record.counts
+    prompt, messages = plain_text(record.prompt), list(record.messages)
     calls: list[JSON] = [_call_to_json(turn.index, call, result) for turn, call, result in record.calls]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -53,13 +54,13 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
         "trajectory": record.trajectory,
         "row": record.row,
         "started": record.started,
-        "group": summary.group,
-        "n_turns": summary.n_turns,
-        "statuses": summary.statuses,
-        "tools": summary.tools,
+        "group": group_of(prompt),
+        "n_turns": len(record.turns),
+        "statuses": statuses,
+        "tools": tools,
         **record.extras,
         "gts": record.gts,
-        "input": plain_text(record.prompt),
+        "input": prompt,
         "output": plain_text(messages[len(record.prompt) :]),
         "rewards": list(record.rewards),
         "messages": list(map(message_to_json, messages)),

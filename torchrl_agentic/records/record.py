@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -78,9 +77,20 @@ class TrajectoryRecord:
         return group_of(plain_text(self.prompt))
 
     @property
+    def counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """How many of its calls had each status, and how many were of each tool."""
+        statuses: dict[str, int] = {}
+        tools: dict[str, int] = {}
+        for _, call, result in self.calls:
+            status = str(result.status)
+            statuses[status] = statuses.get(status, 0) + 1
+            tools[call.tool] = tools.get(call.tool, 0) + 1
+        return statuses, tools
+
+    @property
     def summary(self) -> Summary:
         """What lists of trajectories show of it."""
-        calls = [(call, result) for _, call, result in self.calls]
+        statuses, tools = self.counts
         return Summary(
             request_id=self.request_id,
             step=self.step,
@@ -89,8 +99,8 @@ class TrajectoryRecord:
             trajectory=self.trajectory,
             group=self.group,
             n_turns=len(self.turns),
-            statuses=Counter(str(result.status) for _, result in calls),
-            tools=Counter(call.tool for call, _ in calls),
+            statuses=statuses,
+            tools=tools,
             extras=self.extras,
         )
 

@@ -6,13 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_NAME = "(?:seed:)?think(?:ing)?|reasoning"
-_OPENER = re.compile(rf"<(?:{_NAME})>|\[THINK\]")
-_CLOSER = re.compile(rf"</(?:{_NAME})>|\[/THINK\]")
-_THOUGHT = re.compile(
-    rf"<({_NAME})>(?P<tagged>.*?)(?P<end></\1>|\Z)|\[THINK\](?P<bracketed>.*?)(?P<stop>\[/THINK\]|\Z)",
-    re.DOTALL,
-)
+_OPENER = re.compile(r"<(?:(?:seed:)?think(?:ing)?|reasoning)>|\[THINK\]")
+_CLOSER = re.compile(r"</(?:(?:seed:)?think(?:ing)?|reasoning)>|\[/THINK\]")
 
 
 class Thought(NamedTuple):
@@ -29,12 +24,16 @@ def thoughts(text: str) -> Iterator[Thought]:
 
     Where a prompt opened the tag, a message only closes it: then it thinks from its beginning.
     """
-    closer, opener, begin = _CLOSER.search(text), _OPENER.search(text), 0
+    closer, opener = _CLOSER.search(text), _OPENER.search(text)
     if closer is not None and (opener is None or closer.start() < opener.start()):
-        begin = closer.end()
-        yield Thought(0, begin, text[: closer.start()], is_closed=True)
-    for found in _THOUGHT.finditer(text, begin):
-        inside, end = found["tagged"], found["end"]
-        if inside is None:
-            inside, end = found["bracketed"], found["stop"]
-        yield Thought(*found.span(), inside, is_closed=bool(end))
+        yield Thought(0, closer.end(), text[: closer.start()], is_closed=True)
+        opener = _OPENER.search(text, closer.end())
+    while opener is not None:
+        (start, begin), tag = opener.span(), opener[0]
+        end = text.find(f"{tag[0]}/{tag[1:]}", begin)
+        if end < 0:
+            yield Thought(start, len(text), text[begin:], is_closed=False)
+            return
+        stop = end + len(tag) + 1
+        yield Thought(start, stop, text[begin:end], is_closed=True)
+        opener = _OPENER.search(text, stop)
