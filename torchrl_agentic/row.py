@@ -20,6 +20,22 @@ Columns: TypeAlias = Mapping[str, Any]
 ToolsKwargs: TypeAlias = Mapping[str, Mapping[str, Columns]]
 
 
+def trajectory_name(row: int, number: int, environment: int) -> str:
+    """Return the name of a trajectory, unique in a process: `"row.number@environment"`, such as `"3.0@1"`.
+
+    Args:
+        row: Place in the flattened batch.
+        number: How many trajectories the row had before.
+        environment: Number of the environment in its process.
+    """
+    return f"{row}.{number}@{environment}"
+
+
+def local_name(trajectory: str) -> str:
+    """Return the name of a trajectory within its environment, which is the same each time a script runs."""
+    return trajectory.partition("@")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class RowData:
     """The row of a data set that a trajectory began with.

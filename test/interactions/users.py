@@ -5,6 +5,7 @@ import threading
 from contextlib import asynccontextmanager
 
 from torchrl_agentic.interactions import Interaction, Reply
+from torchrl_agentic.row import local_name
 
 
 class Shopper(Interaction):
@@ -43,7 +44,7 @@ class Shopper(Interaction):
         return self.judged
 
     def events(self, event):
-        return [trajectory for kind, trajectory, _ in self.diary if kind == event]
+        return [local_name(trajectory) for kind, trajectory, _ in self.diary if kind == event]
 
 
 class Clerk:

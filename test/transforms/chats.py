@@ -10,6 +10,7 @@ from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 
 from torchrl_agentic import StopTool, Tool, ToolCompose
 from torchrl_agentic.interactions import ScriptedUser
+from torchrl_agentic.row import local_name
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms import UserSimulator
 from torchrl_agentic.transforms import history as border
@@ -54,7 +55,9 @@ class Counter(Tool):
         return self.calls
 
     def events(self, event, row=None):
-        return [name for kind, name in self.diary if kind == event and row in (None, int(name.split(".")[0]))]
+        """The trajectories of these events, by their names within the environment."""
+        named = [local_name(name) for kind, name in self.diary if kind == event]
+        return [name for name in named if row in (None, int(name.split(".")[0]))]
 
 
 def collate(rows):

@@ -52,6 +52,7 @@ from torchrl_agentic import (
     tool,
 )
 from torchrl_agentic.parsers import HermesParser
+from torchrl_agentic.row import local_name
 from torchrl_agentic.transforms import history as border
 
 FLAGS = {
@@ -212,7 +213,7 @@ class TestStopping:
         td = advance(env, begin(env), STOP + STOP, call("add", a=1, b=1))
         td = advance(env, td, "unread", call("add", a=2, b=2))
         assert results(td)[1] == ["2", "4"]
-        assert chats(td)[0][-1].content == ""  # the policy says nothing in a row that is done
+        assert chats(td)[0][-1].content == "[stop] done"  # a row that is done stays as it is
 
     def test_the_session_of_the_row_closes_with_its_stop(self):
         counter = Counter()
@@ -1197,7 +1198,12 @@ class TestRecorder:
         env = dataset_env(2, ToolCompose([add], recorder=turns.append))
         td = advance(env, env.reset(), call("add", a=1, b=1), "hello")
         advance(env, td, "thanks", "hello")
-        assert [(t.trajectory, t.index) for t in turns] == [("0.0", 0), ("1.0", 0), ("0.0", 1), ("1.0", 1)]
+        assert [(local_name(t.trajectory), t.index) for t in turns] == [
+            ("0.0", 0),
+            ("1.0", 0),
+            ("0.0", 1),
+            ("1.0", 1),
+        ]
         assert [m.role for m in turns[0].context] == ["system", "user"]
         assert turns[2].context == ()
         assert [m.content for m in turns[0].messages] == ["2"]
@@ -1209,7 +1215,10 @@ class TestRecorder:
         env = dataset_env(1, ToolCompose([add], recorder=turns.append))
         step(env, env.reset(), "one")
         step(env, env.reset(), "two")
-        assert [(t.trajectory, t.index, len(t.context)) for t in turns] == [("0.0", 0, 2), ("0.1", 0, 2)]
+        assert [(local_name(t.trajectory), t.index, len(t.context)) for t in turns] == [
+            ("0.0", 0, 2),
+            ("0.1", 0, 2),
+        ]
 
 
 hostile_piece = st.one_of(

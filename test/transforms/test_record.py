@@ -32,6 +32,7 @@ from torchrl_agentic import (
 )
 from torchrl_agentic.interactions import ScriptedUser
 from torchrl_agentic.records import TrajectoryRecord
+from torchrl_agentic.row import local_name
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms import UserSimulator
 
@@ -47,7 +48,7 @@ def found(path: Path) -> list[TrajectoryRecord]:
 
 
 def reasons(path: Path) -> dict[str, str]:
-    return {record.trajectory: record.termination_reason for record in found(path)}
+    return {local_name(record.trajectory): record.termination_reason for record in found(path)}
 
 
 def tools(recorder: Recorder) -> ToolCompose:
@@ -76,16 +77,21 @@ def test_a_row_is_recorded_as_soon_as_it_is_done(recorder: Recorder, dump: Any):
     env = chat_env((2,), tools(recorder), EndTrajectory(when_no_calls=True), RecordTransform())
     td = step(env, begin(env), "the answer", call("add", a=1, b=2))
     (first,) = dump()
-    assert (first.trajectory, first.termination_reason) == ("0.0", "no_calls")
+    assert (local_name(first.trajectory), first.termination_reason) == ("0.0", "no_calls")
     assert [message.text for message in first.messages] == ["q0", "the answer"]
     td = step(env, env.step_mdp(td), "", "done")
-    assert [(record.trajectory, len(record.turns)) for record in dump()] == [("0.0", 1), ("1.0", 2)]
+    assert [(local_name(record.trajectory), len(record.turns)) for record in dump()] == [
+        ("0.0", 1),
+        ("1.0", 2),
+    ]
 
 
 def test_without_the_transform_a_row_is_recorded_when_the_loop_goes_on(recorder: Recorder, dump: Any):
     env = dataset_env(2, tools(recorder), EndTrajectory(when_no_calls=True))
     env.step_and_maybe_reset(answer(env.reset(), "the answer", call("add", a=1, b=2)))
-    assert [(record.trajectory, record.termination_reason) for record in dump()] == [("0.0", "no_calls")]
+    assert [(local_name(record.trajectory), record.termination_reason) for record in dump()] == [
+        ("0.0", "no_calls")
+    ]
 
 
 def test_a_row_that_is_stepped_after_its_end_is_not_recorded_again(recorder: Recorder, dump: Any):
@@ -93,9 +99,12 @@ def test_a_row_that_is_stepped_after_its_end_is_not_recorded_again(recorder: Rec
     td = begin(env)
     for _ in range(3):
         td = advance(env, td, "", call("add", a=1, b=2))
-    assert [(record.trajectory, len(record.turns)) for record in dump()] == [("0.0", 1)]
+    assert [(local_name(record.trajectory), len(record.turns)) for record in dump()] == [("0.0", 1)]
     env.close()
-    assert [(record.trajectory, len(record.turns)) for record in dump()] == [("0.0", 1), ("1.0", 3)]
+    assert [(local_name(record.trajectory), len(record.turns)) for record in dump()] == [
+        ("0.0", 1),
+        ("1.0", 3),
+    ]
 
 
 def test_each_end_has_its_reason(recorder: Recorder):
@@ -204,7 +213,7 @@ def test_tokens_are_recorded_with_who_wrote_them(recorder: Recorder, dump: Any):
         ledger, texts = record.tokens.ledger, record.tokens.texts
         assert "".join(texts) == tokenizer.decode(ledger.ids)
         by_source = {span.name: text for span, text in zip(ledger.spans(), texts, strict=True)}
-        is_first = record.trajectory == "0.0"
+        is_first = local_name(record.trajectory) == "0.0"
         assert by_source.get("call 0") == ("42" if is_first else None)
         assert by_source["sampled"].startswith("It is 42" if is_first else "no")
 

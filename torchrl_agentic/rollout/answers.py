@@ -74,20 +74,35 @@ class TokensToHistory(TensorDictModuleBase):
         return Message("assistant", decode(self.tokenizer, ids[:stop]), is_complete=stop is not None)
 
 
-class FullLogProbs(TensorDictModuleBase):
-    """Writes ("log_probs", "full"), which losses read: NaN for the prompt, then those of the answer."""
+class FullSequence(TensorDictModuleBase):
+    """Describe ("tokens", "full") to losses: which tokens this turn sampled, and with what log-probabilities.
 
-    def __init__(self) -> None:
+    Reads ("tokens", "response") and ("tokens", "full"), and ("log_probs", "response") if asked to. Writes
+    ("masks", "all_assistant_mask"), bool, true for the answer alone: earlier answers in the prompt belong to the
+    steps that sampled them. Writes ("log_probs", "full"), in nats, NaN for the prompt.
+
+    Args:
+        log_probs: Whether to write log-probabilities.
+    """
+
+    def __init__(self, *, log_probs: bool = True) -> None:
         super().__init__()
-        self.in_keys: Any = [("log_probs", "response"), ("tokens", "full")]
-        self.out_keys: Any = [("log_probs", "full")]
+        self.in_keys: Any = [("tokens", "response"), ("tokens", "full")]
+        self.out_keys: Any = [("masks", "all_assistant_mask")]
+        self.log_probs = log_probs
+        if log_probs:
+            self.in_keys.append(("log_probs", "response"))
+            self.out_keys.append(("log_probs", "full"))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write them in each row."""
         td, rows = border.leaves(tensordict)
         for row in rows:
-            known, size = row.get(("log_probs", "response")), len(row.get(("tokens", "full")))
-            row.set(
-                ("log_probs", "full"), torch.cat([known.new_full((size - len(known),), torch.nan), known])
-            )
+            full, answer = row.get(("tokens", "full")), len(row.get(("tokens", "response")))
+            start = len(full) - answer
+            mask = torch.arange(len(full), device=full.device) >= start
+            row.set(("masks", "all_assistant_mask"), mask)
+            if self.log_probs:
+                known = row.get(("log_probs", "response"))
+                row.set(("log_probs", "full"), torch.cat([known.new_full((start,), torch.nan), known]))
         return td

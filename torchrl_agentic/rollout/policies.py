@@ -11,7 +11,7 @@ from torchrl.modules.llm.policies import TransformersWrapper
 
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools
-from torchrl_agentic.rollout.answers import FullLogProbs, HistoryToTokens, TokensToHistory
+from torchrl_agentic.rollout.answers import FullSequence, HistoryToTokens, TokensToHistory
 from torchrl_agentic.rollout.engine import EngineSampler, is_engine, structural_tag
 from torchrl_agentic.transforms.tokens import stop_ids
 
@@ -41,9 +41,10 @@ def agent_policy(
     the ids that were sampled. mode="history" is the fallback without `TurnTokenizer`: it renders the
     conversation anew each turn, so that the ids of earlier turns may be others than were sampled.
 
-    Writes ("history", "response") and ("history", "full"), ragged, ("tokens", ...), ("masks", ...), and
-    ("log_probs", "response") and "full": in nats, of the model's own distribution (temperature 1, whatever is
-    sampled with), NaN for the prompt.
+    Writes ("history", "response") and ("history", "full"), ragged, ("tokens", ...), ("masks",
+    "all_attention_mask"), ("masks", "all_assistant_mask"), true for the tokens of this answer, and ("log_probs",
+    "response") and "full": in nats, of the model's own distribution (temperature 1, whatever is sampled with), NaN
+    for the prompt. So `GRPOLoss` takes the steps as they are, with masking_strategy "sft" or "rlhf".
 
     Args:
         model: a transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`. That one asks Ray for a GPU, but
@@ -99,8 +100,7 @@ def agent_policy(
     modules: list[Any] = [sampler, TokensToHistory(tokenizer, stop_token_ids)]
     if mode == "history":
         modules.insert(0, HistoryToTokens(tokenizer, tools, chat_template))
-    if return_log_probs:
-        modules.append(FullLogProbs())
+    modules.append(FullSequence(log_probs=return_log_probs))
     return TensorDictSequential(modules)
 
 

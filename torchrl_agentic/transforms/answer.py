@@ -14,6 +14,7 @@ from torchrl_agentic.tools.answers import same_number
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.columns import columns
 from torchrl_agentic.transforms.reward import add_reward, with_reward
+from torchrl_agentic.transforms.within import stepped
 
 COLUMNS: tuple[NestedKey, ...] = (
     "ground_truth", ("reward_model", "ground_truth"), ("extra_info", "ground_truth"), "answer",
@@ -22,7 +23,7 @@ COLUMNS: tuple[NestedKey, ...] = (
 
 
 class AnswerRewardTransform(Transform):
-    r"""Writes "reward", [*B, 1] float32: at the end of a trajectory, whether its answer is right; 0 before.
+    r"""Writes "reward", [*B, 1, 1] float32: at the end of a trajectory, whether its answer is right; 0 before.
 
     The answer is the last message of the model, without its reasoning. Put it behind all that ends
     trajectories. What is in "reward" already stays, and is added to, so that it goes together with
@@ -53,10 +54,12 @@ class AnswerRewardTransform(Transform):
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Judge the rows that are done."""
         done = next_tensordict.get("done")
-        rows = zip(border.prompts(next_tensordict), done.reshape(-1).tolist(), strict=True)
+        rows = zip(
+            border.prompts(next_tensordict), done.reshape(-1).tolist(), stepped(tensordict), strict=True
+        )
         values = [
-            self._worth(conversation, self._truth(tensordict, row)) if over else 0.0
-            for row, (conversation, over) in enumerate(rows)
+            self._worth(conversation, self._truth(tensordict, row)) if over and active else 0.0
+            for row, (conversation, over, active) in enumerate(rows)
         ]
         reward = torch.tensor(values, dtype=torch.float32, device=done.device).reshape(done.shape)
         return add_reward(next_tensordict, reward)

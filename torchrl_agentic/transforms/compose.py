@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
+from torchrl_agentic.row import trajectory_name
 from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.transforms import history as border
@@ -34,9 +37,12 @@ from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 from torchrl_agentic.transforms.tool_list import ToolList
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
-from torchrl_agentic.transforms.within import stepped
+from torchrl_agentic.transforms.within import keep_ended, stepped
 
 logger = logging.getLogger(__name__)
+
+_environments = itertools.count()
+"""Numbers for the names of trajectories: one for each compose of this process that has any."""
 
 HIDDEN_STATE = frozenset((
     "history", "text", "tokens", "masks", "log_probs", "next", "agentic", "answer", "answers", "ground_truth",
@@ -55,8 +61,11 @@ class ToolCompose(ToolList):
     Writes, with the shape [*B, 1], on reset too: ("agentic", "any_tool_calls"), "any_error",
     "stop_requested": bool; "n_calls", "n_errors", "n_infra", "turn": int64, of this turn, save "turn", which
     counts; "tool_reward", "tool_seconds": float32, sums over this turn; "trajectory_reward": float32, what
-    tools say at its end that a whole trajectory was worth (`Tool.finish`). A stop sets `done` and
-    `terminated` of its row.
+    tools say at its end that a whole trajectory was worth (`Tool.finish`); "trajectory": int64, a random number
+    above 0 that all steps of one trajectory share. A stop sets `done` and `terminated` of its row.
+
+    A row whose trajectory is over takes no part in later steps until it is reset: its message is neither parsed
+    nor kept, and it stays `done`.
 
     Where an environment loads a data set, its rows may hold `tools_kwargs` and `tool_selection`: see
     `RowData`.
@@ -93,6 +102,8 @@ class ToolCompose(ToolList):
     # What is known of trajectories, by row; see `_no_trajectories`.
     _known: dict[int, Session]
     _begun: dict[int, int]
+    _ids: dict[int, int]
+    _environment: int
     _recorded: dict[int, int]
     _mask: torch.Tensor | None
     _own_runtime: bool
@@ -178,6 +189,8 @@ class ToolCompose(ToolList):
                 rows[index], message = read_turn(row, *lengths, self.eos_strings)
                 session = self._session(index)
                 work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
+            else:
+                rows[index] = before[index]
         self._run(tensordict, work)
         for item in work:
             if item.calls:
@@ -188,7 +201,7 @@ class ToolCompose(ToolList):
                 self.recordings.turn(as_record(item, rows[item.row], self._recorded.get(item.row, 0)))
                 self._recorded[item.row] = border.length(rows[item.row])
         border.set_prompts(next_tensordict, rows)
-        return self._report(next_tensordict, work)
+        return self._report(tensordict, next_tensordict, work)
 
     def _run(self, tensordict: TensorDictBase, work: Sequence[RowTurn]) -> None:
         """Answer all calls of all rows; without calls no thread is troubled."""
@@ -225,11 +238,13 @@ class ToolCompose(ToolList):
         hidden = [key for key in item.keys(True) if not HIDDEN_STATE.isdisjoint(_steps(key))]
         return item.exclude(*hidden).clone().lock_()
 
-    def _report(self, next_tensordict: TensorDictBase, work: Sequence[RowTurn]) -> TensorDictBase:
+    def _report(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, work: Sequence[RowTurn]
+    ) -> TensorDictBase:
         """Write flags and telemetry, and end the rows in which a tool asked for it."""
         answered = {item.row: item.results for item in work}
         rows = ((row, session.turn, answered.get(row, ())) for row, session in self._sessions.items())
-        told = telemetry.report(rows, next_tensordict.batch_size, next_tensordict.device)
+        told = telemetry.report(rows, self._ids, next_tensordict.batch_size, next_tensordict.device)
         if self.report_calls:
             told.set("calls", self._call_lists(work, next_tensordict.batch_size))
         next_tensordict.set(telemetry.KEY, told)
@@ -237,7 +252,7 @@ class ToolCompose(ToolList):
         if any(result.stop for item in work for result in item.results):
             for key in ("terminated", "done"):  # collectors look at "done" alone
                 next_tensordict.set(key, next_tensordict.get(key) | told["stop_requested"])
-        return next_tensordict
+        return keep_ended(tensordict, next_tensordict)
 
     def _call_lists(self, work: Sequence[RowTurn], shape: torch.Size) -> TensorDictBase:
         lists: dict[int, list[dict[str, JSON]]] = {}
@@ -258,9 +273,14 @@ class ToolCompose(ToolList):
     def _session(self, row: int) -> Session:
         session = self._sessions.get(row)
         if session is None:
-            number = self._begun.get(row, 0)
-            session = self._sessions[row] = self._live().session(f"{row}.{number}", row=row)
+            name = trajectory_name(row, self._begun.get(row, 0), self._environment)
+            session = self._sessions[row] = self._live().session(name, row=row)
+            self._ids[row] = 1 + int.from_bytes(os.urandom(7))
         return session
+
+    def trajectory(self, row: int) -> str:
+        """Return the name of the trajectory of a row; see `trajectory_name`."""
+        return self._session(row).trajectory
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         """Take note of the mask: a `DataLoadingPrimer` makes a new TensorDict for the reset, without it."""
@@ -279,9 +299,12 @@ class ToolCompose(ToolList):
             flat = TensorDict({"_reset": torch.tensor(chosen).unsqueeze(-1)}, batch_size=[len(rows)])
             for tool in forwarding:
                 cast("Any", tool).reset_rows(flat, flat)
-        self._begin(tensordict_reset, [row for row, reset in enumerate(chosen) if reset], rows)
+        begun = [row for row, reset in enumerate(chosen) if reset]
+        for row in begun:
+            self._session(row)
+        self._begin(tensordict_reset, begun, rows)
         border.set_prompts(tensordict_reset, rows)
-        told = telemetry.report((), tensordict_reset.batch_size, tensordict_reset.device)
+        told = telemetry.report((), self._ids, tensordict_reset.batch_size, tensordict_reset.device)
         if self.report_calls:
             told.set("calls", telemetry.call_lists({}, tensordict_reset.batch_size))
         tensordict_reset.set(telemetry.KEY, told)
@@ -456,4 +479,11 @@ def _steps(key: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _no_trajectories() -> dict[str, Any]:
     """What is known of trajectories before the first one."""
-    return {"_known": {}, "_begun": {}, "_recorded": {}, "_mask": None}
+    return {
+        "_known": {},
+        "_begun": {},
+        "_ids": {},
+        "_recorded": {},
+        "_mask": None,
+        "_environment": next(_environments),
+    }

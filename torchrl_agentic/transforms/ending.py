@@ -11,7 +11,7 @@ from torchrl.data import Binary
 from torchrl.envs.transforms import Transform
 
 from torchrl_agentic.transforms.compose import ToolCompose
-from torchrl_agentic.transforms.within import beside
+from torchrl_agentic.transforms.within import beside, stepped
 
 
 class EndTrajectory(Transform):
@@ -45,13 +45,14 @@ class EndTrajectory(Transform):
             raise RuntimeError("EndTrajectory reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
         composes = list(beside(self, ToolCompose))
+        active = torch.tensor(stepped(tensordict), device=done.device).reshape(done.shape)
         if self.when_no_calls:
-            answered = ~next_tensordict.get(("agentic", "any_tool_calls"))
+            answered = active & ~next_tensordict.get(("agentic", "any_tool_calls"))
             _say(composes, answered, "no_calls")
             next_tensordict.set("terminated", next_tensordict.get("terminated") | answered)
             done = done | answered
         if self.max_turns is not None:
-            late = next_tensordict.get(("agentic", "turn")) >= self.max_turns
+            late = active & (next_tensordict.get(("agentic", "turn")) >= self.max_turns)
             _say(composes, late, "max_turns")
             truncated = next_tensordict.get("truncated", None)
             next_tensordict.set("truncated", late if truncated is None else late | truncated)

@@ -123,13 +123,14 @@ class UserSimulator(Transform):
         done = next_tensordict.get("done").reshape(-1).tolist()
         active = stepped(tensordict)
         spoken = self._talks.turns
+        compose = next(beside(self, ToolCompose))
         turns: list[UserTurn] = []
         for row, conversation in enumerate(rows):
             if not active[row]:
                 continue
             if row not in self._talks:  # given to `reset` by hand, it does not reach transforms before a step
                 self._begin(row, said(tensordict, row, self.column))
-            if not self._talks.take_up(row):
+            if not self._talks.take_up(row, compose.trajectory(row)):
                 continue
             is_answer = not (done[row] or called[row]) and _is_from_model(conversation)
             is_last = is_answer and self.max_turns is not None and spoken.get(row, 0) >= self.max_turns

@@ -21,9 +21,10 @@ ON_TOKENS = ("ledger", "rewards")
 
 
 class ToolRewardTransform(Transform):
-    """Writes "reward", [*B, 1] float32: what the tools say of this turn and, at its end, of the trajectory.
+    """Writes "reward", [*B, 1, 1] float32: what the tools say of this turn and, at its end, of the trajectory.
 
-    Put it behind `ToolCompose` and behind all that ends trajectories: at `done` it closes what they hold
+    The shape is that of TorchRL's rewards for language models, which `MCAdvantage` and `GRPOLoss` expect. Put the
+    transform behind `ToolCompose` and behind all that ends trajectories: at `done` it closes what they hold
     open, whereupon tools say what the whole was worth. What is in "reward" already stays, and is added to.
 
     Args:
@@ -113,14 +114,22 @@ class ToolRewardTransform(Transform):
 
 
 def add_reward(tensordict: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:
-    """Write a reward, or add it to the one that is there."""
+    """Write a reward as [*B, 1, 1], or add it to the one that is there.
+
+    Args:
+        tensordict: The "next" of a step, [*B].
+        reward: One number per row, [*B, 1].
+    """
+    reward = reward.unsqueeze(-1)
     known = tensordict.get("reward", None)
-    return tensordict.set("reward", reward if known is None else known + reward.reshape(known.shape))
+    return tensordict.set("reward", reward if known is None else known.reshape(reward.shape) + reward)
 
 
 def with_reward(reward_spec: Any) -> Any:
-    """Say that there is a reward, where nothing says it yet."""
+    """Describe the reward: [*B, 1, 1], also where others wrote [*B, 1]."""
+    shape = torch.Size((*reward_spec.shape, 1, 1))
     if "reward" not in reward_spec.keys():
-        shape = torch.Size((*reward_spec.shape, 1))
         reward_spec["reward"] = Unbounded(shape=shape, dtype=torch.float32, device=reward_spec.device)
+    elif reward_spec["reward"].shape != shape:
+        reward_spec["reward"] = reward_spec["reward"].reshape(shape)
     return reward_spec

@@ -60,7 +60,6 @@ class Talks:
 
     # What is known of trajectories, by row; see `_none`.
     _rows: dict[int, _Talk]
-    _begun: dict[int, int]
 
     def __init__(self, users: Mapping[str, Interaction], role: str, options: Mapping[str, Any]) -> None:
         self.role = role
@@ -90,11 +89,11 @@ class Talks:
         """Begin a trajectory; `end` the one before it first."""
         self._here[row] = _Talk(choice)
 
-    def take_up(self, row: int) -> bool:
-        """Take up the next turn of a row that has begun; whether its conversation still goes on."""
+    def take_up(self, row: int, trajectory: str) -> bool:
+        """Take up the next turn of a row that has begun; return whether its conversation still goes on."""
         talk = self._here[row]
         if talk.session is None:
-            talk.session = self._live().session(f"{row}.{self._begun.get(row, 0)}", row=row)
+            talk.session = self._live().session(trajectory, row=row)
             hand_over(talk.session, talk.choice.kwargs)
         return not talk.is_over
 
@@ -143,14 +142,12 @@ class Talks:
         close_sessions(talk.session for talk in over if talk.session is not None)
 
     def end(self, rows: Iterable[int]) -> None:
-        """Close the conversations of some rows. Their next trajectories get other names."""
+        """Close the conversations of some rows."""
         known = self._here
-        ended = [(row, known.pop(row)) for row in rows if row in known]
-        for row, talk in ended:
-            if talk.session is not None:
-                self._begun[row] = self._begun.get(row, 0) + 1
-                talk.session.dispatcher.forget(talk.session)
-        close_sessions(talk.session for _, talk in ended if talk.session is not None)
+        ended = [talk.session for row in rows if (talk := known.pop(row, None)) and talk.session]
+        for session in ended:
+            session.dispatcher.forget(session)
+        close_sessions(ended)
 
     def close(self) -> None:
         """End all conversations and tear the interactions down; used again, they are set up anew."""
@@ -186,4 +183,4 @@ class Talks:
 
 def _none() -> dict[str, Any]:
     """What is known of trajectories before the first one."""
-    return {"_rows": {}, "_begun": {}}
+    return {"_rows": {}}

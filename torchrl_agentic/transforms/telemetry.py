@@ -12,6 +12,7 @@ from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
 
 KEY = "agentic"
+TRAJECTORY = (KEY, "trajectory")
 WORTH = (KEY, "trajectory_reward")
 CALLS = (KEY, "calls")
 _stack: Any = NonTensorStack  # declared abstract, which it is not
@@ -26,6 +27,7 @@ _DTYPES = {
     "tool_reward": torch.float32,
     "trajectory_reward": torch.float32,
     "tool_seconds": torch.float32,
+    "trajectory": torch.int64,
 }
 _BY_DTYPE = {dtype: [name for name in _DTYPES if _DTYPES[name] is dtype] for dtype in set(_DTYPES.values())}
 
@@ -45,10 +47,21 @@ def spec(shape: torch.Size, device: torch.device | None, *, calls: bool = False)
 
 
 def report(
-    rows: Iterable[tuple[int, int, Sequence[ToolResult]]], shape: torch.Size, device: torch.device | None
+    rows: Iterable[tuple[int, int, Sequence[ToolResult]]],
+    trajectories: Mapping[int, int],
+    shape: torch.Size,
+    device: torch.device | None,
 ) -> TensorDict:
-    """Make the entries of (row, turn, results); rows that are not named get zeros."""
+    """Make the entries of a step or a reset.
+
+    Args:
+        rows: Row, turn and results of the rows that have any; the others get zeros.
+        trajectories: Row → number of its trajectory.
+        shape: The batch size, [*B].
+        device: The device of the entries.
+    """
     columns: dict[str, list[float]] = {name: [0] * shape.numel() for name in _DTYPES}
+    columns["trajectory"] = [trajectories.get(row, 0) for row in range(shape.numel())]
     for row, turn, results in rows:
         columns["turn"][row] = turn
         if not results:

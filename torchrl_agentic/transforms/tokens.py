@@ -23,6 +23,7 @@ from torchrl_agentic.transforms.drift import Mode, find_drift
 from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
 from torchrl_agentic.transforms.opening import tool_selection
 from torchrl_agentic.transforms.template import ChatTemplate
+from torchrl_agentic.transforms.within import stepped
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +147,14 @@ class TurnTokenizer(Transform):
         stack, rows = border.leaves(next_tensordict)
         _, roots = border.leaves(tensordict)
         befores, afters = border.prompts(tensordict), border.prompts(stack)
-        done = stack.get("done").reshape(-1).tolist()
+        done, active = stack.get("done").reshape(-1).tolist(), stepped(tensordict)
         drifts: list[int] = []
-        for root, row, before, after, over in zip(roots, rows, befores, afters, done, strict=True):
-            known = border.length(before) + 1
+        for index, (root, row, before, after) in enumerate(zip(roots, rows, befores, afters, strict=True)):
+            if not active[index]:
+                self._write(row, root, TokenLedger())
+                drifts.append(0)
+                continue
+            over, known = done[index], border.length(before) + 1
             conversation = self._mended(after, known)
             if conversation is not after:
                 border.inner(row.get("history")).set("prompt", border.AgentHistory.around(conversation))

@@ -26,6 +26,27 @@ def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
 
 
 def stepped(tensordict: TensorDictBase) -> list[bool]:
-    """Say which rows of a batch take part in a step: all, unless "_step" names some."""
-    stepping = tensordict.get("_step", None)
-    return [True] * tensordict.batch_size.numel() if stepping is None else stepping.reshape(-1).tolist()
+    """Return for each row of a batch whether it takes part in a step.
+
+    A row stays out of a step if "_step" leaves it out, or if its trajectory is over already: "done" of the root
+    is true until the row is reset.
+
+    Args:
+        tensordict: The root of the step, [*B].
+    """
+    stepping, done = tensordict.get("_step", None), tensordict.get("done", None)
+    active = [True] * tensordict.batch_size.numel() if stepping is None else stepping.reshape(-1).tolist()
+    if done is None:
+        return active
+    return [is_in and not is_over for is_in, is_over in zip(active, done.reshape(-1).tolist(), strict=True)]
+
+
+def keep_ended(tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    """Leave rows that were over before a step over: `done` and its kin of the root stay true."""
+    done = tensordict.get("done", None)
+    if done is not None and done.any():
+        for key in ("done", "terminated", "truncated"):
+            before, after = tensordict.get(key, None), next_tensordict.get(key, None)
+            if before is not None:
+                next_tensordict.set(key, before.clone() if after is None else after | before)
+    return next_tensordict

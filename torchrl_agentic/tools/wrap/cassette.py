@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.row import local_name
 from torchrl_agentic.tools.wrap.encoding import Outcome, canonical
 from torchrl_agentic.tools.wrap.entries import Entry, entry_line, nearest, read_entries, read_entry
 
@@ -24,8 +25,11 @@ class Cassette:
     crash loses no more than the line it broke, which is passed over. What is there already stays; delete the
     file to begin anew. When it is first read, all of it is kept in memory.
 
-    path: of the file. scope: tells apart environments that share a file, since their trajectories have the
-    same names; a replay needs the same one. Pickles as its path and its scope.
+    Trajectories go by their names within their environment, so that another environment can replay them.
+
+    Args:
+        path: The file.
+        scope: Tells apart environments that share a file; a replay needs the same one.
     """
 
     def __init__(self, path: str | Path, *, scope: str = "") -> None:
@@ -80,7 +84,8 @@ class Cassette:
                 self._file = None
 
     def _named(self, trajectory: str) -> str:
-        return f"{self.scope}/{trajectory}" if self.scope else trajectory
+        name = local_name(trajectory)
+        return f"{self.scope}/{name}" if self.scope else name
 
     def _read(self) -> _Tape:
         if self._tape is None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, TextPart, ToolResult, altered
+from torchrl_agentic.row import local_name
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 
@@ -21,7 +22,7 @@ GARBAGE = "\x00\ufffd{}[]<>\"'\\\n\t\u202e\ud7ff\U0010ffff<tool_call></think>0aÃ
 class Faulty(Wrapped):
     """A tool that fails with given probabilities, to see what training and prompts make of it.
 
-    What befalls a call follows from the seed, its trajectory, its tool, its id, and how often that id has
+    The fault of a call follows from the seed, its trajectory's name within its environment, its tool, its id, and how often that id has
     come: tries of one call differ, and neither time nor the order of calls has any say.
 
     Args:
@@ -68,7 +69,7 @@ class Faulty(Wrapped):
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Draw what befalls the call."""
         tries = self._tries[ctx.call_id] = self._tries.get(ctx.call_id, 0) + 1
-        name = f"{self.seed}/{ctx.trajectory}/{self.name}/{ctx.call_id}/{tries}"
+        name = f"{self.seed}/{local_name(ctx.trajectory)}/{self.name}/{ctx.call_id}/{tries}"
         fault = drawn(name, self.chances)
         rng = random.Random(name) if fault or self.latency else None
         if rng is not None and self.latency is not None:
