@@ -62,7 +62,7 @@ class Talk:
         self.td, self.next = begin(env) if td is None else td, None
 
     def turn(self, *said):
-        """One turn in each row; asserts that the next prompt of a row that goes on begins with all ids so far."""
+        """One turn in each row; asserts that prompts of rows that go on begin with all ids so far."""
         td = sample(self.td, self.tokenizer, said, self.stops)
         step = self.env.step(td)
         for before, after in zip(td.tensordicts, step["next"].tensordicts, strict=True):

@@ -78,8 +78,8 @@ class FullSequence(TensorDictModuleBase):
     """Describe ("tokens", "full") to losses: which tokens this turn sampled, and with what log-probabilities.
 
     Reads ("tokens", "response") and ("tokens", "full"), and ("log_probs", "response") if asked to. Writes
-    ("masks", "all_assistant_mask"), bool, true for the answer alone: earlier answers in the prompt belong to the
-    steps that sampled them. Writes ("log_probs", "full"), in nats, NaN for the prompt.
+    ("masks", "all_assistant_mask"), bool, true for the answer alone: earlier answers in the prompt belong to
+    the steps that sampled them. Writes ("log_probs", "full"), in nats, NaN for the prompt.
 
     Args:
         log_probs: Whether to write log-probabilities.

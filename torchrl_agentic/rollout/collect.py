@@ -24,15 +24,15 @@ def trajectory_batch(
 ) -> LazyStackedTensorDict:
     """Return each finished trajectory as one row, whose tokens hold all its turns.
 
-    The batch is what `GRPOLoss(..., masking_strategy="rlhf")` takes, once each row has an "advantage" [1, 1]: from
-    `group_advantage`, or from TorchRL's `MCAdvantage` as the transform of a replay buffer.
+    The batch is what `GRPOLoss(..., masking_strategy="rlhf")` takes, once each row has an "advantage" [1, 1]:
+    from `group_advantage`, or from TorchRL's `MCAdvantage` as the transform of a replay buffer.
 
-    A trajectory counts once, at the step that ended it, however often the steps repeat it: `env.rollout` repeats
-    the last step of a row that waits for others.
+    A trajectory counts once, at the step that ended it, however often the steps repeat it: `env.rollout`
+    repeats the last step of a row that waits for others.
 
     Args:
-        steps: Steps of an environment with a `TurnTokenizer`: a rollout [B, T], a batch of a collector, a list of
-            either; or ledgers that were kept. Steps of trajectories that have not ended are left out.
+        steps: Steps of an environment with a `TurnTokenizer`: a rollout [B, T], a batch of a collector, a
+            list of either; or ledgers that were kept. Steps of trajectories that have not ended are left out.
         columns: Further entries of the step that ended a trajectory to keep, such as columns of the data set.
 
     Returns:
@@ -147,11 +147,12 @@ def _kept(
 def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
     """Return the advantage of each trajectory within its group, as `GRPOLoss` takes it.
 
-    The rewards of a group are centred, and divided by their standard deviation plus `eps`. A group in which all
-    are equal teaches nothing: zeros.
+    The rewards of a group are centred, and divided by their standard deviation plus `eps`. A group in which
+    all are equal teaches nothing: zeros.
 
     Args:
-        rewards: Rewards of trajectories, [N] or [N, 1, 1] as in `trajectory_batch`; those of a group in a row.
+        rewards: Rewards of trajectories, [N] or [N, 1, 1] as in `trajectory_batch`; those of a group in a
+            row.
         group: Number of trajectories in a group.
         eps: Added to the standard deviation.
 

@@ -42,9 +42,10 @@ def agent_policy(
     conversation anew each turn, so that the ids of earlier turns may be others than were sampled.
 
     Writes ("history", "response") and ("history", "full"), ragged, ("tokens", ...), ("masks",
-    "all_attention_mask"), ("masks", "all_assistant_mask"), true for the tokens of this answer, and ("log_probs",
-    "response") and "full": in nats, of the model's own distribution (temperature 1, whatever is sampled with), NaN
-    for the prompt. So `GRPOLoss` takes the steps as they are, with masking_strategy "sft" or "rlhf".
+    "all_attention_mask"), ("masks", "all_assistant_mask"), true for the tokens of this answer, and
+    ("log_probs", "response") and "full": in nats, of the model's own distribution (temperature 1, whatever is
+    sampled with), NaN for the prompt. So `GRPOLoss` takes the steps as they are, with masking_strategy "sft"
+    or "rlhf".
 
     Args:
         model: a transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`. That one asks Ray for a GPU, but

@@ -23,7 +23,7 @@ COLUMNS: tuple[NestedKey, ...] = (
 
 
 class AnswerRewardTransform(Transform):
-    r"""Writes "reward", [*B, 1, 1] float32: at the end of a trajectory, whether its answer is right; 0 before.
+    r"""Write "reward", [*B, 1, 1] float32: at the end of a trajectory, whether its answer is right; else 0.
 
     The answer is the last message of the model, without its reasoning. Put it behind all that ends
     trajectories. What is in "reward" already stays, and is added to, so that it goes together with

@@ -21,11 +21,12 @@ ON_TOKENS = ("ledger", "rewards")
 
 
 class ToolRewardTransform(Transform):
-    """Writes "reward", [*B, 1, 1] float32: what the tools say of this turn and, at its end, of the trajectory.
+    """Write "reward", [*B, 1, 1] float32: what tools say of this turn and, at its end, of the trajectory.
 
-    The shape is that of TorchRL's rewards for language models, which `MCAdvantage` and `GRPOLoss` expect. Put the
-    transform behind `ToolCompose` and behind all that ends trajectories: at `done` it closes what they hold
-    open, whereupon tools say what the whole was worth. What is in "reward" already stays, and is added to.
+    The shape is that of TorchRL's rewards for language models, which `MCAdvantage` and `GRPOLoss` expect. Put
+    the transform behind `ToolCompose` and behind all that ends trajectories: at `done` it closes what they
+    hold open, whereupon tools say what the whole was worth. What is in "reward" already stays, and is added
+    to.
 
     Args:
         place: "turn": each turn has its own reward. "end": the last one has the sum of all, the others none.

@@ -28,8 +28,8 @@ def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
 def stepped(tensordict: TensorDictBase) -> list[bool]:
     """Return for each row of a batch whether it takes part in a step.
 
-    A row stays out of a step if "_step" leaves it out, or if its trajectory is over already: "done" of the root
-    is true until the row is reset.
+    A row stays out of a step if "_step" leaves it out, or if its trajectory is over already: "done" of the
+    root is true until the row is reset.
 
     Args:
         tensordict: The root of the step, [*B].

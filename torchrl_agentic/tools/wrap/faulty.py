@@ -22,8 +22,9 @@ GARBAGE = "\x00\ufffd{}[]<>\"'\\\n\t\u202e\ud7ff\U0010ffff<tool_call></think>0a√
 class Faulty(Wrapped):
     """A tool that fails with given probabilities, to see what training and prompts make of it.
 
-    The fault of a call follows from the seed, its trajectory's name within its environment, its tool, its id, and how often that id has
-    come: tries of one call differ, and neither time nor the order of calls has any say.
+    The fault of a call follows from the seed, its trajectory's name within its environment, its tool, its id,
+    and how often that id has come: tries of one call differ, and neither time nor the order of calls has any
+    say.
 
     Args:
         tool: the tool.
