@@ -13,7 +13,7 @@ with warnings.catch_warnings(action="ignore"):  # where vLLM is, TorchRL imports
     from torchrl.envs import Compose, TransformedEnv
     from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 
-from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
+from torchrl_agentic import EndTrajectory, Tool, ToolCompose, TurnTokenizer
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.rollout import agent_policy, ledgers, training_policy, trajectory_batch
 from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
@@ -72,14 +72,14 @@ def ask(env, queries):
 def roll(env, policy, queries, turns=4):
     """Give the steps until all rows are done, and the last message of each when it was done.
 
-    Asserts that each prompt begins with all ids before it.
+    Asserts that each prompt of a row that goes on begins with all ids before it.
     """
     td, steps, said = ask(env, queries), [], [None] * len(queries)
     for _ in range(turns):
         step = env.step(policy(td))
         steps.append(step)
         for row in step.tensordicts:
-            if ("ledger", "mask") in row["next"].keys(True):
+            if ("ledger", "mask") in row["next"].keys(True) and not row["done"].any():
                 full, prompt = row["tokens", "full"], row["next", "tokens", "prompt"]
                 assert torch.equal(prompt[: len(full)], full)
                 assert len(row["next", "ledger", "mask"]) == len(prompt)
@@ -89,17 +89,6 @@ def roll(env, policy, queries, turns=4):
             break
         td = env.step_mdp(step)
     return steps, said
-
-
-def whole(steps):
-    """The trajectories, each once: rows that are done are stepped on with the others."""
-    seen, kept = set(), []
-    for step in steps:
-        for index, row in enumerate(step.tensordicts):
-            if index not in seen and row["next", "done"].any():
-                seen.add(index)
-                kept.append(row)
-    return trajectory_batch(kept)
 
 
 def right(said):
@@ -140,7 +129,7 @@ def test_it_answers_questions_it_was_not_taught_by_calling_python(greedy, tokeni
     print(f"{right(said)} of {ROWS} right")
     assert right(said) >= ROWS - 2
     assert len(steps) >= 3
-    batch = whole(steps)
+    batch = trajectory_batch(steps)
     assert len(batch) == ROWS
     assert len({len(row["tokens", "full"]) for row in batch.tensordicts}) > ROWS // 2
     for row in batch.tensordicts:
@@ -151,7 +140,7 @@ def test_it_answers_questions_it_was_not_taught_by_calling_python(greedy, tokeni
 
 def test_its_log_probs_are_those_that_transformers_computes(greedy, tiny):
     """Both compute in float32. Seen: 8e-6 at most; with weights of a model that was less sure, 5e-5."""
-    pairs = recorded_and_recomputed(whole(greedy[0]), tiny)
+    pairs = recorded_and_recomputed(trajectory_batch(greedy[0]), tiny)
     gap = report("greedy", pairs)
     assert gap.max() < 1e-3
     assert gap.mean() < 1e-5
@@ -195,7 +184,7 @@ def test_whatever_is_sampled_stays_and_has_the_log_probs_of_the_model_itself(eng
     steps, _ = roll(env, policy, [question["query"] for question in QUESTIONS])
     sampled = torch.cat([row["tokens", "response"] for row in steps[0].tensordicts])
     assert len(sampled.unique()) > 100
-    gap = report("noise", recorded_and_recomputed(whole(steps), tiny))
+    gap = report("noise", recorded_and_recomputed(trajectory_batch(steps), tiny))
     assert gap.max() < 1e-3
     env.close()
 
@@ -288,7 +277,7 @@ def test_log_probs_of_a_constrained_answer_are_of_what_the_constraint_left(engin
         engine, tiny[1], compose.tools, parser="hermes", tool_choice="required", max_new_tokens=64
     )
     steps, _ = roll(env, policy, ODD)
-    for recorded, recomputed in recorded_and_recomputed(whole(steps), tiny):
+    for recorded, recomputed in recorded_and_recomputed(trajectory_batch(steps), tiny):
         forced = recorded[0]
         assert forced == 0 or forced > recomputed[0]
         assert (recorded >= recomputed - 1e-3).all()
@@ -370,5 +359,26 @@ def test_torchrls_asynchronous_engine_serves_it_too(tiny, greedy):
         ray.shutdown()
     assert right(said) >= ROWS - 2
     assert sum(one.text == other.text for one, other in zip(said, greedy[1], strict=True)) >= ROWS - 1
-    gap = report("asynchronous", recorded_and_recomputed(whole(steps), tiny))
+    gap = report("asynchronous", recorded_and_recomputed(trajectory_batch(steps), tiny))
     assert gap.max() < 1e-3
+
+
+class Verbose(Tool):
+    """Answers the model's calls: row 0 with far more than the engine's context holds, the others briefly."""
+
+    name, description = "python", "Run Python code and return what it prints."
+    input_schema = {"type": "object", "properties": {"code": {"type": "string"}}}  # noqa: RUF012  a constant
+
+    async def run(self, args, ctx):
+        return "word " * 2000 if ctx.batch_index == 0 else "42"
+
+
+def test_a_result_beyond_the_context_truncates_its_row_and_no_other(engine, tokenizer):
+    env, _ = make_env(tokenizer, rows=4, tools=[Verbose()])
+    policy = agent_policy(engine, tokenizer, max_new_tokens=64, temperature=0)
+    steps, said = roll(env, policy, [question["query"] for question in QUESTIONS[:4]])
+    env.close()
+    assert [message.role for message in said] == ["tool", "assistant", "assistant", "assistant"]
+    assert steps[0]["next", "truncated"].flatten().tolist() == [True, False, False, False]
+    assert steps[-1]["next", "terminated"].flatten().tolist() == [False, True, True, True]
+    assert len(trajectory_batch(steps)) == 4

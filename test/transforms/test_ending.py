@@ -24,14 +24,12 @@ def test_max_turns_truncates_and_does_not_terminate():
     assert ended(td["next"]) == [[True, True], [False, False], [True, True]]
 
 
-def test_truncated_is_in_the_specs_only_where_it_can_be_set():
-    spec = dataset_env(2, ToolCompose([add]), EndTrajectory(max_turns=2)).full_done_spec
+@pytest.mark.parametrize("options", [{"max_turns": 2}, {"when_no_calls": True}])
+def test_truncated_is_in_the_specs(options):
+    """Also without max_turns: a row that leaves the policy no room is truncated."""
+    spec = dataset_env(2, ToolCompose([add]), EndTrajectory(**options)).full_done_spec
     assert spec["truncated"].shape == (2, 1)
     assert spec["truncated"].dtype == torch.bool
-    assert (
-        "truncated"
-        not in dataset_env(2, ToolCompose([add]), EndTrajectory(when_no_calls=True)).full_done_spec
-    )
 
 
 @pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")

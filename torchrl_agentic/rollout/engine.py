@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -59,6 +61,17 @@ class EngineSampler(TensorDictModuleBase):
         }
         self.sampling = SamplingParams(**{**own, **sampling})
 
+    @contextmanager
+    def bounded(self, max_tokens: int) -> Iterator[None]:
+        """Sample so many tokens at most, in this context."""
+        kept = self.sampling
+        self.sampling = kept.clone()
+        self.sampling.max_tokens = max_tokens
+        try:
+            yield
+        finally:
+            self.sampling = kept
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Sample in each row."""
         td, rows = border.leaves(tensordict)
@@ -67,17 +80,31 @@ class EngineSampler(TensorDictModuleBase):
         found = self.engine.generate(asked, self.sampling, use_tqdm=False)
         for row, prompt, request in zip(rows, prompts, found, strict=True):
             (answer,) = request.outputs
-            ids = list(answer.token_ids)
-            response = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
-            full = torch.cat([prompt, response])
-            tokens = {"prompt": prompt, "response": response, "full": full, "padded": _NOT_PADDED}
-            _write(row, "tokens", Tokens, tokens)
-            _write(row, "masks", Masks, {"all_attention_mask": torch.ones_like(full, dtype=torch.bool)})
-            if answer.logprobs is not None:
-                known = [each[token].logprob for token, each in zip(ids, answer.logprobs, strict=True)]
-                log_probs = torch.tensor(known, dtype=torch.float32, device=prompt.device)
-                _write(row, "log_probs", LogProbs, {"response": log_probs})
+            ids, each = list(answer.token_ids), answer.logprobs
+            known = None if each is None else [e[token].logprob for token, e in zip(ids, each, strict=True)]
+            write_answer(row, prompt, ids, known)
         return td
+
+
+def write_answer(
+    row: TensorDictBase, prompt: torch.Tensor, ids: Sequence[int], log_probs: Sequence[float] | None
+) -> None:
+    """Write an answer into a row as TorchRL's wrappers do.
+
+    Args:
+        row: The row, [].
+        prompt: Ids of the prompt, int64, [P].
+        ids: Ids of the answer, R of them.
+        log_probs: Their log-probabilities, in nats; None if there are none.
+    """
+    response = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
+    full = torch.cat([prompt, response])
+    tokens = {"prompt": prompt, "response": response, "full": full, "padded": _NOT_PADDED}
+    _write(row, "tokens", Tokens, tokens)
+    _write(row, "masks", Masks, {"all_attention_mask": torch.ones_like(full, dtype=torch.bool)})
+    if log_probs is not None:
+        known = torch.tensor(log_probs, dtype=torch.float32, device=prompt.device)
+        _write(row, "log_probs", LogProbs, {"response": known})
 
 
 def is_engine(model: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torchrl.modules.llm.policies import TransformersWrapper
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools
 from torchrl_agentic.rollout.answers import FullSequence, HistoryToTokens, TokensToHistory
+from torchrl_agentic.rollout.context import RoomySampler, context_length
 from torchrl_agentic.rollout.engine import EngineSampler, is_engine, structural_tag
 from torchrl_agentic.transforms.tokens import stop_ids
 
@@ -34,6 +36,7 @@ def agent_policy(
     chat_template: str | None = None,
     generate_kwargs: Mapping[str, Any] | None = None,
     return_log_probs: bool = True,
+    max_context: int | None = None,
 ) -> TensorDictSequential:
     """Make the policy of an agent on released TorchRL: for rollouts, collectors and `GRPOLoss`.
 
@@ -66,6 +69,9 @@ def agent_policy(
         chat_template: in history mode, instead of the tokenizer's own.
         generate_kwargs: more for `model.generate`, or for vLLM's `SamplingParams`.
         return_log_probs: whether they are wanted.
+        max_context: Tokens of prompt and answer together that the model takes; by default what the model
+            says: vLLM's `max_model_len`, a configuration's `max_position_embeddings`. A row whose prompt
+            leaves no room gets an empty answer, and `TurnTokenizer` or `EndTrajectory` truncates it.
 
     Raises:
         ValueError: the pad token ends answers too; a structural tag is wanted where there is none.
@@ -98,6 +104,14 @@ def agent_policy(
         sampler = EngineSampler(model, tokenizer, return_log_probs=return_log_probs, **sampling)
     else:
         raise TypeError(f"a transformers model or a vLLM engine is needed; got {type(model).__name__}")
+    length = context_length(model) if max_context is None else max_context
+    sampler = RoomySampler(
+        sampler,
+        max_new_tokens=max_new_tokens,
+        length=length,
+        log_probs=return_log_probs,
+        clips=isinstance(sampler, EngineSampler),
+    )
     modules: list[Any] = [sampler, TokensToHistory(tokenizer, stop_token_ids)]
     if mode == "history":
         modules.insert(0, HistoryToTokens(tokenizer, tools, chat_template))
@@ -124,6 +138,16 @@ def training_policy(model: Any, tokenizer: Any) -> TransformersWrapper:
 class _Exact(TransformersWrapper):
     """A TransformersWrapper that keeps the log-prob of the first token; the released one writes 0 there."""
 
+    @contextmanager
+    def bounded(self, max_tokens: int) -> Iterator[None]:
+        """Sample so many tokens at most, in this context."""
+        kept = self.generate_kwargs["max_new_tokens"]
+        self.generate_kwargs["max_new_tokens"] = max_tokens
+        try:
+            yield
+        finally:
+            self.generate_kwargs["max_new_tokens"] = kept
+
     @classmethod
     def _log_probs_generate(
         cls, tokens: Any, logits: Any, pad_val: float = -100, pad: bool = True
@@ -140,7 +164,7 @@ def _transformers(
     temperature: float,
     top_p: float,
     more: Mapping[str, Any] | None,
-) -> TransformersWrapper:
+) -> _Exact:
     wrapper = _Exact(model, generate=True, **options)
     pad = options["tokenizer"].pad_token_id
     sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}

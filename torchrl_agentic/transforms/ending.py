@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import Binary
 from torchrl.envs.transforms import Transform
 
+from torchrl_agentic.transforms.bounds import out_of_room, spec_with_truncated, with_truncated
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.within import beside, stepped
 
 
 class EndTrajectory(Transform):
-    """Ends trajectories of a chat environment, which never ends them itself. Put it behind `ToolCompose`.
+    """End trajectories of a chat environment, which never ends them itself. Put it behind `ToolCompose`.
+
+    It also truncates a row whose prompt left the policy no room for an answer (`agent_policy`).
 
     Args:
         max_turns: the turn after which a trajectory is truncated; None: no bound.
@@ -36,38 +38,37 @@ class EndTrajectory(Transform):
         self.when_no_calls = when_no_calls
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        if self.max_turns is not None:
-            tensordict_reset.set("truncated", torch.zeros_like(tensordict_reset.get("done")))
-        return tensordict_reset
+        return with_truncated(tensordict_reset)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         if ("agentic", "turn") not in next_tensordict.keys(True):
             raise RuntimeError("EndTrajectory reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
         composes = list(beside(self, ToolCompose))
-        active = torch.tensor(stepped(tensordict), device=done.device).reshape(done.shape)
+        truncated = next_tensordict.get("truncated", None)
+        truncated = torch.zeros_like(done) if truncated is None else truncated
+        active, full = stepped(tensordict), out_of_room(tensordict)
+        active, full = (torch.tensor(rows, device=done.device).reshape(done.shape) for rows in (active, full))
+        cut = active & full
+        _say(composes, cut, "max_trajectory_tokens")
         if self.when_no_calls:
-            answered = active & ~next_tensordict.get(("agentic", "any_tool_calls"))
+            answered = active & ~cut & ~next_tensordict.get(("agentic", "any_tool_calls"))
             _say(composes, answered, "no_calls")
             next_tensordict.set("terminated", next_tensordict.get("terminated") | answered)
             done = done | answered
         if self.max_turns is not None:
             late = active & (next_tensordict.get(("agentic", "turn")) >= self.max_turns)
             _say(composes, late, "max_turns")
-            truncated = next_tensordict.get("truncated", None)
-            next_tensordict.set("truncated", late if truncated is None else late | truncated)
-            done = done | late
-        next_tensordict.set("done", done)
+            cut = cut | late
+        next_tensordict.set("truncated", truncated | cut)
+        done = next_tensordict.set("done", done | cut).get("done")
         for compose in composes:
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 
     def transform_done_spec(self, done_spec: Any) -> Any:
-        """Add `truncated`, where it can be set."""
-        if self.max_turns is not None and "truncated" not in done_spec.keys():
-            shape = torch.Size((*done_spec.shape, 1))
-            done_spec["truncated"] = Binary(n=1, shape=shape, dtype=torch.bool, device=done_spec.device)
-        return done_spec
+        """Add `truncated`."""
+        return spec_with_truncated(done_spec)
 
     def __repr__(self) -> str:
         return f"EndTrajectory(max_turns={self.max_turns}, when_no_calls={self.when_no_calls})"

@@ -14,6 +14,7 @@ from torchrl_agentic.interactions.dispatched import tool_name
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import telemetry
+from torchrl_agentic.transforms.bounds import spec_with_truncated, with_truncated
 from torchrl_agentic.transforms.choice import choice, named, said
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.order import ORDER, check_order
@@ -188,9 +189,7 @@ class UserSimulator(Transform):
             if told is not None:
                 self._begin(row, told)
         _write(tensordict_reset, _zeros(size))
-        if tensordict_reset.get("truncated", None) is None:
-            tensordict_reset.set("truncated", torch.zeros_like(tensordict_reset.get("done")))
-        return tensordict_reset
+        return with_truncated(tensordict_reset)
 
     def _begin(self, row: int, told: Any) -> None:
         self._talks.begin(row, choice(self.interactions, row, self.column, told))
@@ -235,10 +234,7 @@ class UserSimulator(Transform):
 
     def transform_done_spec(self, done_spec: Any) -> Any:
         """Add `truncated`."""
-        if "truncated" not in done_spec.keys():
-            shape = torch.Size((*done_spec.shape, 1))
-            done_spec["truncated"] = Binary(n=1, shape=shape, dtype=torch.bool, device=done_spec.device)
-        return done_spec
+        return spec_with_truncated(done_spec)
 
     def __repr__(self) -> str:
         return f"UserSimulator([{', '.join(self.interactions)}], max_turns={self.max_turns})"

@@ -18,12 +18,14 @@ from torchrl_agentic.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import media, telemetry
+from torchrl_agentic.transforms.bounds import ROOM, TOKENS_LEFT, spec_with_truncated, with_truncated
 from torchrl_agentic.transforms.clip import Clip, Side
+from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.drift import Mode, find_drift
 from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
 from torchrl_agentic.transforms.opening import tool_selection
 from torchrl_agentic.transforms.template import ChatTemplate
-from torchrl_agentic.transforms.within import stepped
+from torchrl_agentic.transforms.within import beside, stepped
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,9 @@ class TurnTokenizer(Transform):
     from tokens (`agent_policy`). Sampled ids are never made again from text. Rows are ragged: a batch is a
     lazy stack.
 
+    A row whose next prompt would leave no room for an answer ends here, `truncated`, before the engine sees
+    that prompt. Put transforms that write rewards at the end of a trajectory behind this one.
+
     Writes per row, of equal length: ("tokens", "prompt") int64; ("masks", "all_attention_mask") bool, all
     true; ("ledger", "mask") bool, whether the token was sampled; ("ledger", "sources") int64, see
     `TokenLedger`; ("ledger", "log_probs") float32, in nats, NaN where nothing was sampled. And ("agentic",
@@ -56,6 +61,8 @@ class TurnTokenizer(Transform):
         stop_token_ids: what else than `eos_token` ends an answer, such as Llama's `<|eom_id|>`.
         processor: of a model that sees images or videos; it renders, and says what stands for each. One from
             a tool that it refuses, such as a strip a pixel high, becomes a line of text in the history too.
+        max_trajectory_tokens: Tokens that a trajectory may have, prompts and answers together; by default
+            what the engine takes, which `agent_policy` finds out. The policy's answers keep to it too.
         max_tool_response_tokens: of a result's text; None: no bound. A longer one is cut in the history too.
             Images and videos never are.
         max_tool_response_chars: the same in characters.
@@ -83,6 +90,7 @@ class TurnTokenizer(Transform):
         tool_role: str = "tool",
         stop_token_ids: Sequence[int] = (),
         processor: Any = None,
+        max_trajectory_tokens: int | None = None,
         max_tool_response_tokens: int | None = None,
         max_tool_response_chars: int | None = None,
         tool_response_truncate_side: Side = "middle",
@@ -96,7 +104,10 @@ class TurnTokenizer(Transform):
                 "tokenization_sanity_check_mode is strict, ignore_strippable or disable; "
                 f"got {tokenization_sanity_check_mode!r}"
             )
+        if max_trajectory_tokens is not None and max_trajectory_tokens < 1:
+            raise ValueError(f"max_trajectory_tokens must be 1 or more, or None; got {max_trajectory_tokens}")
         self.tokenizer = tokenizer
+        self.max_trajectory_tokens = max_trajectory_tokens
         self.expansions = media.Expander(processor)
         self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
         self.encoder = Encoder(tokenizer)
@@ -140,7 +151,7 @@ class TurnTokenizer(Transform):
                 ledger.prompt(self._prompt_ids(chat, self._shown(row)))
             self._write(row, None, ledger)
         drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
-        return stack.set(_DRIFT, drift)
+        return with_truncated(stack.set(_DRIFT, drift))
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Continue each row by what was sampled and what was put in."""
@@ -149,6 +160,7 @@ class TurnTokenizer(Transform):
         befores, afters = border.prompts(tensordict), border.prompts(stack)
         done, active = stack.get("done").reshape(-1).tolist(), stepped(tensordict)
         drifts: list[int] = []
+        full: list[bool] = [False] * len(rows)
         for index, (root, row, before, after) in enumerate(zip(roots, rows, befores, afters, strict=True)):
             if not active[index]:
                 self._write(row, root, TokenLedger())
@@ -162,9 +174,31 @@ class TurnTokenizer(Transform):
             # A fixed base needs nothing of what went before: reading it would cost more with each turn.
             before_new = _chat(messages[:known]) if over or self._renders_all else []
             drifts.append(self._continue(root, row, before_new, _chat(messages[known:]), over))
+            full[index] = not over and self._is_full(root, row)
+            if full[index] and not self.use_inference_chat_template:
+                drifts[index] = self._drift(row, _chat(messages), self._shown(root))
         shape = stack.get("done").shape
         drift = torch.tensor(drifts, device=stack.device).reshape(shape)
-        return stack.set(_DRIFT, drift)
+        return self._truncated(stack.set(_DRIFT, drift), full)
+
+    def _is_full(self, root: TensorDictBase, row: TensorDictBase) -> bool:
+        """Return whether the next prompt of a row leaves no room for an answer."""
+        size, room = len(row.get(TOKENS)), root.get(ROOM, None)
+        limits = [self.max_trajectory_tokens, None if room is None else len(root.get(TOKENS)) + int(room)]
+        return any(limit is not None and size >= limit for limit in limits)
+
+    def _truncated(self, stack: TensorDictBase, full: Sequence[bool]) -> TensorDictBase:
+        """End rows that are full, and close what their trajectories hold open."""
+        done = stack.get("done")
+        cut = torch.tensor(full, device=done.device).reshape(done.shape)
+        known = stack.get("truncated", None)
+        stack.set("truncated", cut if known is None else known | cut)
+        stack.set("done", done | cut)
+        if any(full):
+            for compose in beside(self, ToolCompose):
+                compose.recordings.because(full, "max_trajectory_tokens")
+                compose.end(full, stack)
+        return stack
 
     @property
     def _renders_all(self) -> bool:
@@ -247,7 +281,10 @@ class TurnTokenizer(Transform):
         for key, value in made.items():
             value = value if row.device is None else value.to(row.device)
             row.set(key, value if root is None else torch.cat([root.get(key), value]))
-        row.set(ATTENTION, torch.ones_like(row.get(TOKENS), dtype=torch.bool))
+        size = len(row.get(TOKENS))
+        row.set(ATTENTION, torch.ones(size, dtype=torch.bool, device=row.device))
+        if self.max_trajectory_tokens is not None:
+            row.set(TOKENS_LEFT, torch.tensor([self.max_trajectory_tokens - size], device=row.device))
 
     def _mended(self, conversation: border.Conversation, known: int) -> border.Conversation:
         """Cut results that are too long, and let no image be one that the processor refuses."""
@@ -337,7 +374,13 @@ class TurnTokenizer(Transform):
             observation_spec[telemetry.KEY] = Composite(shape=shape, device=device)
         each = torch.Size((*shape, 1))
         observation_spec[_DRIFT] = Unbounded(shape=each, dtype=torch.int64, device=device)
+        if self.max_trajectory_tokens is not None:
+            observation_spec[TOKENS_LEFT] = Unbounded(shape=each, dtype=torch.int64, device=device)
         return observation_spec
+
+    def transform_done_spec(self, done_spec: Any) -> Any:
+        """Add `truncated`."""
+        return spec_with_truncated(done_spec)
 
     def __repr__(self) -> str:
         return f"TurnTokenizer({self.tokenizer.name_or_path!r}, deltas by {self.template.method})"
