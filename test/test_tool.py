@@ -62,7 +62,7 @@ class Counter(Tool):
 
 async def test_a_bare_decorator_makes_a_tool():
     assert isinstance(add, FunctionTool)
-    assert (add.name, add.description, add.effects) == ("add", "Add two numbers.", Effects.PURE)
+    assert (add.name, add.description, effects_of(add)) == ("add", "Add two numbers.", Effects.PURE)
     assert await add.run({"a": 2}, CTX) == 3
     assert add(2, b=5) == 7
 

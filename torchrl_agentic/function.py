@@ -30,9 +30,9 @@ class Inject:
 
     `Annotated[str, Inject("ground_truth")]`; `Injected[str]` for a source that has the parameter's name.
 
-    source: "trajectory" (its id), "turn", "context" (the `ToolContext`), "state" (see
-    `ToolContext.state`), "tools_kwargs" (what the data set's row has for this tool), or else the name of one
-    of the row's `execute_kwargs` for this tool, or of a column of the data set.
+    source: "trajectory" (its id), "turn", "context" (the `ToolContext`), "state" (see `ToolContext.state`),
+    "world" (see `Toolset`), "tools_kwargs" (what the data set's row has for this tool), or else the name of
+    one of the row's `execute_kwargs` for this tool, or of a column of the data set.
     """
 
     source: str | None = None
@@ -46,6 +46,7 @@ _OF_CALL: Mapping[str, Callable[[ToolContext], Any]] = {
     "turn": lambda ctx: ctx.turn,
     "context": lambda ctx: ctx,
     "state": lambda ctx: ctx.state,
+    "world": lambda ctx: ctx.world,
 }
 _KWARGS = "tools_kwargs"
 
@@ -63,7 +64,7 @@ class FunctionTool(Tool):
         *,
         name: str | None = None,
         description: str | None = None,
-        effects: Effects = Effects.PURE,
+        effects: Effects | None = None,
         schema: Schema | None = None,
     ) -> None:
         self.function = function
@@ -173,7 +174,7 @@ def _found(module: str, qualname: str) -> Any:
 
 
 def _rebuild(
-    function: Callable[..., Any], name: str, description: str, effects: Effects, schema: Schema | None
+    function: Callable[..., Any], name: str, description: str, effects: Effects | None, schema: Schema | None
 ) -> FunctionTool:
     return FunctionTool(function, name=name, description=description, effects=effects, schema=schema)
 

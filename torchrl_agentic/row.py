@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -40,19 +40,24 @@ def local_name(trajectory: str) -> str:
 class RowData:
     """The row of a data set that a trajectory began with.
 
-    columns: by name, as plain Python. tools_kwargs: tool → one of `STAGES` → arguments by name. selection:
-    the tools that this trajectory may use; None: all.
+    Attributes:
+        columns: By name, as plain Python.
+        tools_kwargs: Tool → one of `STAGES` → arguments by name.
+        selections: (Turn, names of tools), by turn: the tools that the trajectory may use from that turn on.
+            Empty: all tools.
     """
 
     columns: Columns = field(default_factory=dict[str, Any])
     tools_kwargs: ToolsKwargs = field(default_factory=dict[str, Mapping[str, Columns]])
-    selection: frozenset[str] | None = None
+    selections: tuple[tuple[int, frozenset[str]], ...] = ()
 
     @classmethod
     def of(cls, columns: Columns) -> RowData:
         """Read the columns `tools_kwargs` and `tool_selection`, of the row or of its `extra_info`.
 
-        Entries that are None are left out: files of columns fill up with it what other rows have.
+        `tool_selection` is a list of names, or a mapping from turns, counted from 0, to lists of names, each
+        of which holds from its turn on: `{"0": ["ls"], "3": ["ls", "sort"]}`. Entries that are None are left
+        out: files of columns fill up with it what other rows have.
 
         Raises:
             ValueError: they do not have the shape that is expected, or are needed and missing.
@@ -62,11 +67,7 @@ class RowData:
         kwargs = _tools_kwargs(asked["tools_kwargs"])
         if asked["need_tools_kwargs"] and not kwargs:
             raise ValueError("need_tools_kwargs is set, but the row has no tools_kwargs")
-        names = asked[SELECTION]
-        if isinstance(names, str) or not isinstance(names, Collection | None):
-            raise ValueError(f"tool_selection is a list of the names of tools; got {names!r}")
-        selection = None if names is None else frozenset(cast("Collection[Any]", names))
-        return cls(columns, kwargs, selection)
+        return cls(columns, kwargs, read_selections(asked[SELECTION]))
 
     def check(self, tools: Collection[str]) -> None:
         """See that all tools that are named exist.
@@ -74,26 +75,63 @@ class RowData:
         Raises:
             ValueError: one does not.
         """
-        for place, names in (("tools_kwargs", self.tools_kwargs), ("tool_selection", self.selection or ())):
-            for name in names:
-                if name not in tools:
-                    near = difflib.get_close_matches(str(name), tools, 1)
-                    hint = f"; did you mean {near[0]!r}?" if near else ""
-                    known = ", ".join(tools) or "none"
-                    raise ValueError(
-                        f"{place} names the tool {name!r}, which is not there; tools: {known}{hint}"
-                    )
+        check_names("tools_kwargs", self.tools_kwargs, tools)
+        for _, names in self.selections:
+            check_names(SELECTION, names, tools)
 
     def kwargs(self, tool: str, stage: str) -> Columns:
         """Give the arguments for a step in the life of a tool; none if the row has none."""
         return self.tools_kwargs.get(tool, {}).get(stage, {})
 
-    def allows(self, tool: str) -> bool:
-        """Whether this trajectory may use a tool."""
-        return self.selection is None or tool in self.selection
+    def selection_at(self, turn: int) -> frozenset[str] | None:
+        """Return the names of the tools that the trajectory may use in a turn; None: all."""
+        return next((names for first, names in reversed(self.selections) if first <= turn), None)
+
+    def allows(self, tool: str, turn: int = 0) -> bool:
+        """Return whether the trajectory may use a tool in a turn."""
+        names = self.selection_at(turn)
+        return names is None or tool in names
 
 
 NO_DATA = RowData()
+
+
+def read_selections(value: Any) -> tuple[tuple[int, frozenset[str]], ...]:
+    """Read a `tool_selection`: see `RowData.of`.
+
+    Raises:
+        ValueError: If it is neither a list of names nor a mapping from turns to such lists.
+    """
+    if value is None:
+        return ()
+    by_turn = fields_of(value)
+    if by_turn is None:
+        by_turn = {"0": value}
+    found: list[tuple[int, frozenset[str]]] = []
+    for turn, names in by_turn.items():
+        if names is None:
+            continue
+        if isinstance(names, str) or not isinstance(names, Collection) or not str(turn).isdecimal():
+            raise ValueError(
+                "tool_selection is a list of the names of tools, or a mapping from turns to such lists: "
+                f'{{"0": ["ls"], "3": ["ls", "sort"]}}; got {value!r}'
+            )
+        found.append((int(turn), frozenset(cast("Collection[str]", names))))
+    return tuple(sorted(found, key=lambda one: one[0]))
+
+
+def check_names(place: str, names: Iterable[str], tools: Collection[str]) -> None:
+    """See that all tools that are named exist.
+
+    Raises:
+        ValueError: If one does not; the message lists those that do, and the nearest.
+    """
+    for name in names:
+        if name not in tools:
+            near = difflib.get_close_matches(str(name), list(tools), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(tools) or "none"
+            raise ValueError(f"{place} names the tool {name!r}, which is not there; tools: {known}{hint}")
 
 
 def _tools_kwargs(value: Any) -> ToolsKwargs:

@@ -76,9 +76,10 @@ class ToolContext:
     """What a call knows besides its arguments. `ToolContext(call_id="c1")` is enough to run a tool by hand.
 
     state: a read-only view of the environment's row, for tools with `wants_state`. sandbox, repl: what the
-    tool holds, if anything. compose: the ToolCompose that dispatches. batch_index: the row. turn: counts from
-    0.
-    deadline: the time of the event loop's clock at which the call is stopped.
+    tool holds, if anything. compose: the ToolCompose that dispatches. batch_index: the row. trajectory: its
+    name, unique in a process. turn: counts from 0. deadline: the time of the event loop's clock at which the
+    call is stopped. row: what the data set says of the trajectory, for tools with `wants_row`. world: what
+    the tools of this tool's toolset share in this trajectory; see `Toolset.session`.
     """
 
     call_id: str
@@ -93,6 +94,7 @@ class ToolContext:
     deadline: float | None = None
     threads: Threads | None = None
     row: RowData = NO_DATA
+    world: Any = None
 
     async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function off the event loop, on the dispatcher's own threads where there is one."""
@@ -130,6 +132,11 @@ class Tool(ABC):
     def origin(self) -> str:
         """Where it comes from, in words."""
         return ""
+
+    @property
+    def default_effects(self) -> Effects:
+        """The effects of a tool that declares none, outside of a toolset with a world."""
+        return Effects(writes=[self.name]) if has_sessions(self) else Effects.PURE
 
     @abstractmethod
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
@@ -224,17 +231,23 @@ def has_finish(tool: Tool) -> bool:
 
 def effects_of(tool: Tool) -> Effects:
     """The effects that a tool declares, or those that follow from its having sessions."""
-    if tool.effects is not None:
-        return tool.effects
-    return Effects(writes=[tool.name]) if has_sessions(tool) else Effects.PURE
+    return tool.default_effects if tool.effects is None else tool.effects
 
 
 class Toolset(ABC):
-    """Tools that share one resource, such as a connection to a server; for `ToolCompose.add_toolset`.
+    """Tools that share something, for `ToolCompose.add_toolset`: a resource of the process, or a world.
 
-    revision: goes up when the tools may be others than before; whoever offers them then asks for `refresh`.
+    A world is what all tools of the toolset share within one trajectory: a file system, a shop, a game. A
+    toolset has one if its class defines `session`. Its tools find it as `ToolContext.world`, and typed
+    functions in a parameter `world: Injected[...]`. Tools that declare no effects then write the toolset's
+    name, so that the calls of a trajectory happen in the order in which the model wrote them.
+
+    Attributes:
+        name: What its tools write by default; the name of the class if it is empty.
+        revision: Goes up when the tools may be others than before; `refresh` is called then.
     """
 
+    name: str = ""
     revision: int = 0
 
     @abstractmethod
@@ -251,3 +264,51 @@ class Toolset(ABC):
         Called only where `revision` goes up.
         """
         raise NotImplementedError(f"{type(self).__name__} has a revision that goes up, and no refresh()")
+
+    def session(self, trajectory: str) -> AbstractAsyncContextManager[Any]:
+        """Open the world of a trajectory; to be defined by toolsets that have one.
+
+        It is opened at the first call of any tool of the toolset, and closed once, at the end of the
+        trajectory, both in one task::
+
+            @contextlib.asynccontextmanager
+            async def session(self, trajectory, row):
+                yield FileSystem(row.columns["files"])
+
+        Args:
+            trajectory: Name of the trajectory, unique in a process.
+            row: What the data set says of the trajectory, a `RowData`; passed if the method has a parameter
+                of this name.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no world: it defines no session()")
+
+    def branch(self, world: Any, trajectory: str) -> AbstractAsyncContextManager[Any]:
+        """Open the world of a new trajectory that goes on from where another one is, as `Tool.branch` does.
+
+        Args:
+            world: The world of the other trajectory, which goes on too.
+            trajectory: Name of the new trajectory.
+
+        Raises:
+            TypeError: If the toolset does not define how to copy a world.
+        """
+        raise TypeError(f"{world_name(self)!r} cannot be branched: {type(self).__name__} defines no branch()")
+
+    async def finish(self, world: Any) -> float | None:
+        """Return the reward of a whole trajectory, or None; called once, before its world closes.
+
+        Args:
+            world: The world as the trajectory leaves it.
+        """
+        del world
+        return None
+
+
+def has_world(toolset: Toolset) -> bool:
+    """Return whether the tools of a toolset share a world in each trajectory."""
+    return type(toolset).session is not Toolset.session
+
+
+def world_name(toolset: Toolset) -> str:
+    """Return the name of the resource that the tools of a toolset write by default."""
+    return toolset.name or type(toolset).__name__

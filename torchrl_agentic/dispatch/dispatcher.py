@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch.session import Session
@@ -15,21 +15,27 @@ from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import TurnRun
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
+from torchrl_agentic.row import RowData
 from torchrl_agentic.schema import Schema, Validator
-from torchrl_agentic.tool import Effects, Tool, effects_of, has_sessions
+from torchrl_agentic.tool import Effects, Tool, Toolset, effects_of, has_sessions, has_world, world_name
 
 logger = logging.getLogger(__name__)
 
 
+ToolSelection: TypeAlias = Callable[[str, int, RowData], Collection[str] | None]
+"""(trajectory, turn, row) → names of the tools that it may use in this turn; None: what the data set says."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """What the dispatcher knows about a tool, worked out once."""
+    """What the dispatcher knows about a tool, worked out once. world: the toolset whose world it uses."""
 
     tool: Tool
     effects: Effects
     has_sessions: bool
     validator: Validator
     limiter: Limiter | None
+    world: Toolset | None = None
 
 
 class Dispatcher:
@@ -43,6 +49,8 @@ class Dispatcher:
         validate_inputs: check arguments against the tool's schema before it runs.
         max_threads: how many blocking tools run at once.
         max_calls_per_turn: calls beyond it are answered SKIPPED; None: no bound.
+        tool_selection: Called with the name of a trajectory, its turn and its `RowData` before the calls of a
+            turn run; returns the names of the tools that it may use, or None for what the data set says.
         compose: what tools find as `ToolContext.compose`.
 
     Raises:
@@ -61,6 +69,7 @@ class Dispatcher:
         validate_inputs: bool = True,
         max_threads: int = 64,
         max_calls_per_turn: int | None = None,
+        tool_selection: ToolSelection | None = None,
         compose: Any = None,
     ) -> None:
         for name, seconds in (("per_call_timeout", per_call_timeout), ("per_turn_timeout", per_turn_timeout)):
@@ -72,6 +81,7 @@ class Dispatcher:
         self.per_turn_timeout = per_turn_timeout
         self.validate_inputs = validate_inputs
         self.max_calls_per_turn = max_calls_per_turn
+        self.tool_selection = tool_selection
         self.compose = compose
         self.bound: dict[str, BoundTool] = {}
         self._schemas: Mapping[str, Schema] | None = None
@@ -110,8 +120,15 @@ class Dispatcher:
         """The threads for blocking tools."""
         return self._threads
 
-    def add(self, item: Any, *, index: int | None = None, limiter: Limiter | None = None) -> Tool:
-        """Add a tool, at the end or before position `index`."""
+    def add(
+        self,
+        item: Any,
+        *,
+        index: int | None = None,
+        limiter: Limiter | None = None,
+        toolset: Toolset | None = None,
+    ) -> Tool:
+        """Add a tool, at the end or before position `index`. toolset: the one it comes from."""
         tool = ensure_tool(item)
         if not tool.name:
             raise ValueError(f"{tool!r} has no name that a model could call")
@@ -119,7 +136,8 @@ class Dispatcher:
             origins = filter(None, (self.bound[tool.name].tool.origin, tool.origin))
             told = f": one comes from {', one from '.join(origins)}" if tool.origin else ""
             raise ValueError(f"two tools are named {tool.name!r}; give one another name{told}")
-        entry = self._bind(tool, limiter or self._limits.get(tool.name))
+        world = toolset if toolset is not None and has_world(toolset) else None
+        entry = self._bind(tool, limiter or self._limits.get(tool.name), world)
         if limiter is not None:
             self._limits[tool.name] = limiter
         entries = list(self.bound.values())
@@ -130,12 +148,15 @@ class Dispatcher:
             self._set_up[id(tool)] = tool
         return tool
 
-    def _bind(self, tool: Tool, limiter: Limiter | None) -> BoundTool:
+    def _bind(self, tool: Tool, limiter: Limiter | None, world: Toolset | None) -> BoundTool:
         try:
             validator = Validator(tool.input_schema)
         except ValueError as error:
             raise ValueError(f"tool {tool.name!r}: {error}") from None
-        return BoundTool(tool, effects_of(tool), has_sessions(tool), validator, limiter)
+        effects = effects_of(tool)
+        if world is not None and tool.effects is None:
+            effects = Effects(writes=[world_name(world)])
+        return BoundTool(tool, effects, has_sessions(tool), validator, limiter, world)
 
     def rebind(self, tool: Tool) -> None:
         """Take note that a tool which is here has other arguments or effects now.
@@ -143,7 +164,8 @@ class Dispatcher:
         Raises:
             ValueError: its schema is none; it stays as it was.
         """
-        self.bound = {**self.bound, tool.name: self._bind(tool, self._limits.get(tool.name))}
+        world = self.bound[tool.name].world
+        self.bound = {**self.bound, tool.name: self._bind(tool, self._limits.get(tool.name), world)}
         self._schemas = None
 
     def remove(self, name: str) -> Tool:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.turn import sound
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
-from torchrl_agentic.row import NO_DATA, RowData
-from torchrl_agentic.tool import Threads, Tool, current_row, current_session, has_finish
+from torchrl_agentic.row import NO_DATA, RowData, check_names
+from torchrl_agentic.tool import (
+    Threads,
+    Tool,
+    Toolset,
+    current_row,
+    current_session,
+    has_finish,
+    world_name,
+)
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.dispatcher import Dispatcher
@@ -24,49 +33,63 @@ CLOSE_GRACE_S = 10.0
 
 
 class _Owner:
-    """The task that opens a tool's session and closes it; anyio lets no other task leave a cancel scope."""
+    """The task that opens what a trajectory has of a tool, or the world of a toolset, and closes it.
 
-    def __init__(self, tool: Tool, session: Session, source: Tool | None = None) -> None:
-        self.tool = tool
-        self.source = source  # another trajectory's, which this one goes on from
+    anyio lets no other task leave a cancel scope.
+
+    Args:
+        opener: The tool or toolset.
+        session: The trajectory.
+        source: What another trajectory has of it, from which this one goes on.
+    """
+
+    def __init__(self, opener: Tool | Toolset, session: Session, source: Any = None) -> None:
+        self.opener = opener
+        self.name = world_name(opener) if isinstance(opener, Toolset) else opener.name
+        self.source = source
         self.session = session
         self.trajectory = session.trajectory
-        self.ready: asyncio.Future[Tool] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.closing = asyncio.Event()
         self.task = asyncio.create_task(self._own())
 
     async def _own(self) -> None:
         current_session.set(self.session)
-        current_row.set(self.session.data if self.tool.wants_row else NO_DATA)
+        wants_row = isinstance(self.opener, Toolset) or self.opener.wants_row
+        current_row.set(self.session.data if wants_row else NO_DATA)
         try:
             async with self._opening() as live:
                 self.ready.set_result(live)
                 await self.closing.wait()
-                if has_finish(live):
+                if isinstance(self.opener, Toolset) or has_finish(live):
                     await self._finish(live)
         except BaseException as error:
             if self.ready.done():
-                logger.exception("closing tool %s failed (trajectory %s)", self.tool.name, self.trajectory)
+                logger.exception("closing tool %s failed (trajectory %s)", self.name, self.trajectory)
             else:
                 self.ready.set_exception(error)
                 self.ready.exception()  # looked at, so that asyncio does not complain if nobody else does
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    async def _finish(self, live: Tool) -> None:
+    async def _finish(self, live: Any) -> None:
         try:
-            worth = await live.finish()
+            finishing = self.opener.finish(live) if isinstance(self.opener, Toolset) else live.finish()
+            worth = await finishing
             if worth is not None:
-                self.session.worth[self.tool.name] = float(worth)
+                self.session.worth[self.name] = float(worth)
         except asyncio.CancelledError:
             raise
         except BaseException:
-            logger.exception("tool %s has no reward for trajectory %s", self.tool.name, self.trajectory)
+            logger.exception("tool %s has no reward for trajectory %s", self.name, self.trajectory)
 
-    def _opening(self) -> AbstractAsyncContextManager[Tool]:
-        if self.source is None:
-            return self.tool.session(self.trajectory)
-        return self.tool.branch(self.source, self.trajectory)
+    def _opening(self) -> AbstractAsyncContextManager[Any]:
+        if self.source is not None:
+            return self.opener.branch(self.source, self.trajectory)
+        open_session: Callable[..., AbstractAsyncContextManager[Any]] = self.opener.session
+        if isinstance(self.opener, Toolset) and "row" in inspect.signature(open_session).parameters:
+            return open_session(self.trajectory, row=self.session.data)
+        return open_session(self.trajectory)
 
     async def close(self) -> None:
         self.closing.set()
@@ -74,7 +97,7 @@ class _Owner:
         if pending:
             logger.error(
                 "closing tool %s took over %s s (trajectory %s)",
-                self.tool.name,
+                self.name,
                 CLOSE_GRACE_S,
                 self.trajectory,
             )
@@ -86,6 +109,7 @@ class Session:
     """One trajectory's side of a dispatcher, from its reset to its end. Made by `Dispatcher.session`.
 
     turn, n_calls: how many it has had. row: its place in the batch. data: what the data set says of it.
+    allowed: the tools that it may use in this turn; None: all.
     worth: tool → what the trajectory was worth to it, filled in by `close`. An async context manager;
     `close` may be called any number of times, and calls that come after it open everything anew.
     """
@@ -97,9 +121,10 @@ class Session:
         self.turn = 0
         self.n_calls = 0
         self.data: RowData = NO_DATA
+        self.allowed: frozenset[str] | None = None
         self.worth: dict[str, float] = {}
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[str | Toolset, _Owner] = {}  # of tools by their names
         self._ids: dict[str, int] = {}
 
     @property
@@ -135,14 +160,18 @@ class Session:
             logger.exception("opening tool %s failed (trajectory %s)", tool.name, self.trajectory)
             return None
 
-    async def live(self, tool: Tool) -> Tool:
-        """Give what this trajectory talks to when it calls a tool with sessions; opened at the first call."""
-        owner = self._owners.get(tool.name)
-        if owner is not None and owner.tool is not tool:  # another one has taken its place
+    async def live(self, opener: Tool | Toolset) -> Any:
+        """Return what this trajectory has of a tool with sessions, or of a toolset with a world.
+
+        It is opened at the first call.
+        """
+        key = opener if isinstance(opener, Toolset) else opener.name
+        owner = self._owners.get(key)
+        if owner is not None and owner.opener is not opener:  # another one has taken its place
             await asyncio.shield(owner.close())
             owner = None
         if owner is None or (owner.task.done() and owner.ready.exception() is not None):
-            owner = self._owners[tool.name] = _Owner(tool, self)
+            owner = self._owners[key] = _Owner(opener, self)
         return await asyncio.shield(owner.ready)
 
     async def branch(self, into: Sequence[Session]) -> None:
@@ -155,13 +184,26 @@ class Session:
         try:
             for session in into:
                 session.turn, session._ids = self.turn, dict(self._ids)
-                for name, owner in self._owners.items():
+                for key, owner in self._owners.items():
                     live = await asyncio.shield(owner.ready)
-                    copy = session._owners[name] = _Owner(owner.tool, session, live)
+                    copy = session._owners[key] = _Owner(owner.opener, session, live)
                     await asyncio.shield(copy.ready)
         except BaseException:
             await asyncio.gather(*(session.close() for session in into))
             raise
+
+    def begin_turn(self) -> None:
+        """Work out which tools the trajectory may use in this turn: what the callback says, or else its row.
+
+        Raises:
+            ValueError: If the callback names a tool that is not there.
+        """
+        self.allowed = self.data.selection_at(self.turn)
+        choose = self.dispatcher.tool_selection
+        names = None if choose is None else choose(self.trajectory, self.turn, self.data)
+        if names is not None:
+            self.allowed = frozenset(names)
+            check_names("tool_selection", self.allowed, self.dispatcher.bound)
 
     def take_worth(self) -> float:
         """Give what the trajectory was worth to its tools, in sum, and forget it: it is to be told once."""

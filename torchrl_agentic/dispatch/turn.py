@@ -78,6 +78,7 @@ class TurnRun:
         self._loop = asyncio.get_running_loop()
         self._entries = [_Entry(call) for call in calls]
         self._open = len(self._entries)
+        session.begin_turn()
         self._turn = session.turn
         self._started_at = self._loop.time()
         self._started = time.time()
@@ -134,9 +135,10 @@ class TurnRun:
         if most is not None and number >= most:
             return _failure(Status.SKIPPED, f"Error: not run, one message may hold {most} calls at most")
         entry.bound = self._dispatcher.bound.get(call.tool)
-        allows = self._session.data.allows
-        if entry.bound is None or not allows(call.tool):
-            known = ", ".join(filter(allows, self._dispatcher.bound)) or "none"
+        allowed = self._session.allowed
+        if entry.bound is None or (allowed is not None and call.tool not in allowed):
+            known = ", ".join(name for name in self._dispatcher.bound if allowed is None or name in allowed)
+            known = known or "none"
             return _failure(Status.UNKNOWN_TOOL, f"Error: no tool named {call.tool!r}; available: {known}")
         if self._dispatcher.validate_inputs:
             try:
@@ -159,7 +161,8 @@ class TurnRun:
             if timeout is not None:
                 entry.timer = self._loop.call_later(timeout, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
-            value = await live.run(entry.args, self._context(entry, bound, live, timeout))
+            world = None if bound.world is None else await self._session.live(bound.world)
+            value = await live.run(entry.args, self._context(entry, bound, live, world, timeout))
             result = sound(ToolResult.from_value(value))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
@@ -190,7 +193,9 @@ class TurnRun:
             logger.error("tool %s crashed %s", name, self._where(entry), exc_info=error)
         return _failure(Status.CRASH, f"Error: {name} crashed ({type(error).__name__}); it did not finish")
 
-    def _context(self, entry: _Entry, bound: BoundTool, live: Any, timeout: float | None) -> ToolContext:
+    def _context(
+        self, entry: _Entry, bound: BoundTool, live: Any, world: Any, timeout: float | None
+    ) -> ToolContext:
         call, session = entry.call, self._session
         began = entry.began or 0.0
         return ToolContext(
@@ -205,7 +210,8 @@ class TurnRun:
             self._turn,
             None if timeout is None else began + timeout,
             self._dispatcher.threads,
-            session.data if bound.tool.wants_row else NO_DATA,
+            session.data if bound.tool.wants_row or bound.world is not None else NO_DATA,
+            world,
         )
 
     def _expire_call(self, entry: _Entry) -> None:

@@ -21,7 +21,7 @@ from torchrl.envs.llm import ChatEnv
 from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_agentic.adapt import ensure_tool
-from torchrl_agentic.dispatch import Dispatcher, Session
+from torchrl_agentic.dispatch import Dispatcher, Session, ToolSelection
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.images import require_pillow
 from torchrl_agentic.limits import Limiter
@@ -29,7 +29,7 @@ from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.row import trajectory_name
-from torchrl_agentic.tool import Tool
+from torchrl_agentic.tool import Tool, has_world
 from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
@@ -85,6 +85,10 @@ class ToolCompose(ToolList):
         max_threads: how many blocking tools run at once.
         max_calls_per_turn: calls of one message beyond it are answered SKIPPED; None: no bound but the
             parser's.
+        tool_selection: Called with the name of a trajectory, its turn, from 0, and its `RowData` before the
+            calls of a turn run; returns the names of the tools that it may use in this turn, or None for what
+            the data set says. The prompt goes on showing the tools of the first turn: announce others in a
+            message.
         report_calls: whether ("agentic", "calls") holds a list per row, [*B]: of each call of this turn the
             "call_id", "tool", "status", "reward", "metrics", and its "number" in the trajectory, which is
             the source of its tokens in the ledger.
@@ -123,6 +127,7 @@ class ToolCompose(ToolList):
         validate_inputs: bool = True,
         max_threads: int = 64,
         max_calls_per_turn: int | None = None,
+        tool_selection: ToolSelection | None = None,
         report_calls: bool = False,
         recorder: Recorders = None,
         eos_strings: Sequence[str] = EOS_STRINGS,
@@ -149,6 +154,7 @@ class ToolCompose(ToolList):
             "validate_inputs": validate_inputs,
             "max_threads": max_threads,
             "max_calls_per_turn": max_calls_per_turn,
+            "tool_selection": tool_selection,
         }
         self._toolsets = []
         self._tools = [ensure_tool(item) for item in tools]
@@ -182,12 +188,15 @@ class ToolCompose(ToolList):
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows = border.prompts(next_tensordict)
         active = stepped(tensordict)
+        has_row_data = opening.says_something(tensordict.keys())
         work: list[RowTurn] = []
         for index, row in enumerate(rows):
             if active[index]:
                 lengths = border.length(before[index]), border.length(written[index])
                 rows[index], message = read_turn(row, *lengths, self.eos_strings)
                 session = self._session(index)
+                if has_row_data and session.turn == 0 and not opening.says_something(session.data.columns):
+                    session.data = opening.row_data_by_hand(self._tools, tensordict, index)
                 work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
             else:
                 rows[index] = before[index]
@@ -314,7 +323,8 @@ class ToolCompose(ToolList):
         self, tensordict_reset: TensorDictBase, chosen: Sequence[int], rows: list[border.Conversation]
     ) -> None:
         """Tell new trajectories what the data set says of them, and let tools speak first."""
-        if not opening.has_something_to_say(self._tools, tensordict_reset):
+        has_worlds = any(has_world(added.toolset) for added in self._toolsets)
+        if not has_worlds and not opening.has_something_to_say(self._tools, tensordict_reset):
             return
         for row in chosen:
             self._session(row).data = opening.row_data(self._tools, tensordict_reset, row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.messages import Message, ParsedCall, ParseResult
-from torchrl_agentic.row import EXTRA, KEYS, SELECTION, RowData
+from torchrl_agentic.row import EXTRA, KEYS, SELECTION, RowData, read_selections
 from torchrl_agentic.tool import Tool
 from torchrl_agentic.transforms.columns import columns
 from torchrl_agentic.transforms.turn import RowTurn
@@ -25,9 +25,13 @@ _OURS = frozenset((
 
 def has_something_to_say(tools: Sequence[Tool], tensordict: TensorDictBase) -> bool:
     """Whether tools want to know, or rows of the data set restrict them."""
-    if any(tool.wants_row or tool.opens_at_reset for tool in tools):
-        return True
-    return any(key in tensordict.keys() for key in (*KEYS, EXTRA))
+    wanted = any(tool.wants_row or tool.opens_at_reset for tool in tools)
+    return wanted or says_something(tensordict.keys())
+
+
+def says_something(columns: Container[object]) -> bool:
+    """Return whether columns of these names say something to tools."""
+    return any(key in columns for key in (*KEYS, EXTRA))
 
 
 def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> RowData:
@@ -48,14 +52,35 @@ def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> Row
     return data
 
 
+def row_data_by_hand(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> RowData:
+    """Read what was given to `env.reset` by hand, which transforms see at the first step only.
+
+    Raises:
+        ValueError: If it is wrong, or comes too late: a tool that opens at the reset has arguments for that,
+            or a selection was to be shown in a prompt of tokens.
+    """
+    data = row_data(tools, tensordict, row)
+    late = [f"create_kwargs of {tool.name!r}" for tool in tools
+            if tool.opens_at_reset and data.kwargs(tool.name, "create_kwargs")]  # fmt: skip
+    if data.selections and ("tokens", "prompt") in tensordict.keys(True):
+        late.append("tool_selection")
+    if late:
+        raise ValueError(
+            f"row {row}: {', '.join(late)} came with env.reset(tensordict), which transforms see only after "
+            "the first prompt is written; load such columns with DatasetChatEnv.from_dataloader(loader), and "
+            "collate_fn=collate_rows in the loader"
+        )
+    return data
+
+
 def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
-    """Read which tools a row of the data set may use; None: all."""
+    """Read which tools a row of the data set may use from its first turn on; None: all."""
     keys = [key for key in (SELECTION, EXTRA) if key in tensordict.keys()]
     if not keys:
         return None
     found = columns(tensordict, 0, [SELECTION, (EXTRA, SELECTION)])
-    names = found.get(SELECTION, found.get((EXTRA, SELECTION)))
-    return None if names is None else frozenset(names)
+    selections = read_selections(found.get(SELECTION, found.get((EXTRA, SELECTION))))
+    return RowData(selections=selections).selection_at(0)
 
 
 def open_at_reset(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:

@@ -101,7 +101,7 @@ class ToolList(Compose):
         try:
             for tool in run(toolset.setup()):
                 tool = ensure_tool(tool)
-                self._insert_tool(len(self._tools), tool, limits.get(tool.name))
+                self._insert_tool(len(self._tools), tool, limits.get(tool.name), toolset)
             check_limits(limits, self._tools[before:])
         except BaseException:
             while len(self._tools) > before:
@@ -137,16 +137,18 @@ class ToolList(Compose):
                 self._toolsets[place] = replace(added, revision=revision)
                 continue
             self._toolsets[place] = exchange(
-                self, added, revision, tools, insert=self._append_limited, rebind=live.rebind
+                self, added, revision, tools, insert=self._append_of_toolset, rebind=live.rebind
             )
 
-    def _append_limited(self, tool: Tool, limiter: Limiter | None) -> None:
-        self._insert_tool(len(self._tools), tool, limiter)
+    def _append_of_toolset(self, tool: Tool, limiter: Limiter | None, toolset: Toolset) -> None:
+        self._insert_tool(len(self._tools), tool, limiter, toolset)
 
-    def _insert_tool(self, index: int, item: Any, limiter: Limiter | None = None) -> None:
+    def _insert_tool(
+        self, index: int, item: Any, limiter: Limiter | None = None, toolset: Toolset | None = None
+    ) -> None:
         tool = ensure_tool(item)
         live = self._live()
-        live.add(tool, index=index, limiter=limiter)
+        live.add(tool, index=index, limiter=limiter, toolset=toolset)
         try:
             run(live.setup())
         except BaseException:

@@ -63,7 +63,7 @@ def exchange(
     revision: int,
     tools: Sequence[Any],
     *,
-    insert: Callable[[Tool, Limiter | None], None],
+    insert: Callable[[Tool, Limiter | None, Toolset], None],
     rebind: Callable[[Tool], None],
 ) -> Added:
     """Let an offer hold what a toolset has now; what is refused is logged and left out.
@@ -86,7 +86,7 @@ def exchange(
                 names.append(name)  # also if it is refused: then it stays as it was
                 rebind(tool)
             else:
-                insert(tool, added.limits.get(name))
+                insert(tool, added.limits.get(name), added.toolset)
                 names.append(name)
         except Exception as error:
             logger.error("a tool that %r offers now is passed over: %s", added.toolset, error)

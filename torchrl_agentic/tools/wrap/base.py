@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.messages import JSON, ToolResult
-from torchrl_agentic.tool import Tool, ToolContext, effects_of, has_sessions
+from torchrl_agentic.tool import Effects, Tool, ToolContext, effects_of, has_sessions
 
 CallLater: TypeAlias = Callable[[float, Callable[[], None]], Any]
 """`call_later(seconds, callback)`, as an event loop and a `VirtualClock` have it."""
@@ -32,8 +32,13 @@ class Wrapped(Tool):
 
     def __init__(self, tool: Any) -> None:
         self.tool = ensure_tool(tool)
-        self.effects = effects_of(self.tool)
+        self.effects = self.tool.effects
         self.opens_sessions = self.keeps_state or has_sessions(self.tool)
+
+    @property
+    def default_effects(self) -> Effects:
+        """The effects of the tool inside."""
+        return effects_of(self.tool)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
         """Hand the call on."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
-from torchrl_agentic.tool import Effects, ToolContext
+from torchrl_agentic.tool import Effects, ToolContext, effects_of
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.encoding import canonical
 
@@ -47,10 +47,10 @@ class Cached(Wrapped):
     ) -> None:
         self.keeps_state = scope == "trajectory"
         super().__init__(tool)
-        if self.effects != Effects.PURE or self.wants_state:
+        if effects_of(self) != Effects.PURE or self.wants_state:
             raise ValueError(
                 f"{self.name!r} cannot be cached: its results depend on more than its arguments or it changes"
-                f" things ({self.effects}, wants_state={self.wants_state}); only pure tools can"
+                f" things ({effects_of(self)}, wants_state={self.wants_state}); only pure tools can"
             )
         if self.wants_row and scope != "trajectory":
             raise ValueError(
