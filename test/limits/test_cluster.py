@@ -208,6 +208,31 @@ async def test_an_overload_is_told_to_all(name: str):
         assert other.stats().concurrent == 4
 
 
+async def test_processes_share_a_limit_in_a_folder_whose_path_is_too_long_for_a_socket(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(folder))
+    holder = _start(name, 1, tmp_path / "log", "hold")
+    with _ended(holder):
+        assert holder.stdout is not None
+        await asyncio.to_thread(holder.stdout.readline)
+        with pytest.raises(LimitsDiffer, match="max_concurrent=1"):
+            ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
+
+
+def test_a_folder_too_long_for_a_socket_is_refused_with_what_to_set_where_there_is_no_proc(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(folder))
+    monkeypatch.setattr("torchrl_agentic.limits.machine._DESCRIPTORS", "/no/such/folder")
+    with pytest.raises(OSError, match="set TORCHRL_AGENTIC_LIMITS to a shorter folder"):
+        ClusterRateLimiter(name, max_concurrent=1, over="machine")
+
+
 def test_a_folder_that_others_can_enter_is_refused(name: str, tmp_path: Path):
     (tmp_path / f"torchrl_agentic-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="this user alone"):
@@ -241,14 +266,15 @@ async def test_a_transport_that_breaks_is_tried_again(name: str, caplog: pytest.
     assert "could not report" in caplog.text
 
 
-async def test_what_means_nothing_to_the_server_is_no_answer(name: str):
+async def test_what_means_nothing_to_the_server_is_no_answer(name: str, monkeypatch: pytest.MonkeyPatch):
     """A report that it cannot read ends its connection, and nobody else's."""
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
     async with limiter.slot():
         (path,) = Path(os.environ["TORCHRL_AGENTIC_LIMITS"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(5)
-            stranger.connect(str(path))
+            monkeypatch.chdir(path.parent)  # its path may be too long for a socket
+            stranger.connect(path.name)
             stranger.sendall(b'{"hello": 1}\n')
             assert stranger.recv(100) == b""
         for _ in range(3):
@@ -292,14 +318,15 @@ async def test_a_limiter_travels_the_way_it_has_chosen(name: str):
     assert limiter.__reduce__()[1][1]["over"] == "machine"
 
 
-async def test_half_an_answer_is_none(name: str, tmp_path: Path):
+async def test_half_an_answer_is_none(name: str, monkeypatch: pytest.MonkeyPatch):
     """Its server ended while it wrote; the next one answers."""
     limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL, over="machine")
     (path,) = Path(os.environ["TORCHRL_AGENTIC_LIMITS"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")
     there = path.with_name("there")
     path.rename(there)
     with socket.socket(socket.AF_UNIX) as half:
-        half.bind(str(path))
+        monkeypatch.chdir(path.parent)  # its path may be too long for a socket
+        half.bind(path.name)
         half.listen()
         limiter._transport.close()
         waiting = asyncio.create_task(limiter.wait())

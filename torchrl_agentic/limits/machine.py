@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -14,6 +15,7 @@ import socketserver
 import stat
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from torchrl_agentic.limits.lease import Lease, LeaseServer, LimitsDiffer, Repor
 FOLDER = "TORCHRL_AGENTIC_LIMITS"
 """The environment variable that names another folder than /tmp; processes share limits within one folder."""
 RETRY_S = 0.01
+MAX_ADDRESS = 103
+"""The longest address of a unix socket, in bytes: 107 on Linux, 103 on macOS and the BSDs."""
+_DESCRIPTORS = "/proc/self/fd"
 _servers: dict[Path, _Server] = {}
 _lock = threading.Lock()
 
@@ -32,10 +37,19 @@ class MachineTransport:
 
     The socket lies in a folder that only this user can enter. If the process that serves ends, one of the
     others takes its place.
+
+    Args:
+        name: Name of the service.
+
+    Raises:
+        PermissionError: If the folder belongs to another user, or others may enter it.
+        OSError: If the folder's path is too long for a socket, on a system without /proc.
     """
 
     def __init__(self, name: str) -> None:
         self._path = _folder() / hashlib.sha256(name.encode()).hexdigest()[:24]
+        with _address(self._path):  # raises here, and not at the first call, if there can be none
+            pass
         self._stream: Any = None
 
     def sync(self, report: Report, timeout: float) -> Lease:
@@ -61,7 +75,8 @@ class MachineTransport:
             with contextlib.ExitStack() as stack:
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.settimeout(left)
-                connection.connect(str(self._path))
+                with _address(self._path) as address:
+                    connection.connect(address)
                 self._stream = connection.makefile("rwb")
                 self._connection = connection
                 stack.pop_all()
@@ -92,7 +107,8 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, lock: int, began: float, settle_s: float) -> None:
         self.lock_file, self.one_at_a_time = lock, threading.Lock()
         self.lease_server, self.longest_s = LeaseServer(began, settle_s), 0.0
-        super().__init__(str(path), _Client)
+        with _address(path) as address:
+            super().__init__(address, _Client)
 
     def answer(self, line: bytes) -> bytes:
         fields: dict[str, Any] = json.loads(line)
@@ -153,6 +169,33 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Generator[str]:
+    """Yield an address that fits into `sockaddr_un` and leads to `path`, however long that is.
+
+    A long one is reached through a descriptor of its folder. Sockets are found by their inode, so processes
+    that use different addresses of one file meet.
+
+    Raises:
+        OSError: If the path is too long, and this system has no /proc.
+    """
+    if len(os.fsencode(path)) <= MAX_ADDRESS:
+        yield str(path)
+        return
+    if not os.path.isdir(_DESCRIPTORS):
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"the path of the limiter's socket has {len(os.fsencode(path))} bytes, and a socket's at most "
+            f"{MAX_ADDRESS}: set {FOLDER} to a shorter folder, the same one in all processes that share it",
+            str(path),
+        )
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"{_DESCRIPTORS}/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _folder() -> Path:
