@@ -1,10 +1,14 @@
-# Two commands do everything on a fresh machine with Python ≥ 3.11: `make demo` and `make test`.
+# Two commands do everything on a fresh machine with Python ≥ 3.11: `make demo` and `make test`. `make quick` is
+# for between two changes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests run in as many processes as there are processors, each file in one of them: `make test WORKERS=0` for one.
+WORKERS ?= logical
+PYTEST := $(BIN)/pytest -n $(WORKERS) --maxprocesses 8
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm test-legacy test-browser check docs screenshots demo-records bench bench-site clean
+.PHONY: demo quick test test-vllm test-legacy test-browser check docs screenshots demo-records bench bench-site clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -14,8 +18,12 @@ demo: $(VENV)/ready
 	$(BIN)/torchrl-agentic view rollouts --html rollouts/index.html
 	@echo 'All of it, to look at: rollouts/index.html in a browser, or $(BIN)/torchrl-agentic view rollouts'
 
+# Under a minute: without the tests marked `slow` (test/conftest.py), and with few examples per property.
+quick: $(VENV)/ready
+	$(PYTEST) --quick
+
 test: $(VENV)/ready
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py
@@ -31,7 +39,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(PYTEST)
 
 # After a change of the demo, or of what its tools answer on purpose: a test replays these records.
 demo-records: $(VENV)/ready

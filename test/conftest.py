@@ -1,9 +1,103 @@
-"""What holds for all tests."""
+"""What holds for all tests: signals, examples per property, what is slow, and who runs what in parallel."""
+
+from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+HERE = Path(__file__).parent
+SLOW = (
+    "sandbox",
+    "limits/test_ray.py",
+    "tools/mcp",
+    "tools/legacy",
+    "tools/test_sandbox_fusion.py",
+    "tools/test_capped.py",
+    "tools/web/test_body.py",
+    "tools/web/test_hostile.py",
+    "repl",
+    "transforms/test_environments.py",
+    "transforms/test_hazards.py",
+    "limits/test_cluster.py",
+    "test_tutorials.py",
+    "testing",
+    "test_examples.py",
+    "viewer/test_app.py",
+    "viewer/html",
+    "serve",
+    "rollout",
+    "tool_config/test_sources.py",
+    "dispatch/test_pool.py",
+    "test_cli_serve.py",
+    "test_docs.py",
+    "test_migration.py",
+    "test_readme.py",
+)
+"""Files and folders whose tests start sandboxes, servers, Ray or a model, longest first: all are `slow`."""
+
+# Examples per property test, for `--hypothesis-profile`. Tests share the machine, hence no deadlines.
+settings.register_profile("quick", max_examples=10, deadline=None)
+settings.register_profile("default", max_examples=50, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("default")
 
 # A shell's background job ignores these; tests, and what they start, are to be interrupted by them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--quick`."""
+    text = "leave out the tests marked `slow`, and try few examples of each property"
+    parser.addoption("--quick", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try few examples if that is asked for."""
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import slow files if only quick tests are asked for."""
+    return True if config.getoption("--quick") and _place(collection_path) < len(SLOW) else None
+
+
+def _place(path: Path) -> int:
+    """Return the index in `SLOW` of what a file belongs to, or its length if it is quick."""
+    name = path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else path.name
+    places = (index for index, slow in enumerate(SLOW) if name == slow or name.startswith(f"{slow}/"))
+    return next(places, len(SLOW))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is slow; several processes begin with what takes longest, so that they end together."""
+    for item in items:
+        if _place(item.path) < len(SLOW):
+            item.add_marker("slow")
+    if config.getoption("--quick"):
+        left_out = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, _place(item.path)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, for its fixtures' sake, and each `xdist_group` of several files too."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFileOrGroup(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = super()._split_scope(nodeid)
+            return nodeid.partition("::")[0] if group == nodeid else group
+
+    return ByFileOrGroup(config, log) if config.getvalue("dist") == "loadgroup" else None

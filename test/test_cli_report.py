@@ -32,7 +32,7 @@ def _dump(folder: Path, *, score: float, run_s: float, steps: int = 3, tool: str
 
 
 def test_a_run_is_shown_over_its_steps_and_per_tool(tmp_path: Path):
-    told = _run(_dump(tmp_path / "a", score=0.25, run_s=0.04)).output
+    told = " ".join(_run(_dump(tmp_path / "a", score=0.25, run_s=0.04)).output.split())
     for words in (
         "60 trajectories of steps 0 to 2",
         "0.250",

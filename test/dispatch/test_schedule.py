@@ -25,7 +25,7 @@ def _must_not_overlap(first: Effects, second: Effects) -> bool:
     return False
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=10 * settings.default.max_examples, deadline=None)
 @given(st.lists(_effects, max_size=12))
 def test_calls_wait_for_whom_the_definition_says_and_nobody_else(effects: list[Effects]):
     brute = [{j for j in range(i) if _must_not_overlap(effects[j], effects[i])} for i in range(len(effects))]

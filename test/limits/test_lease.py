@@ -135,7 +135,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=8 * settings.default.max_examples, deadline=None)
 @given(st.lists(EVENTS, max_size=60), st.integers(1, 6))
 def test_all_together_never_run_more_than_the_limit(events, limit):
     world = _World(Limits(limit), 4)
@@ -159,7 +159,6 @@ def test_all_together_never_run_more_than_the_limit(events, limit):
             world.pass_time(rest[0])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.floats(0, 0.3)), max_size=60),
     st.floats(0.5, 50),

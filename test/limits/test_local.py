@@ -103,7 +103,7 @@ _step = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=3 * settings.default.max_examples)
 @given(limits=_limits, burst=st.none() | st.integers(1, 4), steps=st.lists(_step, max_size=40))
 def test_over_any_schedule_the_limits_hold_and_nothing_is_lost(
     limits: dict[str, Any], burst: int | None, steps: list[tuple[str, int]]

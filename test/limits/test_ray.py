@@ -24,6 +24,7 @@ from torchrl_agentic.limits.ray import NAMESPACE
 pytestmark = [
     *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("ResourceWarning", "FutureWarning")),
     pytest.mark.timeout(240),
+    pytest.mark.xdist_group("machine"),
 ]
 TTL = 1.0
 

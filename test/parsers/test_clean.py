@@ -25,7 +25,7 @@ def thorough(text: str, tools: object) -> ParseResult:
     return TextParser.parse(PARSER, text, tools=tools, turn=2)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=12 * settings.default.max_examples, deadline=None)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=6), tools=st.sampled_from([None, {"f": {}}, {"g": {}}])
 )

@@ -58,7 +58,6 @@ def test_a_compressed_file_has_the_lines_that_were_compressed(
         assert known(lines) == [line for _, line in wanted(b"".join(frames))]
 
 
-@settings(deadline=None, max_examples=50)
 @given(cut=st.integers(1, 400), budget=st.none() | st.integers(1, 100))
 def test_a_frame_that_a_crash_has_cut_costs_only_its_own_lines(
     tmp_path_factory: pytest.TempPathFactory, cut: int, budget: int | None

@@ -46,7 +46,7 @@ def finished(recorder: Recorder, name: str, *turns: Turn) -> None:
     recording.finish("no_calls")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=settings.default.max_examples // 2)
 @given(some=st.lists(records(), max_size=4), suffix=st.sampled_from([".jsonl", ".jsonl.zst"]))
 def test_a_file_of_trajectories_comes_back_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, some: list[TrajectoryRecord], suffix: str

@@ -205,7 +205,6 @@ def _figures(report):
     return json.loads(text, parse_float=lambda digits: round(float(digits), 6))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(_trajectories(), max_size=8), st.data())
 def test_the_report_of_a_dump_is_that_of_its_parts_in_any_order(records, data):
     shuffled = data.draw(st.permutations(records))
@@ -229,7 +228,7 @@ def test_a_part_that_is_merged_is_not_changed_by_it():
     assert part.report() == before
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=settings.default.max_examples // 2)
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=50))
 def test_quantiles_of_very_many_values_are_within_a_hundredth(values):
     """Beyond the bound, and whether they came as one or were merged."""

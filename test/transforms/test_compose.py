@@ -29,7 +29,7 @@ from chats import (
     results,
     step,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData
 from torch.utils.data import DataLoader
@@ -680,6 +680,7 @@ class TestCopies:
         env = chat_env((1,), pickle.loads(pickle.dumps(transform)))
         assert results(step(env, begin(env), call("count"))["next"]) == [["1"]]
 
+    @pytest.mark.slow
     def test_a_used_environment_works_in_a_process_that_knows_nothing(self, tmp_path):
         shorten = tool(
             textwrap.shorten,
@@ -1071,6 +1072,7 @@ class TestConstruction:
         with pytest.raises(ValueError, match="'odd'"):
             ToolCompose([Odd()])
 
+    @pytest.mark.slow
     def test_list_to_stack_need_not_be_set_by_the_user(self):
         program = (
             "import tensordict\n"
@@ -1277,7 +1279,6 @@ class TestHostileMessages:
     """Row 1 asks for a sum whatever row 0 says; it must get it, and row 0 one answer per call."""
 
     @pytest.mark.parametrize("parser", ["hermes", "xml", "json", "openai", "anthropic"])
-    @settings(max_examples=60, deadline=None)
     @given(said=hostile_message)
     def test_no_message_raises_or_touches_another_row(self, parser, said):
         env = chat_env((2,), ToolCompose([add], parser))
@@ -1297,7 +1298,6 @@ class TestHostileMessages:
         if parser != "anthropic":
             assert len(results(td)[0]) == flags(td, "n_calls")[0]
 
-    @settings(max_examples=60, deadline=None)
     @given(junk=st.lists(hostile_piece.filter(lambda t: "<think>" not in t), max_size=4).map("".join))
     def test_a_readable_call_in_front_of_junk_is_answered(self, junk):
         env = chat_env((1,), ToolCompose([add]))

@@ -16,7 +16,7 @@ texts = parts.map("".join)
 
 
 @given(st.lists(st.tuples(texts, st.booleans()), max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=6 * settings.default.max_examples)
 def test_control_tokens_come_from_trusted_parts_alone(chosen):
     pieces = [Piece(text, number, trusted) for number, (text, trusted) in enumerate(chosen)]
     found = ENCODER.encode(pieces)

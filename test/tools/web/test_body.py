@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.errors import ToolError
@@ -43,7 +43,6 @@ PACKERS = {
 
 @pytest.mark.parametrize("encoding", PACKERS)
 @given(data=st.binary(max_size=5000), seed=st.integers(0, 1000), most=st.integers(1, 6000))
-@settings(max_examples=50, deadline=None)
 def test_a_body_comes_out_as_it_went_in_however_it_is_cut(encoding: str, data: bytes, seed: int, most: int):
     packed, rng = PACKERS[encoding](data), random.Random(seed)
     pieces: list[bytes] = []

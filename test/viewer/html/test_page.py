@@ -7,7 +7,7 @@ import re
 from importlib import resources
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pages import dump_of, page_of
 from records_of import record, records, turn
@@ -32,7 +32,6 @@ def _tag_count(page):
     return page.text.lower().count("<script"), page.text.lower().count("</script"), page.text.count("<!--")
 
 
-@settings(deadline=None, max_examples=60)
 @given(some=st.lists(records(), min_size=1, max_size=3), spice=st.sampled_from(HOSTILE))
 def test_all_text_of_a_dump_is_in_its_page_and_none_of_it_is_markup(tmp_path_factory, some, spice):
     """Whatever the texts are, the page has as many tags as one of harmless texts."""

@@ -25,7 +25,6 @@ _json = st.recursive(
 _args = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), _json, max_size=4)
 _names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,20}", fullmatch=True)
 _rules = settings(
-    max_examples=100,
     deadline=None,
     suppress_health_check=[
         HealthCheck.differing_executors,
