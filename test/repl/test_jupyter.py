@@ -491,6 +491,23 @@ async def test_an_interrupt_before_the_code_has_begun_is_not_lost(shared: Jupyte
     await _works(shared)
 
 
+@on_shared
+async def test_an_interrupt_that_comes_as_the_code_begins_to_wait_is_not_lost(shared: JupyterRepl):
+    """Python has noted the signal, and its main thread sits in a system call that did not see it.
+
+    That happens when the signal comes between Python's last look and the call. Here another thread takes it.
+    """
+    mask = "import signal, time; signal.pthread_sigmask(signal.{}, {{signal.SIGINT}})"
+    code = f"{mask.format('SIG_BLOCK')}\nopen('waits', 'w').close()\ntime.sleep(100)"
+    task = asyncio.create_task(shared.execute(code))
+    await _exists(shared, "waits")
+    await shared.interrupt()
+    async with asyncio.timeout(5):
+        assert (await task).error.ename == "KeyboardInterrupt"
+    await shared.execute(mask.format("SIG_UNBLOCK"))
+    await _works(shared)
+
+
 async def test_a_cancelled_execute_stops_its_code_and_keeps_state(repl: JupyterRepl):
     await repl.execute("x = 1")
     task = asyncio.create_task(

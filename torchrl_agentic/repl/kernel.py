@@ -49,6 +49,7 @@ def main(argv: list[str]) -> None:
     shell.system = shell.system_raw  # the other one makes a terminal, which turns \n into \r\n
     change_displays(shell.display_formatter)
     change_cells(shell, Interrupts(app.kernel))
+    signal.signal(signal.SIGURG, wake)
     app.start()
 
 
@@ -216,6 +217,10 @@ def restore(saved: list[int]) -> None:
 def stream(number: int) -> TextIO:
     """Make a text stream on a file descriptor, for the code to print to."""
     return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+
+
+def wake(number: int, frame: object) -> None:
+    """Do nothing: having a handler, the signal ends a system call, see `kernel_client.Courier.nudge`."""
 
 
 def leave(code: object = None) -> None:

@@ -14,6 +14,7 @@ sys.path[:] = [path for path in sys.path if path]
 
 import asyncio
 import base64
+import contextlib
 import importlib.util
 import json
 import os
@@ -51,6 +52,9 @@ IDLE_S = 1.0
 """How long after its answer the kernel may take to say that it is idle."""
 ANSWER_S = 5.0
 """How long after it became idle the kernel's answer may take."""
+NUDGE_S = 0.05
+"""How long after an interrupt, and after each nudge, the kernel is nudged again."""
+NUDGES = 20
 
 
 class Output:
@@ -278,6 +282,23 @@ class Courier:
         if self.cell is not None:
             self.cell.interrupted = not self.cell.begun
         os.killpg(os.getpgrp(), signal.SIGINT)
+        self.loop.call_later(NUDGE_S, self.nudge, self.cell, NUDGES)
+
+    def nudge(self, cell: Cell | None, left: int) -> None:
+        """Make the kernel's main thread return from a system call that it entered as the interrupt came.
+
+        Python only notes a signal, and runs its handler between two instructions; a signal that comes after
+        it has last looked and before the call leaves the thread in there for as long as the call takes.
+        Another signal ends the call, and then the handler runs; this one has no effect of its own.
+
+        Args:
+            cell: The cell that was interrupted.
+            left: How many nudges are left; the code may have caught the interrupt, and go on.
+        """
+        if cell is not None and self.cell is cell and left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.kernel.pid, signal.SIGURG)
+            self.loop.call_later(NUDGE_S, self.nudge, cell, left - 1)
 
     def stop(self, seq: int, grace_s: float) -> None:
         """Interrupt a cell, and give it up if it does not react."""
