@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,26 @@ def _place(path: Path) -> int:
     name = path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else path.name
     places = (index for index, slow in enumerate(SLOW) if name == slow or name.startswith(f"{slow}/"))
     return next(places, len(SLOW))
+
+
+@pytest.fixture
+def own_environ() -> Iterator[None]:
+    """Undo what programs of readers do to the environment; whatever ends in _KEY is redacted, for example."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def own_ray() -> Iterator[None]:
+    """Give Ray a folder of its own, in which it finds no cluster of another test run that it would join."""
+    short = tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
+    )  # for its sockets
+    with short as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

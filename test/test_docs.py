@@ -25,6 +25,7 @@ def test_pages_hold_programs():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.usefixtures("own_environ")
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From top to bottom, in one namespace, as a reader would paste them."""

@@ -18,6 +18,7 @@ def test_the_readme_has_programs():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.usefixtures("own_environ")
 def test_the_readmes_programs_run_and_print_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()

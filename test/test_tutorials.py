@@ -34,6 +34,7 @@ def registered(monkeypatch: pytest.MonkeyPatch):
         for path in TUTORIALS
     ],
 )
+@pytest.mark.usefixtures("own_environ", "own_ray")
 def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")

@@ -9,7 +9,9 @@ import threading
 import time
 import uuid
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ from sharing import call_for, calls, hold, overlap
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.dispatch import init_execution_pool
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
-from torchrl_agentic.limits.ray import NAMESPACE
+from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.lease import Lease, Report
+from torchrl_agentic.limits.ray import NAMESPACE, RayTransport
 
 pytestmark = [
     *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("ResourceWarning", "FutureWarning")),
@@ -30,7 +34,7 @@ TTL = 1.0
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Generator[list[str]]:
+def nodes(own_ray: None) -> Generator[list[str]]:
     """Start a cluster of two nodes; give their ids."""
     from ray.cluster_utils import Cluster
 
@@ -141,6 +145,48 @@ def test_an_actor_that_starts_again_gives_out_nothing_twice(nodes: list[str], na
     ray.get(runs, timeout=120)
     assert overlap(logs) <= 3
     assert min(map(calls, logs)) > 20
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(0), Exception("Failed to submit task to actor"), ValueError("no such actor")]
+)
+def test_whatever_ray_raises_as_it_ends_is_a_lost_connection_and_the_next_report_asks_for_a_new_actor(
+    monkeypatch: pytest.MonkeyPatch, raised: BaseException
+):
+    """A thread that waits as Ray shuts down gets SystemExit; after a new `ray.init` the actor is unknown."""
+    lease, made = Lease(1, 1, (), 1.0, 0.0, 1, None, 0), []
+
+    def new_actor(actor_class: type) -> Any:
+        made.append(actor_class)
+        return SimpleNamespace(sync=SimpleNamespace(remote=lambda report: len(made)))
+
+    def get(number: int, timeout: float) -> Lease:
+        if number == 1:
+            raise raised
+        return lease
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(
+        ray,
+        "remote",
+        lambda actor: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=partial(new_actor, actor))),
+    )
+    monkeypatch.setattr("ray._private.worker.get", get)
+    transport, report = RayTransport("name"), Report("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0)
+    with pytest.raises(ConnectionError):
+        transport.sync(report, 1.0)
+    assert transport.sync(report, 1.0) == lease
+
+
+def test_a_report_that_is_under_way_as_ray_shuts_down_starts_no_cluster(monkeypatch: pytest.MonkeyPatch):
+    states, started = iter([True, True]), []
+    monkeypatch.setattr(ray, "is_initialized", lambda: next(states, False))
+    monkeypatch.setattr(ray, "init", lambda *_, **__: started.append(1))
+    transport, report = RayTransport("name"), Report("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0)
+    transport._actor = SimpleNamespace(sync=SimpleNamespace(remote=lambda report: object()))
+    with pytest.raises(ConnectionError):
+        transport.sync(report, 1.0)
+    assert not started
 
 
 def test_a_job_that_names_other_limits_is_told(nodes: list[str], name: str):

@@ -34,11 +34,14 @@ class LeaseActor:
 
 
 class RayTransport:
-    """Reports to the actor of one name.
+    """A connection to the actor of one name.
+
+    Args:
+        name: Name of the service.
 
     Raises:
-        MissingExtra: Ray is not installed.
-        RuntimeError: it is not initialised.
+        MissingExtra: If Ray is not installed.
+        RuntimeError: If it is not initialised.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,15 +51,20 @@ class RayTransport:
             raise MissingExtra("a limiter over a Ray cluster", "ray", "ray") from None
         if not ray.is_initialized():
             raise RuntimeError("a limiter over Ray needs ray.init() first")
+        # `ray.get` itself would start a cluster where Ray has been shut down since the report was sent.
+        from ray._private.worker import get
+
         self._ray: Any = ray
+        self._get: Any = get
         self._name = f"limiter:{name}"
         self._actor: Any = None
+        self._asked: Any = None
         self._has_answered = False
 
     def sync(self, report: Report, timeout: float) -> Lease:
         """Exchange a report for a lease; see `Transport`."""
         ray = self._ray
-        if not ray.is_initialized():  # else the next line would start a cluster
+        if not ray.is_initialized():  # else the next lines would start a cluster
             raise ConnectionError("Ray has been shut down")
         try:
             if self._actor is None:
@@ -65,12 +73,16 @@ class RayTransport:
                 self._actor = remote.remote()
                 if not self._has_answered:  # a process has to start for it; later on, others depend on us
                     timeout = max(timeout, START_S)
-            answer = ray.get(self._actor.sync.remote(report), timeout=timeout)
+            # Held until the next report: Ray ends the process where a reference is dropped as it shuts down.
+            self._asked = self._actor.sync.remote(report)
+            answer = self._get(self._asked, timeout=timeout)
         except ray.exceptions.GetTimeoutError:
             raise TimeoutError("the actor that gives out the leases did not answer in time") from None
-        except (ray.exceptions.RayError, ValueError) as error:
-            self._actor = None  # it may have moved, or be gone
-            raise ConnectionError(f"the actor that gives out the leases: {error}") from error
+        except (Exception, SystemExit) as error:
+            # RayError and ValueError if the actor has moved or is gone, a plain Exception if it is of an
+            # earlier cluster, SystemExit in a thread that waits for it while Ray shuts down.
+            self._actor = None
+            raise ConnectionError(f"the actor that gives out the leases: {error!r}") from error
         self._has_answered = True
         if isinstance(answer, LimitsDiffer):
             raise answer
