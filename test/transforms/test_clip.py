@@ -32,13 +32,13 @@ def test_the_limit_of_tokens_holds_and_is_used(words, limit, side):
 
 
 @given(st.text("abcdef", min_size=100, max_size=300), sides)
-def test_what_is_kept_is_where_the_side_says(text, side):
+def test_left_keeps_the_head_right_the_tail_and_middle_both_as_in_verl(text, side):
     found = Clip(None, 60, side)(text, count)
     head, _, rest = found.partition("[… ")
     tail = rest.partition(" …]")[2]
     assert text.startswith(head)
     assert text.endswith(tail)
-    assert {"left": not head, "right": not tail, "middle": abs(len(head) - len(tail)) <= 1}[side]
+    assert {"left": not tail, "right": not head, "middle": abs(len(head) - len(tail)) <= 1}[side]
     assert f"{len(text) - len(head) - len(tail)} characters" in found
 
 

@@ -249,7 +249,7 @@ def test_long_texts_are_cut_and_images_are_not(tmp_path):
         assert [one for one in content if one["type"] == "image"] == [part(png(100, 50))] * 2
         assert sum("characters left out" in text for text in texts) == 1
         assert ("HEAD" in texts[0], "TAIL" in texts[-1]) == {
-            "left": (False, True), "middle": (True, True), "right": (True, False),
+            "left": (True, False), "middle": (True, True), "right": (False, True),
         }[side]  # fmt: skip
         if "chars" in bound:
             assert 70 <= sum(map(len, texts)) <= 80

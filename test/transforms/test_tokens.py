@@ -383,7 +383,7 @@ def test_long_results_are_cut_in_the_tokens_and_in_the_history(side):
     content = border.read_message(border.messages(border.prompts(talk.td)[0])[-1]).content
     assert len(content) <= 60
     assert ("HEAD" in content, "TAIL" in content) == {
-        "left": (False, True), "middle": (True, True), "right": (True, False),
+        "left": (True, False), "middle": (True, True), "right": (False, True),
     }[side]  # fmt: skip
     assert "characters left out" in content
     assert f"<tool_response>\n{content}\n</tool_response>" in talk.text()

@@ -1,4 +1,4 @@
-"""Cutting long tool results down, with a marker that says so inside the limit."""
+"""Truncate long tool results, with a marker inside the limit that says how much is missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ Count = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """How long a tool's result may be.
+    """Truncate text of tool results to a bound.
 
-    max_tokens, max_chars: with the marker; None: no bound. side: where is cut. marker: takes the number of
-    characters left out as `{omitted}`.
+    Args:
+        max_tokens: Upper bound in tokens, marker included; None: no bound.
+        max_chars: Upper bound in characters, marker included; None: no bound.
+        side: The part that is kept, as in verl up to 0.7: "left" keeps the head, "right" the tail, "middle"
+            both ends.
+        marker: Replaces what was left out; `{omitted}` becomes the number of characters.
 
     Raises:
-        ValueError: a bound is below 1, the side is none of the three, or the marker alone exceeds the bound.
+        ValueError: If a bound is below 1, the side is unknown, or the marker alone exceeds the bound.
     """
 
     max_tokens: int | None = None
@@ -71,7 +75,7 @@ class Clip:
 
     def _cut(self, texts: Sequence[str], kept: int) -> list[str]:
         omitted = sum(map(len, texts)) - kept
-        start = {"left": 0, "middle": (kept + 1) // 2, "right": kept}[self.side]
+        start = {"left": kept, "middle": (kept + 1) // 2, "right": 0}[self.side]
         stop, marker = start + omitted, self.marker.format(omitted=omitted)
         made: list[str] = []
         for text in texts:  # start and stop count from the beginning of this one

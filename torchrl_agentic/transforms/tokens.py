@@ -66,7 +66,8 @@ class TurnTokenizer(Transform):
         max_tool_response_tokens: of a result's text; None: no bound. A longer one is cut in the history too.
             Images and videos never are.
         max_tool_response_chars: the same in characters.
-        tool_response_truncate_side: where is cut: left, middle or right.
+        tool_response_truncate_side: the part that is kept, as in verl 0.7: "left" keeps the head, "right" the
+            tail, "middle" both ends.
         use_inference_chat_template: render the whole conversation anew each turn, as in production, where
             templates drop earlier reasoning. It costs: the time grows with the conversation, and earlier
             turns have other ids than were sampled, so that only each turn's own answer can be trained on, as
