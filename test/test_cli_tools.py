@@ -89,7 +89,8 @@ def test_a_mistake_exits_with_1_and_names_its_line(folder: Path, text: str, word
 
 def test_what_there_is_to_say_is_said_beside_the_tools(folder: Path):
     found = _check(folder, "tools: [stop]\nmulti_turn: {max_user_turns: 3}\n", "--json")
-    assert "max_user_turns" in found.stderr
+    assert "add TurnTokenizer(max_tool_response_chars=256, " in found.stderr
+    assert "UserSimulator(max_turns=3)" in found.stderr
     assert json.loads(found.stdout)["tools"][0]["name"] == "stop"
 
 

@@ -167,6 +167,11 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
         path = str(TINY)
     model, tokenizer = load_model(path, chosen.engine)
     torch.manual_seed(chosen.seed)
+    bound = loaded.max_turns or chosen.max_turns
+    if loaded.max_user_turns or loaded.interaction_config_path:
+        console.print("max_user_turns and interaction_config_path do nothing here: this command has no user")
+    if chosen.mode == "history" and loaded.tokenizer_options:
+        console.print("bounds on tool results and the sanity check need 'mode: tokens'; they do nothing here")
     answers: list[Answer] = []
     began = time.perf_counter()
     with progress(console) as bar:
@@ -177,7 +182,9 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
             model,
             tokenizer,
             recorder=recorder,
-            **chosen.model_dump(exclude={"path", "engine", "seed"}),
+            tokenizer_options=loaded.tokenizer_options,
+            **chosen.model_dump(exclude={"path", "engine", "seed", "max_turns"}),
+            max_turns=chosen.max_turns if "max_turns" in chosen.model_fields_set else bound,
             **dispatching(settings, loaded, parser),
         ):
             answers.append(answer)

@@ -57,7 +57,8 @@ def check_tools(console: Console, path: Path, *, as_json: bool) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = asyncio.run(_offered(_load(path)))
+            loaded = _load(path)
+            found = asyncio.run(_offered(loaded))
             specs = [item.as_json() for item in found]
             _check_schemas(found)
         except (ValueError, TypeError, OSError, ImportError, InfrastructureError) as error:
@@ -65,6 +66,9 @@ def check_tools(console: Console, path: Path, *, as_json: bool) -> int:
             return 1
     for warning in caught:
         errors.print(Text(printable_lines(str(warning.message)), style="yellow"), soft_wrap=True)
+    if others := loaded.beyond_tools():
+        words = f"{path}: not applied by ToolCompose; add {', '.join(others)}"
+        errors.print(Text(printable_lines(words), style="yellow"), soft_wrap=True)
     if as_json:
         console.print_json(json.dumps({"tools": specs}), indent=2)
         return 0

@@ -66,8 +66,9 @@ class RolloutConfig(ToolsConfig):
             raise ValueError("give conversations to replay, or questions and a model, not both")
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
             self.tools = ["python", "stop"]
-        if self.multi_turn is not None and self.multi_turn.format and "parser" not in self.model_fields_set:
-            self.parser = self.multi_turn.format
+        if "parser" not in self.model_fields_set:
+            formats = [section.format for section in self.multi_turn_sections.values() if section.format]
+            self.parser = formats[-1] if formats else self.parser
         return self
 
 
@@ -87,7 +88,7 @@ def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
     document = read_yaml(path)
     data = document.data
     if model is not None and isinstance(data, dict):
-        data = {**data, "model": model.model_dump()}
+        data = {**data, "model": model.model_dump(exclude_unset=True)}
     config = read_section(RolloutConfig, data, Spot(path.parent, document))
     config._document = document
     return config

@@ -104,6 +104,29 @@ def test_the_command_line_asks_a_model_folder(tmp_path, tiny):
         assert "".join(record.tokens.texts).startswith("<|im_start|>")
 
 
+def test_the_settings_of_verls_trainer_act_on_the_command_line(tmp_path):
+    (tmp_path / "tools.py").write_text(
+        "from torchrl_agentic import tool\n\n@tool\ndef python(code: str) -> str:\n"
+        "    'Run it.'\n    return 'HEAD' + 500 * 'x'\n"
+    )
+    rows = [{"query": one["query"]} for one in tiny_questions(1, seed=3)]
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    (tmp_path / "c.yaml").write_text(
+        "questions: [q.json]\nmodel: {path: tiny, temperature: 0, max_new_tokens: 64}\n"
+        "actor_rollout_ref: {rollout: {name: vllm, multi_turn: {function_tool_path: tools.py,"
+        " max_assistant_turns: 2, max_tool_response_length: 60, tool_response_truncate_side: left}}}\n"
+    )
+    result = run(tmp_path / "c.yaml", "--out", tmp_path / "out.jsonl")
+    assert result.exit_code == 0, result.output
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert "HEADxxxx" in "".join(record.tokens.texts)
+    assert "x[… 4" in "".join(record.tokens.texts), "cut to 60 characters, at the end"
+    (tmp_path / "c.yaml").write_text((tmp_path / "c.yaml").read_text().replace("turns: 2", "turns: 1"))
+    assert run(tmp_path / "c.yaml", "--out", tmp_path / "out.jsonl").exit_code == 0
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert (len(record.turns), record.termination_reason) == (1, "max_turns")
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -12,7 +12,7 @@ from torchrl_agentic import tools
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.loading import load_object
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.tool_config import load_tools
+from torchrl_agentic.tool_config import ConfigError, load_tools
 from torchrl_agentic.tool_config.classes import VERL
 from torchrl_agentic.tools.answers import Geo3kTool, Gsm8kTool
 from torchrl_agentic.tools.lifecycle import LifecycleTool
@@ -267,17 +267,167 @@ def test_multi_turn_says_the_parser_and_how_many_calls(tmp_path: Path):
     assert (loaded.parser, loaded.max_calls_per_turn) == ("qwen3_coder", 3)
 
 
-def test_a_setting_that_tools_have_nothing_to_do_with_is_said(tmp_path: Path):
-    with pytest.warns(
-        UserWarning, match=r"tools\.yaml:3: .*max_assistant_turns: has no effect.*EndTrajectory"
-    ):
-        _load(tmp_path, "tools: [stop]\nmulti_turn:\n  max_assistant_turns: 5\n")
+SHAPES = {
+    "a bare switch": """\
+actor_rollout_ref:
+  rollout:
+    multi_turn: True
+    name: "sglang"
+""",
+    "tool_kwargs": """\
+actor_rollout_ref:
+  rollout:
+    tool_kwargs:
+      tools_config_file: fusion.yaml
+""",
+    "function tools": """\
+actor_rollout_ref:
+  rollout:
+    mode: async
+    multi_turn:
+      enable: True
+      format: hermes
+      function_tool_path: functions.py
+    agent:
+      default_agent_loop: tool_agent
+""",
+    "a sanity check": """\
+actor_rollout_ref:
+  rollout:
+    multi_turn:
+      tokenization_sanity_check_mode: "ignore_strippable"
+""",
+    "a whole trainer": """\
+actor_rollout_ref:
+  hybrid_engine: true
+  model: {path: some/model}
+  rollout:
+    name: vllm
+    n: 8
+    val_kwargs: {temperature: 0}
+    multi_turn:
+      _target_: verl.workers.config.MultiTurnConfig
+      enable: true
+      max_assistant_turns: 5
+      max_user_turns: 3
+      max_parallel_calls: 2
+      max_tool_response_length: 1024
+      tool_response_truncate_side: left
+      interaction_config_path: fusion.yaml
+      use_inference_chat_template: true
+      tokenization_sanity_check_mode: disable
+      tool_config_path: fusion.yaml
+      num_repeat_rollouts: null
+data: {train_batch_size: 256}
+trainer: {rollout_data_dir: dumps}
+""",
+}
+FUNCTIONS = """\
+from torchrl_agentic.tools.verl import function_tool
 
 
-def test_a_section_that_is_switched_off_is_left_out_and_said(tmp_path: Path):
-    with pytest.warns(UserWarning, match=r"tools\.yaml:2: .*left out"):
-        loaded = _load(tmp_path, "tools: [stop]\nmulti_turn: {enable: false, tool_config_path: x.yaml}\n")
-    assert [tool.name for tool in loaded.tools] == ["stop"]
+@function_tool
+def double(x: int) -> int:
+    \"\"\"Double a number.
+
+    Args:
+        x: The number.
+    \"\"\"
+    return 2 * x
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Path:
+    (tmp_path / "fusion.yaml").write_text(SANDBOX_FUSION)
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("shape", "tools", "foreign"),
+    [
+        ("a bare switch", [], "rollout.name"),
+        ("tool_kwargs", ["code_interpreter"], ""),
+        ("function tools", ["double"], "rollout.mode, actor_rollout_ref.rollout.agent"),
+        ("a sanity check", [], ""),
+        (
+            "a whole trainer",
+            ["code_interpreter"],
+            "hybrid_engine, actor_rollout_ref.model, actor_rollout_ref.rollout.name, "
+            "actor_rollout_ref.rollout.n, "
+            "actor_rollout_ref.rollout.val_kwargs, actor_rollout_ref.rollout.multi_turn._target_, "
+            "actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts, data, trainer",
+        ),
+    ],
+)
+def test_a_trainer_configuration_loads_and_its_other_keys_are_logged_once(
+    trainer: Path, caplog: pytest.LogCaptureFixture, shape: str, tools: list[str], foreign: str
+):
+    loaded = _load(trainer, SHAPES[shape])
+    assert [tool.name for tool in loaded.tools] == tools
+    told = [record.message for record in caplog.records if "without a meaning here" in record.message]
+    if foreign:
+        (line,) = told
+        assert line.endswith(f": actor_rollout_ref.{foreign}")
+    else:
+        assert not told
+
+
+def test_keys_of_the_trainer_that_mean_something_here_reach_the_result(
+    trainer: Path, caplog: pytest.LogCaptureFixture
+):
+    loaded = _load(trainer, SHAPES["a whole trainer"])
+    assert (loaded.max_turns, loaded.max_user_turns, loaded.max_calls_per_turn) == (5, 3, 2)
+    assert loaded.interaction_config_path == trainer / "fusion.yaml"
+    assert loaded.tokenizer_options == {
+        "max_tool_response_chars": 1024,
+        "tool_response_truncate_side": "left",
+        "use_inference_chat_template": True,
+        "tokenization_sanity_check_mode": "disable",
+    }
+    assert "keeps the head of a long result" in caplog.text
+    assert loaded.beyond_tools()[0] == "EndTrajectory(max_turns=5)"
+
+
+@pytest.mark.parametrize("text", [SHAPES["a bare switch"], SHAPES["tool_kwargs"], "multi_turn: true\n"])
+def test_a_file_of_verl_has_verls_bound_on_results_and_a_file_of_tools_has_none(trainer: Path, text: str):
+    assert _load(trainer, text).tokenizer_options == {
+        "max_tool_response_chars": 256,
+        "tool_response_truncate_side": "middle",
+        "use_inference_chat_template": False,
+        "tokenization_sanity_check_mode": "strict",
+    }
+    assert _load(trainer, SANDBOX_FUSION).tokenizer_options == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("actor_rollout_ref:\n  rollout:\n    multi_trun: true\n", ":3: .*did you mean 'multi_turn'"),
+        ("actor_rollout_ref:\n  rolout: {}\n", ":2: .*did you mean 'rollout'"),
+        ("actor_rollout_ref: {}\ntool: [stop]\n", ":2: .*did you mean 'tools'"),
+        ("multi_turn:\n  max_asistant_turns: 5\n", ":2: .*did you mean 'max_assistant_turns'"),
+    ],
+)
+def test_a_misspelt_key_of_the_trainer_is_an_error(tmp_path: Path, text: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        _load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tools: [stop]\nlimits: {stop: {max_concurrent: 1}}\nmulti_turn: {enable: false}\n",
+        "tools: [stop]\nmulti_turn: false\n",
+        "actor_rollout_ref: {rollout: {multi_turn: {enable: False, tool_config_path: fusion.yaml}}}\n",
+    ],
+)
+def test_a_section_that_is_switched_off_means_no_tools_and_says_so(
+    trainer: Path, caplog: pytest.LogCaptureFixture, text: str
+):
+    assert _load(trainer, text).tools == ()
+    assert "multi_turn.enable: false: the file's tools are not loaded" in caplog.text
 
 
 ZOOM = """\

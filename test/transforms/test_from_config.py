@@ -8,7 +8,7 @@ from chats import advance, begin, call, chat_env, results
 
 from torchrl_agentic import RateLimiter, ToolCompose
 from torchrl_agentic.parsers import HermesParser
-from torchrl_agentic.tool_config import ConfigError
+from torchrl_agentic.tool_config import ConfigError, load_tools
 
 TOOLS = '''\
 from torchrl_agentic import Toolset, tool
@@ -109,6 +109,21 @@ def test_arguments_go_before_what_the_file_says(config: Path):
     theirs = ToolCompose.from_config(str(config))
     assert (theirs.parser.name, theirs._options["max_calls_per_turn"]) == ("qwen3_coder", 2)
     theirs.close()
+
+
+def test_what_only_other_transforms_apply_is_logged_once_and_not_of_what_was_loaded_before(
+    config: Path, caplog
+):
+    config.write_text(CONFIG + "multi_turn: {max_assistant_turns: 3}\n")
+    ToolCompose.from_config(config).close()
+    (line,) = [record.message for record in caplog.records if "not applied by ToolCompose" in record.message]
+    assert "EndTrajectory(max_turns=3), TurnTokenizer(max_tool_response_chars=256, " in line
+    caplog.clear()
+    loaded = load_tools(config)
+    compose = ToolCompose.from_config(loaded, max_calls_per_turn=1)
+    assert compose.tools[0] is loaded.tools[0]
+    assert not caplog.records
+    compose.close()
 
 
 def test_without_any_word_of_it_the_parser_is_hermes(config: Path):

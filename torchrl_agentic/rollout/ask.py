@@ -89,11 +89,13 @@ def ask(
     per_call_timeout: float | None = 30.0,
     per_turn_timeout: float | None = None,
     max_calls_per_turn: int | None = None,
+    tokenizer_options: Mapping[str, Any] | None = None,
     recorder: Recorders = None,
 ) -> Iterator[Answer]:
     """Ask a model all questions, `rows` at a time; give the answers as they come, in their order.
 
-    A trajectory ends with a message that calls no tool, or a tool that stops it. recorder: as for
+    A trajectory ends with a message that calls no tool, or a tool that stops it. tokenizer_options: more
+    arguments of the `TurnTokenizer` that the mode "tokens" uses. recorder: as for
     `ToolCompose`; trajectories have the names of the questions, right answers and scores, and in the mode
     "tokens" their tokens.
     """
@@ -112,7 +114,8 @@ def ask(
     shows_tools = "tools" in (tokenizer.chat_template or "")
     transforms: list[Any] = [compose, EndTrajectory(max_turns=max_turns, when_no_calls=True)]
     if mode == "tokens":
-        transforms.append(TurnTokenizer(tokenizer, tools=compose.tools if shows_tools else ()))
+        shown = compose.tools if shows_tools else ()
+        transforms.append(TurnTokenizer(tokenizer, tools=shown, **(tokenizer_options or {})))
     if recorder is not None:
         transforms += [_Judge(asked), RecordTransform(tokens=mode == "tokens")]
     env = TransformedEnv(ChatEnv(batch_size=(rows,)), Compose(*transforms))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ from torchrl_agentic.tool_config.entries import kind_of, read_entry, read_schema
 from torchrl_agentic.tool_config.lines import read_yaml
 from torchrl_agentic.tool_config.mistakes import described, nearest
 from torchrl_agentic.tool_config.models import (
-    ELSEWHERE,
     ClassSection,
     MCPSection,
     MultiTurnSection,
+    ToolKwargsSection,
     ToolsConfig,
+    foreign_keys,
 )
 from torchrl_agentic.tool_config.native import Workplace, make_native
 from torchrl_agentic.tool_config.options import call
@@ -30,6 +32,8 @@ from torchrl_agentic.tool_config.references import References, defined_at
 from torchrl_agentic.tool_config.servers import SETTINGS, open_servers
 from torchrl_agentic.tool_config.spot import Spot
 from torchrl_agentic.tool_config.toolsets import ConfiguredToolset, Names, Selection
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Source:
 class Collection:
     """What has been found so far in a configuration and in the files that it names.
 
-    parser, max_calls_per_turn: what a section `multi_turn` says of them.
+    The attributes from `parser` on hold what sections `multi_turn` say; see `LoadedTools`.
     """
 
     def __init__(self) -> None:
@@ -61,6 +65,10 @@ class Collection:
         self.limits: dict[str, Limiter] = {}
         self.parser: str | None = None
         self.max_calls_per_turn: int | None = None
+        self.max_turns: int | None = None
+        self.max_user_turns: int | None = None
+        self.interaction_config_path: Path | None = None
+        self.tokenizer_options: dict[str, Any] = {}
         self._names = Names()
         self._references, self._workplace = References(), Workplace()
         self._limit_spots: dict[str, Spot] = {}
@@ -105,20 +113,31 @@ class Collection:
             self._reading.pop()
 
     def _add(self, config: ToolsConfig, spot: Spot) -> None:
+        self._list_foreign_keys(type(config), spot)
+        sections = [(spot.at(*steps), section) for steps, section in config.multi_turn_sections.items()]
+        for where, section in sections:
+            if not section.enable:
+                logger.warning("%s: false: the file's tools are not loaded", where.at("enable"))
+                return
         with self._selected(config.tool_selected_list, spot.at("tool_selected_list")):
             for index, entry in enumerate(config.tools):
                 self._add_entry(entry, spot.at("tools", index))
             self._add_paths(config, spot)
             if config.mcp is not None:
                 self._add_servers(config.mcp, {}, spot.at("mcp"), spot)
-            if config.tool_kwargs is not None:
-                inner = spot.at("tool_kwargs")
-                self._add_files(config.tool_kwargs.tools_config_file, inner.at("tools_config_file"))
-                self._add_files(config.tool_kwargs.tool_config_path, inner.at("tool_config_path"))
-            if config.multi_turn is not None:
-                self._add_multi_turn(config.multi_turn, spot.at("multi_turn"))
+            self._add_tool_kwargs(config.tool_kwargs, spot.at("tool_kwargs"))
+            if config.actor_rollout_ref is not None and config.actor_rollout_ref.rollout is not None:
+                inner = spot.at("actor_rollout_ref", "rollout", "tool_kwargs")
+                self._add_tool_kwargs(config.actor_rollout_ref.rollout.tool_kwargs, inner)
+            for where, section in sections:
+                self._add_multi_turn(section, where)
         for name, arguments in config.limits.items():
             self._add_limit(name, arguments, spot.at("limits", name))
+
+    def _list_foreign_keys(self, kind: type[ToolsConfig], spot: Spot) -> None:
+        """Log once which keys of a trainer's configuration have no meaning here."""
+        if spot.document is not None and (names := list(foreign_keys(kind, spot.document.data))):
+            logger.warning("%s: keys of the trainer without a meaning here: %s", spot, ", ".join(names))
 
     @contextmanager
     def _selected(self, names: Sequence[str] | None, spot: Spot) -> Generator[None]:
@@ -150,16 +169,27 @@ class Collection:
                 spot.fail(f"files that name each other: {chain}")
             self.add_file(path)
 
+    def _add_tool_kwargs(self, section: ToolKwargsSection | None, spot: Spot) -> None:
+        if section is not None:
+            self._add_files(section.tools_config_file, spot.at("tools_config_file"))
+            self._add_files(section.tool_config_path, spot.at("tool_config_path"))
+
     def _add_multi_turn(self, section: MultiTurnSection, spot: Spot) -> None:
-        if not section.enable:
-            if section.tool_config_path or section.function_tool_path or section.mcp_servers_config_path:
-                _note(f"{spot.at('enable')}: false: the tools of this section are left out")
-            return
-        for key, where in ELSEWHERE.items():
-            if getattr(section, key) is not None:
-                _note(f"{spot.at(key)}: has no effect here; this is the business of {where}")
         self.parser = section.format or self.parser
         self.max_calls_per_turn = section.max_parallel_calls or self.max_calls_per_turn
+        self.max_turns = section.max_assistant_turns or section.max_turns or self.max_turns
+        self.max_user_turns = section.max_user_turns or self.max_user_turns
+        if section.interaction_config_path:
+            where = spot.at("interaction_config_path")
+            self.interaction_config_path = where.path(section.interaction_config_path)
+        self.tokenizer_options = section.tokenizer_options()
+        kept = {"left": "head", "right": "tail"}.get(section.tool_response_truncate_side or "")
+        if kept:
+            logger.warning(
+                "%s: keeps the %s of a long result, as in verl up to 0.7; later releases keep the other end",
+                spot.at("tool_response_truncate_side"),
+                kept,
+            )
         with self._selected(section.tool_selected_list, spot.at("tool_selected_list")):
             self._add_paths(section, spot)
 

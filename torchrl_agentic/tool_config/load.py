@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.tool import Tool, Toolset
@@ -15,10 +16,24 @@ from torchrl_agentic.tool_config.spot import Spot
 
 @dataclass(frozen=True, slots=True)
 class LoadedTools:
-    """What a configuration names, in its order; nothing is set up yet.
+    """The tools that a configuration names, in its order, and what it says about a rollout with them.
 
-    toolsets: not opened; see `ToolCompose.add_toolset`. limits: for `rate_limits=`. sources: tool → where it
-    comes from. parser, max_calls_per_turn: what verl's `multi_turn` says of them.
+    Nothing is set up yet. `ToolCompose.from_config` takes it, and applies what concerns tools; the other
+    fields are arguments of the transforms behind it.
+
+    Attributes:
+        tools: The tools.
+        toolsets: Not opened; see `ToolCompose.add_toolset`.
+        limits: Tool name → limiter, for `ToolCompose(rate_limits=…)`.
+        sources: Tool name → the place it comes from.
+        parser: Verl's `multi_turn.format`.
+        max_calls_per_turn: Verl's `multi_turn.max_parallel_calls`.
+        max_turns: Verl's `max_assistant_turns`, for `EndTrajectory(max_turns=…)`.
+        max_user_turns: Verl's key of that name, for `UserSimulator(max_turns=…)`.
+        interaction_config_path: Verl's key of that name, for `load_interactions`.
+        tokenizer_options: Keyword arguments of `TurnTokenizer`: the bound on tool results, the side that it
+            keeps, the sanity check and the inference template. Empty unless the file has a section
+            `multi_turn` or `actor_rollout_ref`; verl's defaults for what these leave out.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -27,6 +42,23 @@ class LoadedTools:
     sources: Mapping[str, Source] = field(default_factory=dict[str, Source])
     parser: str | None = None
     max_calls_per_turn: int | None = None
+    max_turns: int | None = None
+    max_user_turns: int | None = None
+    interaction_config_path: Path | None = None
+    tokenizer_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def beyond_tools(self) -> list[str]:
+        """Return the transforms that apply what `ToolCompose` cannot, as they would be written in Python."""
+        options = ", ".join(f"{name}={value!r}" for name, value in self.tokenizer_options.items())
+        found = {
+            f"EndTrajectory(max_turns={self.max_turns})": self.max_turns,
+            f"TurnTokenizer({options})": self.tokenizer_options,
+            f"UserSimulator(max_turns={self.max_user_turns})": self.max_user_turns,
+            f"UserSimulator(load_interactions({str(self.interaction_config_path)!r}))": (
+                self.interaction_config_path
+            ),
+        }
+        return [call for call, value in found.items() if value]
 
 
 def load_tools(path: str | Path) -> LoadedTools:
@@ -61,4 +93,8 @@ def _loaded(found: Collection) -> LoadedTools:
         {source.tool.name: source for source in found.sources},
         found.parser,
         found.max_calls_per_turn,
+        found.max_turns,
+        found.max_user_turns,
+        found.interaction_config_path,
+        found.tokenizer_options,
     )

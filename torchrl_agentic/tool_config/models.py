@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, cast
 
 import pydantic
 
@@ -68,8 +69,17 @@ class ClassSection(Section):
     mcp: MCPSection | None = None
 
 
-class MultiTurnSection(Section):
-    """Verl's `rollout.multi_turn`. Settings that tools have nothing to do with are said to do nothing."""
+class TrainerSection(Section):
+    """A section of verl's trainer: keys that have no meaning here are dropped, misspelt ones are errors."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _drop_foreign_keys(cls, data: Any) -> Any:
+        return _without_foreign_keys(cls, data)
+
+
+class MultiTurnSection(TrainerSection):
+    """Verl's `rollout.multi_turn`. Defaults are those of verl, save `enable` and the parallel calls."""
 
     enable: bool = True
     tool_config_path: Strings = []
@@ -81,28 +91,29 @@ class MultiTurnSection(Section):
     max_assistant_turns: pydantic.PositiveInt | None = None
     max_user_turns: pydantic.PositiveInt | None = None
     max_turns: pydantic.PositiveInt | None = None
-    max_tool_response_length: pydantic.PositiveInt | None = None
-    tool_response_truncate_side: Literal["left", "middle", "right"] | None = None
-    use_inference_chat_template: bool | None = None
-    tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "disable", "off"] | None = None
-    num_repeat_rollouts: pydantic.PositiveInt | None = None
+    max_tool_response_length: pydantic.PositiveInt | None = 256
+    tool_response_truncate_side: Literal["left", "middle", "right"] | None = "middle"
+    use_inference_chat_template: bool | None = False
+    tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "disable", "off"] | None = "strict"
     interaction_config_path: str | None = None
-    completion_callback: str | None = None
+
+    def tokenizer_options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `TurnTokenizer` that these settings mean."""
+        mode = self.tokenization_sanity_check_mode or "strict"
+        return {
+            "max_tool_response_chars": self.max_tool_response_length,
+            "tool_response_truncate_side": self.tool_response_truncate_side or "middle",
+            "use_inference_chat_template": bool(self.use_inference_chat_template),
+            "tokenization_sanity_check_mode": "disable" if mode == "off" else mode,
+        }
 
 
-ELSEWHERE: Mapping[str, str] = {
-    "max_assistant_turns": "EndTrajectory(max_turns=…)",
-    "max_user_turns": "UserSimulator(max_turns=…)",
-    "max_turns": "EndTrajectory(max_turns=…)",
-    "max_tool_response_length": "TurnTokenizer(max_tool_response_chars=…)",
-    "tool_response_truncate_side": "TurnTokenizer(tool_response_truncate_side=…)",
-    "use_inference_chat_template": "TurnTokenizer",
-    "tokenization_sanity_check_mode": "TurnTokenizer",
-    "num_repeat_rollouts": "the batch size of the environment",
-    "interaction_config_path": "UserSimulator(load_interactions(…))",
-    "completion_callback": "a transform of your own",
-}
-"""Settings of `multi_turn` that tools have nothing to do with: what does it here."""
+def _switch(value: Any) -> Any:
+    return {"enable": value} if isinstance(value, bool) else value
+
+
+MultiTurn = Annotated[MultiTurnSection, pydantic.BeforeValidator(_switch)]
+"""The section, or `multi_turn: True`."""
 
 
 class ToolKwargsSection(Section):
@@ -112,6 +123,19 @@ class ToolKwargsSection(Section):
     tool_config_path: Strings = []
 
 
+class RolloutSection(TrainerSection):
+    """Verl's `actor_rollout_ref.rollout`."""
+
+    multi_turn: MultiTurn | None = None
+    tool_kwargs: ToolKwargsSection | None = None
+
+
+class ActorRolloutRefSection(TrainerSection):
+    """Verl's `actor_rollout_ref`."""
+
+    rollout: RolloutSection | None = None
+
+
 class ToolsConfig(Section):
     """Which tools there are, and how often they may be called.
 
@@ -119,7 +143,9 @@ class ToolsConfig(Section):
     verl's, `class_name: …`. function_tool_path: Python files whose marked functions are tools.
     tool_config_path: files that hold these same keys. mcp: servers whose tools are offered.
     tool_selected_list: of all these tools, the ones that are used. limits: tool name → the arguments of
-    `RateLimiter`; with a `name`, those of `ClusterRateLimiter`. multi_turn, tool_kwargs: where verl has them.
+    `RateLimiter`; with a `name`, those of `ClusterRateLimiter`. multi_turn, tool_kwargs: verl's sections of
+    these names; actor_rollout_ref: the configuration of verl's trainer that holds them. Beside it, keys that
+    have no meaning here are dropped.
 
     Paths are relative to the file they stand in, or else to the working folder.
     """
@@ -131,13 +157,53 @@ class ToolsConfig(Section):
     mcp_servers_config_path: Strings = []
     tool_selected_list: list[str] | None = None
     limits: dict[str, dict[str, Any]] = {}
-    multi_turn: MultiTurnSection | None = None
+    multi_turn: MultiTurn | None = None
     tool_kwargs: ToolKwargsSection | None = None
+    actor_rollout_ref: ActorRolloutRefSection | None = None
 
-    @pydantic.field_validator("multi_turn", mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
-    def _switch(cls, value: Any) -> Any:
-        return {"enable": value} if isinstance(value, bool) else value
+    def _drop_foreign_keys(cls, data: Any) -> Any:
+        is_trainers = isinstance(data, dict) and "actor_rollout_ref" in data
+        return _without_foreign_keys(cls, data) if is_trainers else data
+
+    @property
+    def multi_turn_sections(self) -> dict[tuple[str, ...], MultiTurnSection]:
+        """The sections `multi_turn`, by the keys that lead there; a trainer without one has defaults."""
+        found = {("multi_turn",): self.multi_turn}
+        if self.actor_rollout_ref is not None:
+            rollout = self.actor_rollout_ref.rollout or RolloutSection()
+            found["actor_rollout_ref", "rollout", "multi_turn"] = rollout.multi_turn or MultiTurnSection()
+        return {steps: section for steps, section in found.items() if section is not None}
+
+
+def foreign_keys(model: type[pydantic.BaseModel], data: Any, above: str = "") -> Iterator[str]:
+    """Yield the keys of a trainer's configuration that have no meaning here, as dotted names."""
+    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    for key, value in fields.items():
+        if key not in model.model_fields:
+            yield above + key
+        elif (section := _TRAINER_SECTIONS.get(key)) is not None:
+            yield from foreign_keys(section, value, f"{above}{key}.")
+
+
+_TRAINER_SECTIONS: Mapping[str, type[TrainerSection]] = {
+    "actor_rollout_ref": ActorRolloutRefSection,
+    "rollout": RolloutSection,
+    "multi_turn": MultiTurnSection,
+}
+
+
+def _without_foreign_keys(model: type[pydantic.BaseModel], data: Any) -> Any:
+    """Drop the keys that are not fields of the model, unless they look like a misspelt one."""
+    if not isinstance(data, dict):
+        return data
+    fields, given = model.model_fields, cast("dict[str, Any]", data)
+    return {key: value for key, value in given.items() if key in fields or _is_near(key, fields)}
+
+
+def _is_near(key: str, known: Iterable[str]) -> bool:
+    return bool(difflib.get_close_matches(key, list(known), 1, 0.8))
 
 
 OTHER_SECTIONS: Mapping[str, tuple[str, ...]] = {

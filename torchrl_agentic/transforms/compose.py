@@ -30,7 +30,7 @@ from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.row import trajectory_name
 from torchrl_agentic.tool import Tool, has_world
-from torchrl_agentic.tool_config import load_tools
+from torchrl_agentic.tool_config import LoadedTools, load_tools
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.recordings import Recordings
@@ -166,18 +166,28 @@ class ToolCompose(ToolList):
 
     @classmethod
     def from_config(
-        cls, path: str | Path, parser: ToolCallParser | str | None = None, **options: Any
+        cls,
+        config: str | Path | LoadedTools,
+        parser: ToolCallParser | str | None = None,
+        **options: Any,
     ) -> Self:
-        """Make it of the tools that a YAML file names, in our form or verl's; see `load_tools`.
+        """Make it of the tools that a YAML file names, in our form or verl's.
 
-        parser: None: what the file says in `multi_turn.format`, or "hermes". options: as for the constructor;
-        limiters in `rate_limits` go before those of the file.
+        A file of verl's trainer also says things that other transforms apply. Given a path, one log line
+        names those transforms; call `load_tools` yourself, pass its result, and read their arguments off it.
+
+        Args:
+            config: A YAML file, or what `load_tools` returned for one.
+            parser: A parser or a registered name; None: the file's `multi_turn.format`, or "hermes".
+            **options: As for the constructor. Limiters in `rate_limits` go before those of the file.
 
         Raises:
-            ConfigError: the file does not say what it should.
-            Exception: what the constructor and `add_toolset` raise.
+            ConfigError: If the file does not say what it should.
+            Exception: Whatever the constructor and `add_toolset` raise.
         """
-        loaded = load_tools(path)
+        loaded = config if isinstance(config, LoadedTools) else load_tools(config)
+        if loaded is not config and (others := loaded.beyond_tools()):
+            logger.warning("%s: not applied by ToolCompose; add %s", config, ", ".join(others))
         options["rate_limits"] = {**loaded.limits, **(options.get("rate_limits") or {})}
         options.setdefault("max_calls_per_turn", loaded.max_calls_per_turn)
         made = cls(loaded.tools, parser or loaded.parser or "hermes", **options)
