@@ -1,14 +1,19 @@
 """`@function_tool`, hidden parameters, and files of tools."""
 
+import dataclasses
+import enum
+import json
 import pickle
 import subprocess
 import sys
 import textwrap
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
+from pydantic import Field
+from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
 from torchrl_agentic import (
     Effects,
@@ -154,6 +159,149 @@ def test_a_whole_schema_says_name_description_and_parameters(schema):
     assert ensure_tool(function_tool(name="mine", schema=schema)(f)).name == "mine"
 
 
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+def plain(a: str, b: int, c: float, d: bool) -> dict:
+    """Do one thing
+    over two lines.
+
+    And say more.
+
+    Args:
+        a: first, and
+            going on.
+        b: second.
+        c: third.
+        d: fourth.
+
+    Returns:
+        Something.
+    """
+
+
+def optional(a: str | None, b: Optional[int] = None, c: list[float | None] | None = None):  # noqa: UP045
+    """Take what may be null.
+
+    Args:
+        a: a text.
+        b: a number.
+        c: numbers.
+    """
+
+
+def unions(a: int | float, b: str | list[int], c: Literal["x", "y"] = "x", d: Literal[1, "z"] | None = 1):
+    """Take several types.
+
+    Args:
+        a: a number.
+        b: text or list.
+        c: a letter.
+        d: a mixture.
+    """
+
+
+def containers(a: list[str], b: dict[str, int], c: list, d: dict, e: Any, f: tuple[int, str], g: Colour):
+    """Take containers.
+
+    Args:
+        a: texts.
+        b: numbers.
+        c: items.
+        d: entries.
+        e: anything.
+        f: a pair.
+        g: a colour (choices: ["red"])
+    """
+
+
+def nothing_at_all():
+    """Take nothing."""
+
+
+@pytest.mark.parametrize("function", [plain, optional, unions, containers, nothing_at_all])
+def test_the_schema_of_a_function_tool_is_the_one_of_transformers(function):
+    expected = get_json_schema(function)
+    expected.pop("return", None)
+    expected["function"].pop("return", None)
+    assert ensure_tool(function_tool(function)).spec() == expected
+
+
+def test_a_function_tool_keeps_its_schema_in_another_process():
+    made = ensure_tool(function_tool(optional))
+    assert pickle.loads(pickle.dumps(made)).spec() == made.spec()
+
+
+def test_what_transformers_cannot_say_keeps_its_own_schema_without_a_default():
+    @function_tool
+    def go(to: Point, times: Annotated[int, Field(ge=1)] = 2):
+        """Go.
+
+        Args:
+            to: where.
+            times: how often.
+        """
+
+    properties = ensure_tool(go).spec()["function"]["parameters"]["properties"]
+    assert properties["to"]["properties"]["x"] == {"type": "integer"}
+    assert properties["times"] == {"type": "integer", "minimum": 1, "description": "how often."}
+
+
+async def test_null_is_accepted_where_a_schema_is_nullable():
+    @function_tool
+    def f(a: str | None, b: Literal["x"] | None, c: list[int | None] | None):
+        """Say.
+
+        Args:
+            a: a text.
+            b: a letter.
+            c: numbers.
+        """
+        return [a, b, c]
+
+    g = function_tool(name="g", schema=get_json_schema(f))(lambda a, b, c: [a, b, c])
+    async with Dispatcher([f, g]).session("t") as session:
+        for name in ("f", "g"):
+            for args in ({"a": None, "b": None, "c": None}, {"a": "x", "b": "x", "c": [1, None]}):
+                (result,) = await session.run([ParsedCall(name, args, "c")])
+                assert result.text == json.dumps([args["a"], args["b"], args["c"]])
+            (result,) = await session.run([ParsedCall(name, {"a": 1, "b": "y", "c": ["z"]}, "c")])
+            assert result.status is Status.INVALID_ARGS
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"foo": 1}, "no schema of a function: expected .* got {'foo': 1}"),
+        ({}, "no schema of a function"),
+        ({"type": "string"}, "describes an object; got type 'string'"),
+        ({"type": "object", "properties": {"x": {"type": "strin"}}}, "no JSON Schema"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": {"foo": 1}}},
+            "no schema of a function",
+        ),
+        ({"type": "function", "function": 3}, "no schema of a function"),
+    ],
+)
+def test_a_schema_that_describes_no_function_is_refused_where_it_is_registered(schema, words):
+    line = documented.__code__.co_firstlineno
+    with pytest.raises(ValueError, match=rf"test_function\.py:{line}: .*{words}"):
+        function_tool(schema=schema)(documented)
+
+
+def test_strict_reaches_the_model_where_the_schema_says_it():
+    strict = {**SCHEMA, "function": {**SCHEMA["function"], "strict": True}}
+    assert ensure_tool(function_tool(schema=strict)(lambda x: x)).spec()["function"]["strict"] is True
+    assert "strict" not in ensure_tool(function_tool(schema=SCHEMA)(lambda x: x)).spec()["function"]
+
+
 def undocumented(a: int) -> int:
     return a
 
@@ -165,6 +313,14 @@ def half(a: int, b: int) -> int:
         a: one.
     """
     return a + b
+
+
+def chosen(a: str):
+    """Choose.
+
+    Args:
+        a: one (choices: a, b)
+    """
 
 
 def untyped(a):
@@ -180,18 +336,22 @@ def many(*args: int):
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "kind", "message"),
     [
-        (undocumented, r"undocumented\(\) has no docstring"),
-        (half, r"half\(\): the docstring does not describe 'b'; add under 'Args:' the line 'b: …'"),
-        (untyped, r"untyped\(\): parameter 'a' has no type annotation"),
-        (many, r"many\(\): a model cannot fill \*args"),
+        (undocumented, DocstringParsingException, r"undocumented\(\) has no docstring"),
+        (half, DocstringParsingException, r"the docstring does not describe 'b'; add under 'Args:' the line"),
+        (chosen, DocstringParsingException, r"expected choices as a JSON list"),
+        (untyped, TypeHintParsingException, r"untyped\(\): parameter 'a' has no type annotation"),
+        (many, TypeHintParsingException, r"many\(\): a model cannot fill \*args"),
     ],
 )
-def test_a_mistake_is_told_where_the_function_stands(function, message):
+def test_a_mistake_is_transformers_error_and_a_type_error_at_the_place_of_the_function(
+    function, kind, message
+):
     line = function.__code__.co_firstlineno
-    with pytest.raises(TypeError, match=rf"test_function\.py:{line}: .*{message}"):
+    with pytest.raises(kind, match=rf"test_function\.py:{line}: .*{message}") as caught:
         function_tool(function)
+    assert isinstance(caught.value, TypeError)
 
 
 def test_a_decorator_on_something_else_says_so():

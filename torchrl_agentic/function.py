@@ -10,11 +10,20 @@ from typing import Annotated, Any, TypeVar, cast, get_args, overload
 
 import docstring_parser
 
+from torchrl_agentic import hints
 from torchrl_agentic.callee import Callee
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.messages import JSON, fields_of
+from torchrl_agentic.messages import JSON, Fields, fields_of
 from torchrl_agentic.row import RowData
-from torchrl_agentic.schema import FunctionSchema, Schema, SchemaValidationError, hidden_of, schema_of
+from torchrl_agentic.schema import (
+    FunctionSchema,
+    Schema,
+    SchemaValidationError,
+    Validator,
+    hidden_of,
+    schema_of,
+    shorten,
+)
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 
 T = TypeVar("T")
@@ -134,7 +143,8 @@ class FunctionTool(Tool):
         if module is not None and _found(module, name) is self:
             return (_found, (module, name))
         schema = None if self._signature else self.input_schema
-        return (_rebuild, (self.function, self.name, self.description, self.effects, schema))
+        told = {"input_schema": self.input_schema, "is_strict": self.is_strict}
+        return (_rebuild, (self.function, self.name, self.description, self.effects, schema), told)
 
 
 def _is_hidden(hint: Any) -> bool:
@@ -210,7 +220,8 @@ def function_tool(function: Any = None, /, *, name: str | None = None, schema: A
 
     `@function_tool`, `@function_tool("name")`, `@function_tool(name=…, schema=…)`. Such a function may stand
     wherever a tool may; `load_function_tools` finds those of a file. It needs type hints and a docstring
-    that describes it and each parameter, unless there is a schema.
+    that describes it and each parameter, unless there is a schema. The schema has the form that
+    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, defaults are left out.
 
     Args:
         function: the function, or a name.
@@ -219,7 +230,9 @@ def function_tool(function: Any = None, /, *, name: str | None = None, schema: A
             `{"type": "function", "function": {…}}`; a mapping, or an object with `model_dump()`.
 
     Raises:
-        TypeError: a hint or a description is missing; the message begins with the file and line.
+        TypeError: a hint or a description is missing: transformers' TypeHintParsingException or
+            DocstringParsingException, which are TypeErrors here; the message begins with the file and line.
+        ValueError: the schema is no JSON Schema of an object.
     """
     if isinstance(function, str):
         name, function = function, None
@@ -239,38 +252,94 @@ def function_tool(function: Any = None, /, *, name: str | None = None, schema: A
 
 def _marked(function: Callable[..., Any], name: str | None, schema: Any) -> FunctionTool:
     place = place_of(function)
-    try:
-        if schema is not None:
+    if schema is not None:
+        try:
             return _with_schema(function, name, schema)
-        made = FunctionTool(function, name=name)
-    except TypeError as error:
-        raise TypeError(f"{place}: {error}") from None
-    if not made.description:
-        raise TypeError(f"{place}: {made.name}() has no docstring; the model reads what it does there")
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{place}: {error}") from None
     doc = docstring_parser.parse(inspect.getdoc(function) or "", style=docstring_parser.DocstringStyle.GOOGLE)
-    described = {param.arg_name for param in doc.params}
-    properties = cast("Mapping[str, Schema]", made.input_schema["properties"])
-    for parameter, of in properties.items():
-        if parameter not in described and "description" not in of:
-            raise TypeError(
-                f"{place}: {made.name}(): the docstring does not describe {parameter!r}; add under "
-                f"'Args:' the line '{parameter}: …'"
-            )
+    told = name or getattr(function, "__name__", type(function).__name__)
+    if not doc.description:
+        raise hints.docstring_error(f"{place}: {told}() has no docstring; the model reads what it does there")
+    try:
+        made = FunctionTool(function, name=name, description=doc.description.strip())
+    except TypeError as error:
+        raise hints.type_hint_error(f"{place}: {error}") from None
+    try:
+        made.input_schema = _documented(
+            function, made, {param.arg_name: param.description for param in doc.params}
+        )
+    except ValueError as error:
+        raise hints.docstring_error(f"{place}: {told}(): {error}") from None
     return made
 
 
+def _documented(
+    function: Callable[..., Any], made: FunctionTool, descriptions: Mapping[str, str | None]
+) -> dict[str, JSON]:
+    """Write the schema of a function as `transformers.utils.get_json_schema` does.
+
+    What that form cannot say, such as dataclasses and constraints, keeps the schema that pydantic writes.
+
+    Raises:
+        ValueError: the docstring does not describe a parameter, or its choices cannot be read.
+    """
+    told, written = (
+        hidden_of(function, lambda _: True),
+        cast("dict[str, Schema]", made.input_schema["properties"]),
+    )
+    properties: dict[str, JSON] = {}
+    for name, of in written.items():
+        schema = hints.hint_schema(told[name])
+        if schema is None:
+            schema = {key: value for key, value in of.items() if key != "default"}
+        text = descriptions.get(name)
+        if text is None and "description" not in schema:
+            raise ValueError(
+                f"the docstring does not describe {name!r}; add under 'Args:' the line '{name}: …'"
+            )
+        properties[name] = schema if text is None else hints.described(schema, text)
+    required = made.input_schema.get("required") or None
+    found = {**made.input_schema, "properties": properties, "required": required}
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def _with_schema(function: Callable[..., Any], name: str | None, schema: Any) -> FunctionTool:
-    dump = getattr(schema, "model_dump", None)
-    told = fields_of(dump() if callable(dump) else schema)
+    told = schema_fields(schema)
     if told is None:
         raise TypeError(f"schema is a mapping, or an object with model_dump(); got {type(schema).__name__}")
-    inner = fields_of(told.get("function"))
-    if inner is None:
-        return FunctionTool(function, name=name, schema=told)
-    name = name or inner.get("name")
-    return FunctionTool(
-        function, name=name, description=inner.get("description"), schema=inner.get("parameters")
+    inner: Any = fields_of(told.get("function")) if "function" in told else {"parameters": told}
+    parameters: Any = None if inner is None else inner.get("parameters", {"type": "object"})
+    if inner is None or not _describes_object(parameters):
+        raise ValueError(
+            'schema is no schema of a function: expected {"type": "object", "properties": {…}}, or '
+            '{"type": "function", "function": {"name", "description", "parameters"}}; '
+            f"got {shorten(told)}"
+        )
+    Validator(parameters)
+    made = FunctionTool(
+        function, name=name or inner.get("name"), description=inner.get("description"), schema=parameters
     )
+    made.is_strict = inner.get("strict")
+    return made
+
+
+def schema_fields(schema: Any) -> Fields | None:
+    """Return what a schema says, as verl writes it into prompts: without what nobody set, and without nulls.
+
+    Args:
+        schema: A mapping, or an object with pydantic's `model_dump`.
+
+    Returns:
+        The fields, or None if the schema is neither.
+    """
+    dump = getattr(schema, "model_dump", None)
+    return fields_of(dump(exclude_unset=True, exclude_none=True) if callable(dump) else schema)
+
+
+def _describes_object(schema: Any) -> bool:
+    fields = fields_of(schema) or {}
+    return not fields.keys().isdisjoint(("type", "properties", "$ref", "allOf", "anyOf", "oneOf"))
 
 
 def place_of(function: Any) -> str:

@@ -211,6 +211,36 @@ def tidy(schema: Schema) -> dict[str, JSON]:
     return plain
 
 
+def with_null(schema: Schema) -> dict[str, JSON]:
+    """Return a schema in which `nullable: true`, a keyword of OpenAPI, is said in JSON Schema.
+
+    The model still reads `nullable`; this is what its arguments are checked against.
+    """
+    made: dict[str, JSON] = {}
+    for key, value in schema.items():
+        if key in ("default", "const", "enum", "examples"):
+            made[key] = value
+        elif key in ("properties", "patternProperties", "$defs") and isinstance(value, Mapping):
+            made[key] = {name: _with_null(inner) for name, inner in cast("Schema", value).items()}
+        elif isinstance(value, list):
+            made[key] = [_with_null(inner) for inner in cast("list[JSON]", value)]
+        else:
+            made[key] = _with_null(value)
+    if made.get("nullable") is not True:
+        return made
+    kind, values = made.get("type"), made.get("enum")
+    if kind is None or not made.keys().isdisjoint(("anyOf", "oneOf", "allOf", "const", "not", "$ref")):
+        return {"anyOf": [{"type": "null"}, made]}
+    made["type"] = [*(cast("list[JSON]", kind) if isinstance(kind, list) else [kind]), "null"]
+    if isinstance(values, list):
+        made["enum"] = [*cast("list[JSON]", values), None]
+    return made
+
+
+def _with_null(node: JSON) -> JSON:
+    return with_null(cast("Schema", node)) if isinstance(node, Mapping) else node
+
+
 class Validator:
     """A schema compiled once, that says of arguments what the model has to mend.
 
@@ -226,7 +256,7 @@ class Validator:
         if plain.get("type", "object") != "object":
             raise ValueError(f"the input schema of a tool describes an object; got type {plain['type']!r}")
         try:
-            self._compiled = jsonschema_rs.validator_for(plain, retriever=_refuse)
+            self._compiled = jsonschema_rs.validator_for(with_null(plain), retriever=_refuse)
         except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
         closed = "additionalProperties" in plain or "patternProperties" in plain or "properties" not in plain

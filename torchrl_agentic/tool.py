@@ -114,7 +114,7 @@ class Tool(ABC):
     something of its own; None means that it does if the class defines `session`. opens_at_reset: whether that
     opens when a trajectory begins, and not at the first call. wants_row: whether `ToolContext.row` and
     `current_row` are filled. origin: where it comes from and how to give it another name, for the message
-    about two tools of one name.
+    about two tools of one name. is_strict: the key `strict` of its spec; None: left out.
     """
 
     name: str = ""
@@ -127,6 +127,7 @@ class Tool(ABC):
     opens_sessions: bool | None = None
     opens_at_reset: bool = False
     wants_row: bool = False
+    is_strict: bool | None = None
 
     @property
     def origin(self) -> str:
@@ -205,7 +206,13 @@ class Tool(ABC):
 
     def spec(self) -> dict[str, JSON]:
         """Describe the tool in the shape that chat templates and API servers expect."""
-        function = {"name": self.name, "description": self.description, "parameters": tidy(self.input_schema)}
+        function: dict[str, JSON] = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": tidy(self.input_schema),
+        }
+        if self.is_strict is not None:
+            function["strict"] = self.is_strict
         return {"type": "function", "function": function}
 
     def __repr__(self) -> str:

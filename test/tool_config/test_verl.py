@@ -222,6 +222,21 @@ def test_arrays_of_nobody_knows_what_are_said(tmp_path: Path):
         _load(tmp_path, text)
 
 
+async def test_nullable_and_strict_of_a_file_hold_for_a_class_of_ones_own(tmp_path: Path):
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    text = GSM8K.replace("answers.Gsm8kTool", "answers.py:Gsm8kTool").replace(
+        '              type: "string"\n', '              type: "string"\n              nullable: true\n'
+    )
+    (tool,) = _load(
+        tmp_path, text.replace("        parameters:", "        strict: true\n        parameters:")
+    ).tools
+    assert tool.spec()["function"]["strict"] is True
+    assert tool.spec()["function"]["parameters"]["properties"]["answer"]["nullable"] is True
+    async with Dispatcher([tool]).session("t") as session:
+        (result,) = await session.run([ParsedCall("calc_gsm8k_reward", {"answer": None}, "c")])
+    assert result.text == "None in try 1"
+
+
 def test_anchors_mean_what_they_mean_in_yaml(tmp_path: Path):
     (tmp_path / "answers.py").write_text(ANSWERS)
     text = (

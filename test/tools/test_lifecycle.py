@@ -14,7 +14,14 @@ from torchrl_agentic import ImagePart, ParsedCall, RowData, Status, ToolContext
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.testing import ToolContract
 from torchrl_agentic.tools import LifecycleTool
-from torchrl_agentic.tools.verl import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from torchrl_agentic.tools.verl import (
+    BaseTool,
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    ToolResponse,
+)
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
     {
@@ -326,6 +333,56 @@ def test_a_tool_without_schema_says_how_to_give_one():
 def test_a_schema_keeps_all_that_it_says():
     assert LifecycleTool(Counter()).input_schema["properties"]["by"]["minimum"] == 1
     assert LifecycleTool(Counter(), name="other").name == "other"
+
+
+def test_the_classes_of_verls_schemas_nest_and_have_attributes():
+    schema = OpenAIFunctionToolSchema(
+        type="function",
+        function=OpenAIFunctionSchema(
+            name="code_interpreter",
+            description="Runs code.",
+            parameters=OpenAIFunctionParametersSchema(
+                type="object",
+                properties={
+                    "code": OpenAIFunctionPropertySchema(type="string", description="The code.", enum=None)
+                },
+                required=["code"],
+            ),
+            strict=False,
+        ),
+    )
+    assert schema.function.parameters.properties["code"].type == "string"
+    assert schema.function.parameters.required == ["code"]
+    assert OpenAIFunctionSchema(name="f").parameters.properties == {}
+    assert LifecycleTool(BaseTool({}, schema)).spec() == {
+        "type": "function",
+        "function": {
+            "name": "code_interpreter",
+            "description": "Runs code.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "The code."}},
+                "required": ["code"],
+            },
+            "strict": False,
+        },
+    }
+
+
+def test_schemas_of_verls_shape_keep_every_keyword_of_json_schema():
+    parameters = {
+        "type": "object",
+        "properties": {
+            "a": {"type": ["integer", "null"], "minimum": 1, "enum": [1, 2]},
+            "b": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+            "c": True,
+        },
+        "additionalProperties": False,
+    }
+    schema = OpenAIFunctionToolSchema.model_validate({"function": {"name": "f", "parameters": parameters}})
+    spec = LifecycleTool(BaseTool({}, schema)).spec()["function"]
+    assert spec["parameters"] == {**parameters, "properties": {**parameters["properties"], "c": {}}}
+    assert "strict" not in spec
 
 
 async def test_base_tool_itself_lives_and_dies():

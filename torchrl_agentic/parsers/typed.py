@@ -37,9 +37,13 @@ def _resolved(schema: Fields | None, root: Fields) -> Fields | None:
 
 
 def types_of(schema: Fields | None, root: Fields | None) -> frozenset[str] | None:
-    """Give the JSON types that a schema allows; None if it does not say."""
-    if schema is None:
-        return None
+    """Return the JSON types that a schema allows; None if it does not say."""
+    found = None if schema is None else _declared_types(schema, root)
+    is_nullable = schema is not None and schema.get("nullable") is True
+    return found | {"null"} if found is not None and is_nullable else found
+
+
+def _declared_types(schema: Fields, root: Fields | None) -> frozenset[str] | None:
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset((kind,))

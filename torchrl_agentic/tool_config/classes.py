@@ -118,6 +118,7 @@ def _told(tool: Tool, schema: SchemaSection | None, spot: Spot) -> Tool:
     try:
         tool.name, tool.description = function.name, function.description or tool.description
         tool.input_schema = function.parameters
+        tool.is_strict = tool.is_strict if function.strict is None else function.strict
     except AttributeError as error:
         spot.at("tool_schema").fail(
             f"{type(tool).__name__} cannot be told its schema ({error}); leave it out"

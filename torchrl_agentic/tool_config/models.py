@@ -164,13 +164,14 @@ class ToolsConfig(Section):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _drop_foreign_keys(cls, data: Any) -> Any:
-        is_trainers = isinstance(data, dict) and "actor_rollout_ref" in data
-        return _without_foreign_keys(cls, data) if is_trainers else data
+        if isinstance(data, dict) and "actor_rollout_ref" in data:
+            return _without_foreign_keys(cls, cast("Any", data))
+        return cast("Any", data)
 
     @property
     def multi_turn_sections(self) -> dict[tuple[str, ...], MultiTurnSection]:
         """The sections `multi_turn`, by the keys that lead there; a trainer without one has defaults."""
-        found = {("multi_turn",): self.multi_turn}
+        found: dict[tuple[str, ...], MultiTurnSection | None] = {("multi_turn",): self.multi_turn}
         if self.actor_rollout_ref is not None:
             rollout = self.actor_rollout_ref.rollout or RolloutSection()
             found["actor_rollout_ref", "rollout", "multi_turn"] = rollout.multi_turn or MultiTurnSection()

@@ -65,8 +65,13 @@ class LifecycleTool(Tool):
         methods = {method: getattr(target, method) for method in _METHODS}
         self.callees = {name: Callee(method) for name, method in methods.items()}
         self.keywords = {name: keywords_of(method) for name, method in methods.items()}
-        told, self.description, self.input_schema = schema_of_target(target)
-        self.name = name or told
+        told = schema_of_target(target)
+        self.description, self.input_schema, self.is_strict = (
+            told.description,
+            told.parameters,
+            told.is_strict,
+        )
+        self.name = name or told.name
         self.opens_at_reset = opens_at_reset
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:

@@ -8,23 +8,70 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
 
 import pydantic
 
-from torchrl_agentic.function import function_tool
+from torchrl_agentic.function import function_tool, schema_fields
 from torchrl_agentic.messages import JSON, ToolResult, fields_of
 from torchrl_agentic.schema import Schema
 
-__all__ = ["BaseTool", "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "ToolResponse", "function_tool"]
+__all__ = [
+    "BaseTool",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema",
+    "ToolResponse",
+    "function_tool",
+]
+
+
+class OpenAIFunctionPropertySchema(pydantic.BaseModel):
+    """The JSON Schema of one parameter. All its other keywords are kept, as attributes too."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    type: str | list[str] | None = None
+    description: str | None = None
+    enum: list[Any] | None = None
+
+
+def _as_schema(value: Any) -> Any:
+    if isinstance(value, bool):
+        value = cast("Any", {} if value else {"not": {}})
+    return value
+
+
+_Property = Annotated[OpenAIFunctionPropertySchema, pydantic.BeforeValidator(_as_schema)]
+
+
+class OpenAIFunctionParametersSchema(pydantic.BaseModel):
+    """The JSON Schema of a function's parameters. All its other keywords are kept, as attributes too."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    type: str = "object"
+    properties: dict[str, _Property] = {}
+    required: list[str] = []
 
 
 class OpenAIFunctionSchema(pydantic.BaseModel):
-    """What a model is told about a function. parameters: any JSON Schema of an object, kept as it is."""
+    """A function as a model reads of it.
+
+    Attributes:
+        name: What the model calls.
+        description: What the function does.
+        parameters: The JSON Schema of its arguments.
+        strict: Whether an API server is asked to keep arguments to the schema.
+    """
 
     name: str
     description: str = ""
-    parameters: dict[str, JSON] = {"type": "object", "properties": {}}
+    parameters: OpenAIFunctionParametersSchema = pydantic.Field(
+        default_factory=OpenAIFunctionParametersSchema
+    )
     strict: bool = False
 
 
@@ -106,18 +153,27 @@ class BaseTool:
         """Let go of a trajectory. kwargs: the row's `release_kwargs` for this tool."""
 
 
-def schema_of_target(target: Any) -> tuple[str, str, Schema]:
-    """Give name, description and parameters of a tool of this shape.
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the schema of a tool in this shape says of it."""
+
+    name: str
+    description: str
+    parameters: Schema
+    is_strict: bool | None
+
+
+def schema_of_target(target: Any) -> Described:
+    """Read the schema of a tool in this shape.
 
     Raises:
-        TypeError: it has no schema.
+        TypeError: If it has none.
     """
     told: Any = getattr(target, "tool_schema", None)
     if told is None:
         make = getattr(target, "get_openai_tool_schema", None)
         told = make() if callable(make) else None
-    dump = getattr(told, "model_dump", None)
-    whole = fields_of(dump(exclude_none=True) if callable(dump) else told) or {}
+    whole = schema_fields(told) or {}
     function = fields_of(whole.get("function", whole)) or {}
     name = function.get("name")
     if not isinstance(name, str):
@@ -125,7 +181,8 @@ def schema_of_target(target: Any) -> tuple[str, str, Schema]:
             f"{type(target).__name__} has no schema: expected tool_schema, or get_openai_tool_schema(), "
             'with {"type": "function", "function": {"name", "description", "parameters"}}'
         )
-    return name, str(function.get("description", "")), function.get("parameters") or {"type": "object"}
+    parameters = {"type": "object", **(fields_of(function.get("parameters")) or {})}
+    return Described(name, str(function.get("description", "")), parameters, function.get("strict"))
 
 
 def answered(value: Any) -> ToolResult:

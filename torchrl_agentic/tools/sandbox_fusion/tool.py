@@ -112,15 +112,8 @@ class SandboxFusionTool(Tool):
         self.jupyter, self.cap_output = jupyter, cap_output
         self.patience = patience or Patience()
         self.output_max_chars = output_max_chars
-        self.strict = strict
+        self.is_strict = strict
         self._client: SandboxFusionClient | None = None
-
-    def spec(self) -> dict[str, JSON]:
-        """Describe the tool as verl does, with `strict`."""
-        found = super().spec()
-        if self.strict is not None:
-            found["function"] = {**found["function"], "strict": self.strict}
-        return found
 
     async def setup(self) -> None:
         """Join those that share the limit of the service."""
