@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -133,11 +135,52 @@ def test_the_limit_can_be_this_processs_own_or_none():
     assert init_execution_pool(1, rate_limit=None).limiter is None
 
 
+async def test_calls_in_verls_spelling_share_one_limit_by_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(tmp_path))
+    pools = [init_execution_pool(10), init_execution_pool(10, True, 10, PoolMode.ThreadMode)]
+    limiters = [pool.limiter for pool in pools]
+    assert [limiter.name for limiter in limiters if isinstance(limiter, ClusterRateLimiter)] == [
+        "rate-limiter"
+    ] * 2
+    for pool in pools:
+        assert await pool.execute.remote(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await pool.execute.remote(divmod, 7, 0)
+        await pool.close()
+
+
+async def test_remote_starts_a_call_that_nobody_awaits_yet():
+    begun = threading.Event()
+    async with init_execution_pool(2, False) as pool:
+        pool.execute.remote(begun.set)
+        assert await pool.execute(begun.wait, 10)
+
+
+def test_remote_works_without_an_event_loop():
+    pool = init_execution_pool(2, False)
+    assert pool.execute.remote(divmod, 7, 2).result(10) == (3, 1)
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio, os\n"
+        "from torchrl_agentic.dispatch import init_execution_pool\n"
+        "async def main():\n"
+        "    async with init_execution_pool(2, False, None, 'process') as pool:\n"
+        "        await pool.execute(os.getpid)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    assert """put what it runs under 'if __name__ == "__main__":'""" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
         ({"num_workers": 0}, "num_workers"),
-        ({}, "name="),
         ({"mode": "rocket"}, "rocket"),
         ({"rate_limit": 0, "name": "x"}, "max_concurrent"),
     ],

@@ -215,6 +215,27 @@ async def test_a_reward_that_fails_is_logged_and_the_release_comes_all_the_same(
     assert "no idea" in caplog.text
 
 
+async def test_a_text_as_reward_is_no_reward_and_logged_once_with_the_tool(caplog):
+    class Wordy(Counter):
+        async def execute(self, instance_id, parameters, **kwargs):
+            return "42\n", "42\n", {}
+
+        async def calc_reward(self, instance_id):
+            return ["42"]
+
+    tool = LifecycleTool(Wordy())
+    for trajectory in ("a", "b"):
+        async with Dispatcher([tool]).session(trajectory) as session:
+            for result in await session.run([call(1), call(2)]):
+                assert (result.status, result.text, result.reward) == (Status.OK, "42\n", None)
+        assert session.worth == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        "tool count: execute() returned a str as reward; expected a number or None, and took it for None",
+        "tool count: calc_reward() returned a list as reward; "
+        "expected a number or None, and took it for None",
+    ]
+
+
 async def test_a_create_that_fails_costs_its_own_calls_alone(caplog):
     class Picky(Counter):
         async def create(self, instance_id=None, image=None, **kwargs):

@@ -25,15 +25,22 @@ from torchrl_agentic import (
     ToolCompose,
     ToolContext,
 )
-from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.dispatch import Dispatcher, init_execution_pool
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.schema import tidy
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
+from torchrl_agentic.tools.lifecycle import LifecycleTool
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
 from torchrl_agentic.tools.service import Patience
+from torchrl_agentic.tools.verl import (
+    BaseTool,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    _process_single_case,
+)
 from torchrl_agentic.transforms import history as border
 
 QUICK = Patience(deadline_s=5, tries=3, first_s=0.01, longest_s=0.02)
@@ -248,6 +255,84 @@ async def test_what_the_service_does_wrong_is_nobodys_fault_who_reads_it(replies
     assert result.status is Status.INFRA, result.text
     assert text in result.text
     assert "no output" not in result.text
+
+
+class FirstSandboxTool(BaseTool):
+    """The sandbox tool of verl's first design note: a blocking function on a pool, text as the reward."""
+
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self.sandbox_fusion_url = config["sandbox_fusion_url"]
+        self.execution_pool = init_execution_pool(config["num_workers"])
+        self._instance_dict: dict[str, dict] = {}
+
+    async def create(self, instance_id: str | None = None, **kwargs):
+        self._instance_dict[instance_id] = {"reward": []}
+        return instance_id
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs
+    ) -> tuple[str, float, dict]:
+        code = parameters["code"]
+        result = await self.execution_pool.execute.remote(self.execute_code, instance_id, code, 10, "python")
+        self._instance_dict[instance_id]["reward"].append(result.strip())
+        return result, result, {}
+
+    def execute_code(self, instance_id, code, timeout=30, language="python"):
+        _, metadata = _process_single_case(0, None, None, self.sandbox_fusion_url, code, timeout, language)
+        if metadata["run_status"] == "Finished":
+            return metadata["stdout"] if metadata["stdout"] is not None else ""
+        return "no stdout here"
+
+    async def calc_reward(self, instance_id: str, **kwargs):
+        return self._instance_dict[instance_id]["reward"]
+
+    async def release(self, instance_id: str, **kwargs):
+        del self._instance_dict[instance_id]
+
+
+async def test_the_class_of_verls_design_note_runs_as_it_is_written():
+    schema = OpenAIFunctionToolSchema(
+        type="function", function=OpenAIFunctionSchema(name="code_interpreter", description="Runs code.")
+    )
+    late = {"status": "Failed", "run_result": {"status": "TimeLimitExceeded", "stdout": "4"}}
+    async with scripted_server([Reply(body=FINE), Reply(body=late), Reply(403)]) as scripted:
+        config = {"sandbox_fusion_url": scripted.url, "num_workers": 10}
+        dispatcher = Dispatcher([LifecycleTool(FirstSandboxTool(config, schema))])
+        async with dispatcher.session("t") as session:
+            calls = [ParsedCall("code_interpreter", {"code": "print(1)"}, f"c{n}") for n in range(3)]
+            results = await session.run(calls)
+    assert [(result.text, result.reward) for result in results] == [
+        ("ok", None),
+        ("no stdout here", None),
+        ("no stdout here", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected", "result", "status"),
+    [
+        (FINE, None, True, "success"),
+        (FINE, "ok\n", True, "success"),
+        (FINE, "no", False, "wrong_answer"),
+        (
+            {"status": "Failed", "run_result": {"status": "Finished", "return_code": 1}},
+            None,
+            -2,
+            "runtime_error",
+        ),
+        ({"status": "Failed", "compile_result": {"status": "Error"}}, None, -4, "compile_error"),
+        ({"hello": 1}, None, -1, "api_error"),
+    ],
+)
+async def test_a_single_case_has_the_result_and_the_status_that_verl_gives_it(
+    reply, expected, result, status
+):
+    async with scripted_server([Reply(body=reply)]) as scripted:
+        found, told = await asyncio.to_thread(
+            _process_single_case, 3, "in", expected, scripted.url, "print()", 10, 512, "python"
+        )
+    assert (found, told["status"], told["case_index"]) == (result, status, 3)
 
 
 async def test_a_sandbox_error_is_tried_again():

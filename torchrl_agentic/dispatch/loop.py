@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -65,6 +66,11 @@ async def _contained(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, BaseE
 def start(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Start a coroutine on the process's event loop and wait for nothing."""
     asyncio.run_coroutine_threadsafe(_contained(coroutine), _loop_thread().loop)
+
+
+def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a coroutine on the process's event loop; return a future of its result."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop_thread().loop)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -6,13 +6,16 @@ The names and the defaults of `init_execution_pool` are those that users of verl
 from __future__ import annotations
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from enum import StrEnum
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 
+from torchrl_agentic.dispatch.loop import submit
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
@@ -42,29 +45,62 @@ class _Workers(ABC):
         """End the workers."""
 
 
+class Execute:
+    """`pool.execute`: runs a function on the workers of a pool, under a slot of its limiter."""
+
+    def __init__(self, workers: _Workers, limiter: Limiter | None) -> None:
+        self._workers = workers
+        self._limiter = limiter
+        self._started: set[asyncio.Task[Any]] = set()
+
+    async def __call__(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function and return what it returns, or raise what it raises.
+
+        The slot is given back whatever happens. A cancelled call gives its worker up.
+
+        Raises:
+            InfrastructureError: If the worker has died.
+            CircuitOpen: See `Breaker`.
+        """
+        if self._limiter is None:
+            return await self._workers.run(lambda: function(*args, **kwargs))
+        async with self._limiter.slot():
+            return await self._workers.run(lambda: function(*args, **kwargs))
+
+    def remote(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Task[T] | Future[T]:
+        """Start a call and return at once, as an actor of Ray does.
+
+        Returns:
+            Inside an event loop an `asyncio.Task`, to be awaited. Elsewhere a `concurrent.futures.Future`,
+            whose `result()` waits, as `ray.get` would.
+        """
+        call = self(function, *args, **kwargs)
+        try:
+            task = asyncio.get_running_loop().create_task(call)
+        except RuntimeError:  # no loop runs in this thread
+            return submit(call)
+        self._started.add(task)  # a loop alone would let a task go that nobody holds
+        task.add_done_callback(self._started.discard)
+        return task
+
+
 class ExecutionPool:
     """Runs blocking functions on workers, each under a slot of the limiter; see `init_execution_pool`.
 
-    Calls start in the order in which they came. An async context manager.
+    An async context manager. Calls start in the order in which they came.
+
+    Attributes:
+        execute: Runs a function: `await pool.execute(function, *args)`, or, written as for verl's pool,
+            `await pool.execute.remote(function, *args)`.
+        limiter: The limiter, or None.
     """
 
     def __init__(self, workers: _Workers, limiter: Limiter | None) -> None:
         self._workers = workers
         self.limiter = limiter
-
-    async def execute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function and give what it returns, or raise what it raises.
-
-        The slot is given back whatever happens. A cancelled call gives its worker up.
-
-        Raises:
-            InfrastructureError: the worker has died.
-            CircuitOpen: see `Breaker`.
-        """
-        if self.limiter is None:
-            return await self._workers.run(lambda: function(*args, **kwargs))
-        async with self.limiter.slot():
-            return await self._workers.run(lambda: function(*args, **kwargs))
+        self.execute = Execute(workers, limiter)
 
     async def close(self) -> None:
         """End the workers, processes with their event loop; a later call starts new ones."""
@@ -83,20 +119,25 @@ def init_execution_pool(
     rate_limit: int | None = 10,
     mode: PoolMode | Literal["thread", "process"] = PoolMode.ThreadMode,
     *,
-    name: str = "",
+    name: str = "rate-limiter",
     over: Literal["ray", "here"] | None = None,
 ) -> ExecutionPool:
     """Make a pool for blocking functions.
 
-    num_workers: how many run at once, in threads, or each in a process of its own, which an error or a crash
-    of others does not touch. rate_limit: how many run at once in all processes that name the same limit; with
-    enable_global_rate_limit=False, in this one alone; None: no limit. name: of the service, for a limit that
-    others share. over: "ray", where the workers are actors of the cluster; "here"; None: Ray where it is
-    initialised. Functions are pickled by value (cloudpickle) where they leave this process.
+    Functions are pickled by value (cloudpickle) where they leave this process.
+
+    Args:
+        num_workers: How many run at once.
+        enable_global_rate_limit: Whether all processes that name the same limit share it.
+        rate_limit: How many run at once in those processes, or else in this one; None: no limit.
+        mode: "thread", or "process" for a process each, which an error or a crash of others does not touch.
+            A script that uses processes needs `if __name__ == "__main__":` around what it runs.
+        name: The name of the shared limit: one per service. The default is verl's, which has a single one.
+        over: "ray", where the workers are actors of the cluster; "here"; None: Ray where it is initialised.
 
     Raises:
-        ValueError: numbers that mean nothing, or a limit for all without a name.
-        MissingExtra: Ray is asked for, and not installed.
+        ValueError: If a number means nothing, or others share the limit of this name with another number.
+        MissingExtra: If Ray is asked for, and not installed.
     """
     if num_workers < 1:
         raise ValueError(f"num_workers must be 1 or more; got {num_workers}")
@@ -105,11 +146,6 @@ def init_execution_pool(
         over = "ray" if is_initialised() else "here"
     limiter: Limiter | None = None
     if rate_limit is not None and enable_global_rate_limit:
-        if not name:
-            raise ValueError(
-                "a limit that all processes share needs the name of what it protects: pass name='…', "
-                "or enable_global_rate_limit=False"
-            )
         limiter = ClusterRateLimiter(
             name, max_concurrent=rate_limit, over="ray" if over == "ray" else "machine"
         )
@@ -144,6 +180,8 @@ class _Processes(_Workers):
         import anyio
         import anyio.to_process
 
+        if "__main__" not in sys.modules:  # anyio takes it away while a worker imports the script
+            raise RuntimeError(_UNGUARDED)
         loop = asyncio.get_running_loop()
         if loop not in self._limiters:
             self._limiters = {one: it for one, it in self._limiters.items() if not one.is_closed()}
@@ -153,11 +191,19 @@ class _Processes(_Workers):
                 _call, _pack(function), cancellable=True, limiter=self._limiters[loop]
             )
         except anyio.BrokenWorkerProcess as error:
-            raise InfrastructureError("the process that ran the function has died") from error
+            cause = error.__cause__
+            reason = "" if cause is None else f": {cause or type(cause).__name__}"
+            raise InfrastructureError(f"the process that ran the function has died{reason}") from error
         return _value(found)
 
     async def close(self) -> None:
         self._limiters.clear()
+
+
+_UNGUARDED = (
+    "each worker process imports the script, and this one starts a process pool then: put what it runs under "
+    "'if __name__ == \"__main__\":'"
+)
 
 
 class _ActorThreads(_Workers):

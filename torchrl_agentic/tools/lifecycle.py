@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from torchrl_agentic.callee import Callee, Keywords, keywords_of
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.row import Columns, RowData
 from torchrl_agentic.tool import Tool, ToolContext, current_row, current_session
-from torchrl_agentic.tools.verl import answered, schema_of_target
+from torchrl_agentic.tools.verl import answered, number_of, schema_of_target
+
+logger = logging.getLogger(__name__)
 
 _METHODS = ("create", "execute", "calc_reward", "release")
 
@@ -73,6 +76,7 @@ class LifecycleTool(Tool):
         )
         self.name = name or told.name
         self.opens_at_reset = opens_at_reset
+        self.warned_of: set[str] = set()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Answer a call by hand, in a life of one call."""
@@ -115,7 +119,9 @@ class _Life(Tool):
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Execute one call."""
         self.data.assistant_turns = ctx.turn + 1
-        result = answered(await self._call("execute", self.id, dict(args), ctx=ctx))
+        returned = await self._call("execute", self.id, dict(args), ctx=ctx)
+        self._check_number("execute", returned[1] if isinstance(returned, tuple) and returned[1:] else None)
+        result = answered(returned)
         if result.reward is not None:
             self.data.tool_rewards.append(result.reward)
         return result
@@ -123,7 +129,20 @@ class _Life(Tool):
     async def finish(self) -> float | None:
         """Ask what the trajectory was worth."""
         worth = await self._call("calc_reward", self.id)
-        return None if worth is None else float(worth)
+        self._check_number("calc_reward", worth)
+        return None if worth is None else number_of(worth)
+
+    def _check_number(self, method: str, value: Any) -> None:
+        """Log once per tool that what a method returned as a reward is none."""
+        if value is None or number_of(value) is not None or method in self.tool.warned_of:
+            return
+        self.tool.warned_of.add(method)
+        logger.warning(
+            "tool %s: %s() returned a %s as reward; expected a number or None, and took it for None",
+            self.name,
+            method,
+            type(value).__name__,
+        )
 
     async def end(self) -> None:
         try:

@@ -186,13 +186,29 @@ def schema_of_target(target: Any) -> Described:
 
 
 def answered(value: Any) -> ToolResult:
-    """Make a result of what `execute` gives: a response, or (response[, reward[, metrics]]).
+    """Make a result of what `execute` returns: a response, or (response[, reward[, metrics]]).
+
+    A reward that is a text, as in verl's first sandbox tool, is no reward.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: If it is neither.
     """
     if isinstance(value, tuple | list):
         items = cast("Sequence[Any]", value)
-        rewards = [None if reward is None else float(reward) for reward in items[1:2]]
+        rewards = [reward if reward is None else number_of(reward) for reward in items[1:2]]
         value = (*items[:1], *rewards, *items[2:])
     return ToolResult.from_value(value)
+
+
+def number_of(value: Any) -> float | None:
+    """Return a number of any library as a float, or None for what is a text or a collection."""
+    kind = type(value)
+    is_number = hasattr(kind, "__float__") or hasattr(kind, "__index__")
+    return float(value) if is_number and not isinstance(value, str) else None
+
+
+def _process_single_case(*args: Any, **kwargs: Any) -> tuple[bool | int, dict[str, Any]]:  # pyright: ignore[reportUnusedFunction]
+    """Run a test case in a Sandbox Fusion service, as verl's function of this name does."""
+    from torchrl_agentic.tools.sandbox_fusion.single_case import process_single_case
+
+    return process_single_case(*args, **kwargs)
