@@ -1,11 +1,13 @@
 """`torchrl-agentic view` in the terminal, as text, and what it says to mistakes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from dumps import three_steps, trajectory, write
+from dumps import VERL_LINE, three_steps, trajectory, write
+from pages import page_of
 from typer.testing import CliRunner, Result
 
 from torchrl_agentic.cli import app
@@ -30,6 +32,26 @@ def test_a_dump_is_printed_as_text_whole(tmp_path: Path):
     assert sum(line.startswith("── turn 0 · reward 0.25") for line in lines) == 18
     assert "✗ python · timeout · queued 0.5 ms · ran 25.1 ms · call_0" in lines
     assert "  <think>First I should compute the product.</think>" in lines
+
+
+def test_a_text_dump_of_verl_shows_its_turns_calls_and_results_everywhere(tmp_path: Path):
+    (tmp_path / "1.jsonl").write_text(json.dumps(VERL_LINE) + "\n")
+    found = _view(str(tmp_path), "--text")
+    assert "2 turns · 1 call" in found.stdout
+    lines = found.stdout.splitlines()
+    assert "✓ code_interpreter · ok · call_0_0" in lines
+    assert lines[lines.index("result") + 1] == "  42.0"
+    thought = next(n for n, line in enumerate(lines) if line.endswith("characters, not closed"))
+    assert "<tool_call>" not in "".join(lines[thought : thought + 4])
+    report = CliRunner().invoke(app, ["report", str(tmp_path), "--json"])
+    told = json.loads(report.stdout)
+    assert (told["total"]["turns"]["mean"], told["total"]["calls"]["mean"]) == (2, 1)
+    assert [tool["tool"] for tool in told["tools"]] == ["code_interpreter"]
+    assert _view(str(tmp_path), "--html", str(tmp_path / "page.html")).exit_code == 0
+    (body,) = page_of(tmp_path).bodies
+    kinds = [[kind for kind, _, _ in turn["said"]] for turn in body["turns"]]
+    assert kinds == [["thought", "call"], ["thought", "text"]]
+    assert [(call["tool"], call["result"]) for call in body["calls"]] == [("code_interpreter", "42.0")]
 
 
 def test_text_is_filtered_and_sorted(tmp_path: Path):

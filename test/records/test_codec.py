@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
+from dumps import VERL_LINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_of import record, records, turn
@@ -153,6 +154,60 @@ def test_a_line_of_a_dump_with_texts_only_is_read():
     assert [(message.role, message.text) for message in found.messages] == [("input", "q"), ("output", "a")]
     assert (found.score, found.step, found.gts, found.extras) == (0.5, 3, "4", {"acc": 1.0})
     assert found.summary.group == record_from_json({"input": "q", "output": "b"}).summary.group
+
+
+def test_the_texts_of_verls_trainer_have_turns_calls_and_results():
+    found = record_from_json(VERL_LINE)
+    assert [(message.role, message.text.split("\n")[0]) for message in found.messages] == [
+        ("system", "You are good at sums."),
+        ("user", "What is 6 × 7?"),
+        ("assistant", "<think>"),
+        ("tool", "42.0"),
+        ("assistant", "<think>"),
+    ]
+    ((turn, call, result),) = found.calls
+    assert (turn.index, call.tool, call.args["code"]) == (0, "code_interpreter", "print(6 * 7.0)")
+    assert (result.status, result.text) == (Status.OK, "42.0")
+    assert len(found.turns) == 2
+    assert record_from_json(record_to_json(found)).turns == found.turns
+
+
+def test_results_in_a_user_section_and_results_that_are_missing_are_told_apart():
+    one, two = (f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>' for n in (1, 2))
+    said = (
+        f"{one}\n{two}\nuser\n<tool_response>\n10\n</tool_response>\n<tool_response>\n20\n</tool_response>\n"
+        f"assistant\nNow <tool_call>{{broken</tool_call>\nuser\nGo on.\nassistant\n{one}"
+    )
+    found = record_from_json({"input": "user\nq\nassistant\n", "output": said})
+    assert [(turn.index, call.args, result.status, result.text) for turn, call, result in found.calls][
+        :2
+    ] == [
+        (0, {"n": 1}, Status.OK, "10"),
+        (0, {"n": 2}, Status.OK, "20"),
+    ]
+    assert [result.status for _, _, result in found.calls][2:] == [Status.MALFORMED, Status.SKIPPED]
+    assert [message.text for message in found.turns[2].context] == ["Go on."]
+
+
+ROLES = st.sampled_from(
+    ["assistant", "tool", "user", " tool", "system", "word", "<tool_call>", "</tool_call>", "<think>"]
+)
+
+
+@settings(deadline=None)
+@given(st.lists(ROLES | st.sampled_from(['{"name": "f", "arguments": {}}', "", "1"]), max_size=12))
+def test_any_output_is_read_and_its_words_stay(lines):
+    found = record_from_json({"input": "user\nq\nassistant\n", "output": "\n".join(lines)})
+    assert found.turns
+    told = "\n".join(message.text for message in found.messages)
+    for word in ("word", "1", '{"name"'):
+        assert told.count(word) == sum(line.count(word) for line in lines)
+
+
+def test_a_word_that_is_a_role_does_not_end_an_answer():
+    said = "These are the roles:\nuser\ntool\nThat is all."
+    found = record_from_json({"input": "user\nq\nassistant\n", "output": said})
+    assert [message.text for message in found.messages] == ["q", said]
 
 
 good = json.dumps(record_to_json(record())).encode()

@@ -18,6 +18,18 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.records import Recorder, TokenRecord, TrajectoryRecord
 
+VERL_LINE: dict[str, JSON] = {
+    "input": "\n\nsystem\nYou are good at sums.\n\n# Tools\n<tools>\n{}\n</tools>\n\n"
+    "user\nWhat is 6 × 7?\n\nassistant\n",
+    "output": "assistant\n<think>\nI had better compute it.\n\n    \n<tool_call>\n"
+    '{"name": "code_interpreter", "arguments": {"code": "print(6 * 7.0)", "executes": "True"}}\n'
+    "</tool_call>\n\n    \n    tool\n42.0\n\n\n    assistant\n<think>\nThe tool says 42.\n</think>\n\n"
+    "#### 42.0",
+    "score": 0,
+    "step": 1,
+}
+"""A line as verl's trainer dumps it: a thought that is not closed, a call, its result, an answer."""
+
 THOUGHT = "<think>First I should compute the product.</think>"
 
 

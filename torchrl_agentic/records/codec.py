@@ -23,6 +23,7 @@ from torchrl_agentic.messages import (
     Turn,
 )
 from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, group_of, plain_text
+from torchrl_agentic.records.text_dump import turns_of_text
 
 SCHEMA_VERSION = 2
 
@@ -332,18 +333,23 @@ _FOREIGN_IDS = ("request_id", "uid", "index")
 
 
 def _from_input_output(data: Fields) -> TrajectoryRecord:
-    """Read a line of a dump that knows only texts, as verl's trainer writes it."""
+    """Read a line of a dump that knows only texts, as verl's trainer writes it.
+
+    Where the texts show roles, turns, calls and results are read from them.
+    """
     if "output" not in data:
         raise ValueError('a record has a "schema_version", or at least an "output"')
     told, said = str(data.get("input", "")), str(data["output"])
     known = {"input", "output", "gts", "score", "step", "schema_version"}
     name = next((str(data[key]) for key in _FOREIGN_IDS if data.get(key) is not None), "")
-    context = (Message("input", told),) if told else ()
-    turn = Turn(name, 0, Message("output", said), DispatchResult(said), (), context)
+    turns = turns_of_text(name, told, said)
+    if turns is None:
+        context = (Message("input", told),) if told else ()
+        turns = (Turn(name, 0, Message("output", said), DispatchResult(said), (), context),)
     score, step = data.get("score"), data.get("step")
     return TrajectoryRecord(
         name,
-        (turn,),
+        turns,
         step=_step(step) if isinstance(step, int) else 0,
         trajectory=name,
         score=_number(score) if isinstance(score, int | float | str) else None,

@@ -202,8 +202,7 @@ def answered(value: Any) -> ToolResult:
 
 def number_of(value: Any) -> float | None:
     """Return a number of any library as a float, or None for what is a text or a collection."""
-    kind = type(value)
-    is_number = hasattr(kind, "__float__") or hasattr(kind, "__index__")
+    is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
     return float(value) if is_number and not isinstance(value, str) else None
 
 

@@ -117,6 +117,9 @@ def _message(message: Message, calls: Sequence[ParsedCall]) -> Iterator[Block]:
     begin = 0
     for thought in thoughts(text) if role in ("assistant", "output") else ():
         yield from _said(text, title, style, spans, begin, thought.start)
+        if not thought.is_closed:  # it ends with the next call
+            starts = [start for start, _, _ in spans if start > thought.start]
+            thought = thought._replace(stop=min([thought.stop, *starts]))
         whole = text[thought.start : thought.stop]
         closed = "" if thought.is_closed else ", not closed"
         label = ((f"{role} thinks · {len(whole):,} characters{closed}", "think title"),)

@@ -1,0 +1,112 @@
+"""Turns, calls and results in the text dumps of verl's trainer.
+
+Such a dump is what a chat template wrote, decoded without special tokens: each role is on a line of its own,
+calls are in the text, results are `tool` sections, or `<tool_response>` in a `user` section.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, ToolResult, Turn
+from torchrl_agentic.parsers import get_parser
+
+_ROLE = re.compile(r"^[ \t]*(system|user|assistant|tool)[ \t]*$", re.MULTILINE)
+_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_MISSING = "the dump holds no result of this call"
+
+
+def turns_of_text(name: str, told: str, said: str) -> tuple[Turn, ...] | None:
+    """Read the turns of a trajectory from its texts.
+
+    Args:
+        name: The name of the trajectory.
+        told: The prompt, `input` of the dump.
+        said: What followed, `output` of the dump.
+
+    Returns:
+        The turns, each with its calls and their results; None if neither text shows roles.
+    """
+    context = _sections(told)
+    if context is None and not said.lstrip().startswith("assistant\n"):
+        return None
+    pending = [Message("input", told)] if context is None and told else context or []
+    turns: list[Turn] = []
+    for role, text in _answered(said):
+        if role == "assistant":
+            turns.append(_turn(name, len(turns), text, pending))
+            pending = []
+        elif turns and not pending and (found := _with_results(turns[-1], role, text)) is not None:
+            turns[-1] = found
+        else:
+            pending.append(Message(role, text))
+    if not turns:
+        return (_turn(name, 0, "", pending),)
+    turns[-1] = replace(turns[-1], messages=(*turns[-1].messages, *pending))
+    return tuple(turns)
+
+
+def _sections(text: str) -> list[Message] | None:
+    """Split a prompt at its roles; None if it does not begin with one."""
+    marks = list(_ROLE.finditer(text))
+    if not marks or text[: marks[0].start()].strip():
+        return None
+    stops = [mark.start() for mark in marks[1:]] + [len(text)]
+    found = [Message(m[1], text[m.end() : stop].strip()) for m, stop in zip(marks, stops, strict=True)]
+    if found[-1].role == "assistant" and not found[-1].text:  # the header of the answer
+        found.pop()
+    return found
+
+
+def _answered(text: str) -> Iterator[tuple[str, str]]:
+    """Split an output into (role, text).
+
+    A line that is a role ends an answer only if another answer follows, or if a call came before: models
+    write such words themselves.
+    """
+    marks = [(m[1], m.start(), m.end()) for m in _ROLE.finditer(text) if m[1] != "system"]
+    last_answer = max((start for role, start, _ in marks if role == "assistant"), default=-1)
+    role, begin = "assistant", 0
+    for name, start, stop in marks:
+        if name == "assistant":
+            is_mark = role != "assistant" or not text[begin:start].strip()
+        else:
+            is_mark = start < last_answer or "</tool_call>" in text[begin:start]
+        if not is_mark:
+            continue
+        if text[begin:start].strip() or role != "assistant":
+            yield role, text[begin:start].strip()
+        role, begin = name, stop
+    if text[begin:].strip():
+        yield role, text[begin:].strip()
+
+
+def _turn(name: str, index: int, text: str, context: Sequence[Message]) -> Turn:
+    """Read the calls of an answer; their results are missing as long as none was read."""
+    parsed = get_parser("qwen3_coder" if "<function=" in text else "hermes").parse(text)
+    calls = tuple(replace(call, call_id=f"call_{index}_{number}") for number, call in enumerate(parsed.calls))
+    results = tuple(map(_missing, calls))
+    outcome = DispatchResult(parsed.text, calls, results)
+    return Turn(name, index, Message("assistant", text), outcome, (), tuple(context))
+
+
+def _missing(call: ParsedCall) -> ToolResult:
+    if call.error is not None:
+        return ToolResult.from_text(call.error.message, status=Status.MALFORMED)
+    return replace(ToolResult.from_text("", status=Status.SKIPPED), notes=(_MISSING,))
+
+
+def _with_results(turn: Turn, role: str, text: str) -> Turn | None:
+    """Give a turn the results that a section holds; None if it holds none, or more than calls without one."""
+    texts = _RESPONSE.findall(text) or ([text] if role == "tool" else [])
+    waiting = [n for n, result in enumerate(turn.outcome.results) if _MISSING in result.notes]
+    if not texts or len(texts) > len(waiting):
+        return None
+    results, messages = list(turn.outcome.results), list(turn.messages)
+    for number, found in zip(waiting, texts, strict=False):
+        results[number] = ToolResult.from_text(found)
+        messages.append(Message("tool", found, tool_call_id=turn.outcome.calls[number].call_id))
+    outcome = replace(turn.outcome, results=tuple(results))
+    return replace(turn, outcome=outcome, messages=tuple(messages))
