@@ -112,6 +112,21 @@ def test_without_a_terminal_it_says_what_else_there_is(tmp_path: Path):
     assert "needs a terminal: --text prints the dump, --html FILE writes a page" in words
 
 
+def test_verls_command_opens_the_same_viewer(tmp_path: Path):
+    write(tmp_path, trajectory("a"))
+    script = Path(__file__).parents[1] / "scripts" / "rollout_viewer.py"
+    for more, code in (["--text"], 0), ([], 2):
+        done, same = (
+            subprocess.run(
+                [*call, str(tmp_path), *more], capture_output=True, text=True, timeout=60, check=False
+            )
+            for call in ([sys.executable, str(script)], [sys.executable, "-m", "torchrl_agentic.cli", "view"])
+        )
+        assert done.returncode == code
+        assert (done.stdout, done.stderr) == (same.stdout, same.stderr)
+        assert "score 0.5" in done.stdout or "the viewer needs a terminal" in done.stderr.replace("\n", " ")
+
+
 def test_an_empty_folder_prints_nothing(tmp_path: Path):
     found = _view(str(tmp_path), "--text")
     assert (found.exit_code, found.stdout) == (0, "")

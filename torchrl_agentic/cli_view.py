@@ -72,7 +72,7 @@ def _print(library: Library, query: str, sort: str) -> int:
 
 def _show(library: Library, query: str, sort: str) -> int:
     try:
-        from torchrl_agentic.viewer.app import Viewer
+        from torchrl_agentic.viewer import RolloutViewer
     except ImportError:
         from torchrl_agentic.errors import MissingExtra
 
@@ -83,6 +83,6 @@ def _show(library: Library, query: str, sort: str) -> int:
     reading.query_by(query)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ValueError("the viewer needs a terminal: --text prints the dump, --html FILE writes a page")
-    viewer = Viewer(reading)
+    viewer = RolloutViewer(reading)
     viewer.run()
     return viewer.return_code or 0

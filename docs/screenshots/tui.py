@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchrl_agentic.records import TrajectoryRecord, read_records
-from torchrl_agentic.viewer.app import Viewer
+from torchrl_agentic.viewer import RolloutViewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.reading import Reading
 
@@ -30,7 +30,7 @@ PICTURES = {
 
 async def picture(dump: Path, keys: list[str], place: int = 0) -> str:
     """Draw the viewer after some keys, on the trajectory in a place of the list."""
-    viewer = Viewer(Reading(Library(dump)))
+    viewer = RolloutViewer(Reading(Library(dump)))
     async with viewer.run_test(size=SIZE) as pilot:
         for key in ["", *["n"] * place, *keys]:
             if key:

@@ -3,7 +3,14 @@
 import pytest
 from interactions.users import Clerk, Shopper
 
-from torchrl_agentic.interactions import ScriptedUser, VerlInteraction, load_interactions
+from torchrl_agentic import Message
+from torchrl_agentic.interactions import (
+    Gsm8kInteraction,
+    Reply,
+    ScriptedUser,
+    VerlInteraction,
+    load_interactions,
+)
 from torchrl_agentic.interactions.base import name_of
 
 
@@ -37,6 +44,24 @@ def test_classes_are_made_with_their_configuration(tmp_path):
     assert found["mine"].judged == 0.5
     assert isinstance(found["quiet"], ScriptedUser)
     assert [name_of(item) for item in found.values()] == list(found)
+
+
+async def test_verls_user_of_gsm8k_is_found_by_its_name_and_judges_answers(tmp_path):
+    text = "interaction: [{class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, config: {}}]"
+    (user,) = load_interactions(written(tmp_path, text)).values()
+    assert isinstance(user, Gsm8kInteraction)
+    assert name_of(user) == "gsm8k"
+    chat = [Message("user", "What is 6 × 7?"), Message("assistant", "I say 41.")]
+    async with user.session("t", ground_truth="#### 42", query="What is 6 × 7?") as live:
+        wrong = Reply.of(await live.respond(chat))
+        right = Reply.of(
+            await live.respond([*chat, Message("user", wrong.text), Message("assistant", "#### 42.0")])
+        )
+        assert await live.score(chat) == 0.0
+    assert (wrong.score, wrong.is_over, right.score, right.is_over) == (0.0, False, 1.0, True)
+    with pytest.raises(ValueError, match="needs the right answer"):
+        async with user.session("t"):
+            pass
 
 
 CLERK = "{class_name: interactions.users.Clerk}"

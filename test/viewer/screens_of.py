@@ -8,7 +8,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from torchrl_agentic.viewer.app import Viewer
+from torchrl_agentic.viewer import RolloutViewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.reading import Reading
 from torchrl_agentic.viewer.rows import label
@@ -17,7 +17,7 @@ from torchrl_agentic.viewer.rows import label
 class Screen:
     """A viewer that runs, and what is seen of it."""
 
-    def __init__(self, app: Viewer, pilot: Pilot[None]) -> None:
+    def __init__(self, app: RolloutViewer, pilot: Pilot[None]) -> None:
         self.app, self.pilot = app, pilot
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -73,7 +73,7 @@ class Screen:
 @asynccontextmanager
 async def opened(path: Path, size: tuple[int, int] = (80, 24)) -> AsyncGenerator[Screen]:
     """Open a viewer, and wait until it has read its dump."""
-    app = Viewer(Reading(Library(path)))
+    app = RolloutViewer(Reading(Library(path)))
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         await screen.until(lambda: app.is_settled)

@@ -13,6 +13,10 @@ import yaml
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, default_name
 
+VERL: Mapping[str, str] = {
+    "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "torchrl_agentic.interactions.Gsm8kInteraction",
+}
+"""Verl's interactions → ours that do the same."""
 _KEYS = ("name", "class_name", "config")
 _FORM = "'interaction: [{name?: text, class_name: text, config?: mapping}, …]'"
 
@@ -20,12 +24,15 @@ _FORM = "'interaction: [{name?: text, class_name: text, config?: mapping}, …]'
 def load_interactions(path: str | Path) -> dict[str, Interaction]:
     """Make the interactions that a file names, by name: `interaction: [{name?, class_name, config?}, …]`.
 
-    class_name: "package.module.Class". A class in verl's shape gets `config` as one mapping, with the name in
-    it; an `Interaction` gets its entries as arguments. The default name is that of the class without
-    `Interaction`, in lower case.
+    A class in verl's shape gets `config` as one mapping, with the name in it; an `Interaction` gets its
+    entries as arguments. The default name is that of the class without `Interaction`, in lower case.
+
+    Args:
+        path: The file. Each `class_name` is "package.module.Class"; verl's `Gsm8kInteraction` is found under
+            its name in verl.
 
     Raises:
-        ValueError: the file says something else, two have one name, or a class cannot be found or made.
+        ValueError: If the file says something else, two have one name, or a class cannot be found or made.
     """
     path = Path(path)
     try:
@@ -61,7 +68,7 @@ def _fields(place: str, entry: Any) -> tuple[str | None, str, dict[str, Any]]:
 
 
 def _make(place: str, name: str, class_name: str, config: Mapping[str, Any]) -> Interaction:
-    module, _, attribute = class_name.rpartition(".")
+    module, _, attribute = VERL.get(class_name, class_name).rpartition(".")
     try:
         kind: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:

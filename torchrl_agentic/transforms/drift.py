@@ -14,6 +14,12 @@ from torchrl_agentic.transforms.template import Chat, ChatTemplate
 Mode = Literal["strict", "ignore_strippable", "disable"]
 _STRIPPABLE = str.maketrans("", "", "\n\t\r ")
 _AROUND = 40
+INCONSISTENT = (
+    "Inconsistent training and inference tokenization detected. This may lead to unexpected behavior during "
+    "training. Please review your chat template to determine if this is intentional. For more information, "
+    "refer to the multiturn README.md."
+)
+"""verl's warning, so that those who look for it in logs find it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torchrl_agentic.transforms import media, telemetry
 from torchrl_agentic.transforms.bounds import ROOM, TOKENS_LEFT, spec_with_truncated, with_truncated
 from torchrl_agentic.transforms.clip import Clip, Side
 from torchrl_agentic.transforms.compose import ToolCompose
-from torchrl_agentic.transforms.drift import Mode, find_drift
+from torchrl_agentic.transforms.drift import INCONSISTENT, Mode, find_drift
 from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
 from torchrl_agentic.transforms.opening import tool_selection
 from torchrl_agentic.transforms.template import ChatTemplate
@@ -345,8 +345,8 @@ class TurnTokenizer(Transform):
         if found is None:
             return 0
         text = (
-            f"the ids of a trajectory are not those of its text: {found.tokens} tokens differ. They say "
-            f"{found.kept!r}; rendered and encoded at once, the conversation says {found.wanted!r}"
+            f"{INCONSISTENT} {found.tokens} tokens differ: the ids of the trajectory say {found.kept!r}; "
+            f"rendered and encoded at once, the conversation says {found.wanted!r}"
         )
         if self.raise_on_drift:
             raise RuntimeError(text)

@@ -27,7 +27,7 @@ PROMPTS = {"search": "search: ", "query": "query: ", "jump": "request id: "}
 _LOOKS_EVERY_S = 0.1
 
 
-class Viewer(App[None]):
+class RolloutViewer(App[None]):
     """Shows a dump, and goes on reading it in a thread of its own."""
 
     ENABLE_COMMAND_PALETTE = False
