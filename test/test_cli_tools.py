@@ -1,6 +1,8 @@
 """`check tools` shows what a model will be told, or says what is wrong with the file."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,15 @@ def test_what_there_is_to_say_is_said_beside_the_tools(folder: Path):
     assert "add TurnTokenizer(max_tool_response_chars=256, " in found.stderr
     assert "UserSimulator(max_turns=3)" in found.stderr
     assert json.loads(found.stdout)["tools"][0]["name"] == "stop"
+
+
+def test_a_class_in_the_working_folder_is_found_by_its_dotted_name(folder: Path):
+    (folder / "nested").mkdir()
+    (folder / "nested" / "tools.yaml").write_text("tools: [{class_name: functions.Library}]\n")
+    command = [Path(sys.executable).with_name("torchrl-agentic"), "check", "tools", "nested/tools.yaml"]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "lend" in found.stdout
 
 
 def test_the_file_of_a_rollout_will_do(folder: Path):

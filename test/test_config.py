@@ -3,14 +3,18 @@
 import json
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from torchrl_agentic import ClusterRateLimiter, RateLimiter
 from torchrl_agentic.config import (
     ConfigError,
+    ModelConfig,
     RolloutConfig,
     load_config,
     load_conversations,
+    load_questions,
     load_rollout_tools,
     make_tools,
 )
@@ -91,6 +95,42 @@ def test_what_is_no_conversation_is_named(tmp_path: Path, item: object):
     _write(tmp_path / "a.jsonl", json.dumps(item) + "\n")
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1"):
         load_conversations(RolloutConfig(conversations=["a.jsonl"]), tmp_path)
+
+
+ROWS = [
+    {
+        "data_source": "sums",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{n} + 1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": f"{n + 1}"},
+        "extra_info": {"split": "train", "index": n},
+    }
+    for n in range(3)
+]
+"""As data sets for verl have them."""
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "parquet"])
+def test_rows_of_verls_data_sets_are_questions(tmp_path: Path, suffix: str):
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    else:
+        path.write_text(json.dumps(ROWS) if suffix == "json" else "\n".join(map(json.dumps, ROWS)))
+    config = load_config(path, ModelConfig(path="tiny"))
+    questions = load_questions(config, tmp_path)
+    assert [question.answer for question in questions] == ["1", "2", "3"]
+    assert [(message.role, message.text) for message in questions[2].messages] == [
+        ("system", "Be brief."),
+        ("user", "2 + 1?"),
+    ]
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path):
+    (tmp_path / "rows.parquet").write_text("PAR")
+    config = load_config(tmp_path / "rows.parquet", ModelConfig(path="tiny"))
+    with pytest.raises(ConfigError, match=r"rows\.parquet: no Parquet file"):
+        load_questions(config, tmp_path)
 
 
 def test_a_limit_with_a_name_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ app = typer.Typer(cls=_Words, no_args_is_help=True, add_completion=False, pretty
 @app.callback()
 def main() -> None:
     """Tool use for language-model reinforcement learning in TorchRL."""
+    # A console script does not look for modules in the working folder, where those of configurations are.
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
 
 
 @app.command()

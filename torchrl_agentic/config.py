@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeGuard, TypeVar
 
 import pydantic
 
+from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout.ask import Question
 from torchrl_agentic.rollout.replay import Conversation
@@ -126,9 +127,13 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
 
 
 def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
-    """Read the questions: JSON lines, or JSON, each with "query" or "messages", and perhaps "answer", "name".
+    """Read the questions from JSON lines, JSON or Parquet.
+
+    A question has "query" (a text), or "messages" or "prompt" (lists of messages); and perhaps "name",
+    and the right answer as "answer" or where verl keeps it, `reward_model.ground_truth`.
 
     Raises:
+        MissingExtra: it is a Parquet file, and pyarrow is not installed.
         ConfigError: a file is missing or none of these; the message names file and line.
     """
     found: list[Question] = []
@@ -142,14 +147,23 @@ def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
 
 def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Question:
     fields = item if isinstance(item, dict) else {}
-    query, messages, answer = fields.get("query"), fields.get("messages"), fields.get("answer")
+    query = fields.get("query")
+    messages = next((fields[key] for key in ("messages", "query", "prompt") if fields.get(key)), None)
+    judged = fields.get("reward_model")
+    truth = judged.get("ground_truth") if isinstance(judged, dict) else None
+    answer = fields.get("answer")
+    if answer is None and isinstance(truth, str | int | float):
+        answer = truth
     if isinstance(query, str):
         system = [] if system_prompt is None else [Message("system", system_prompt)]
         asked = (*system, Message("user", query))
     elif messages and _are_messages(messages):
         asked = tuple(Message(m["role"], m.get("content")) for m in messages)
     else:
-        raise ConfigError(f'{place}: expected {{"query": "…"}} or {{"messages": [{{"role", "content"}}, …]}}')
+        raise ConfigError(
+            f'{place}: expected {{"query": "…"}} or {{"messages": [{{"role", "content"}}, …]}}, which may '
+            'also be called "prompt"'
+        )
     if not isinstance(answer, str | int | float | None):
         raise ConfigError(f"{place}: an answer is a text or a number; got {answer!r}")
     return Question(str(fields.get("name", name)), asked, None if answer is None else str(answer))
@@ -178,12 +192,26 @@ def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, Any]]
     """Give what files hold: the file, the place in it, the item."""
     for name in names:
         path = folder / name
+        if path.suffix == ".parquet":
+            yield from ((path, f"{path}, row {n}", row) for n, row in enumerate(_parquet(path)))
+            continue
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from None
         for place, item in _items(path, text):
             yield path, place, item
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra(f"{path}", "pyarrow", "parquet") from None
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no Parquet file: {error}") from None
 
 
 def _items(path: Path, text: str) -> list[tuple[str, Any]]:

@@ -320,6 +320,14 @@ def test_all_mistakes_of_a_section_are_said_at_once(folder: Path):
     assert [line.split(":")[1] for line in str(caught.value).splitlines()] == ["2", "3", "1"]
 
 
+def test_a_package_that_is_not_found_is_answered_with_the_form_for_files(tmp_path: Path):
+    (tmp_path / "tools.yaml").write_text("tools:\n- class_name: my_stuff.tools.CalcTool\n")
+    with pytest.raises(
+        ConfigError, match=r"tools\.yaml:2: .*No module named .*'my_stuff/tools\.py:CalcTool'"
+    ):
+        load_tools(tmp_path / "tools.yaml")
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
         load_tools(tmp_path / "none.yaml")

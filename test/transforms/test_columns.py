@@ -56,6 +56,23 @@ def loader(collate):
     return DataLoader(SET, batch_size=1, collate_fn=collate)
 
 
+def test_a_prompt_of_messages_is_the_query_where_there_is_none():
+    prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    rows = [
+        {"prompt": prompt, "n": 0},
+        {"prompt": np.array(prompt[1:], dtype=object), "n": 1},
+    ]
+    loader = DataLoader(rows, batch_size=1, collate_fn=collate_rows)
+    env = TransformedEnv(DatasetChatEnv.from_dataloader(loader, batch_size=(4,), repeats=2), ToolCompose())
+    td = env.reset()
+    chats = [(list(chat.role), list(chat.content)) for chat in td["history"].prompt.unbind(0)]
+    assert chats[::2] == [(["system", "user"], ["S", "Q"]), (["user"], ["Q"])]
+    assert chats[1::2] == chats[::2], "groups of two"
+    assert collate_rows([{"prompt": prompt, "query": "mine"}])["query"] == ["mine"]
+    plain = collate_rows([{"prompt": "a text"}, {"prompt": []}])
+    assert list(plain.keys()) == ["prompt"]
+
+
 @COLLATE
 def test_rows_of_a_dataset_environment_have_their_own_columns(collate):
     env = DatasetChatEnv.from_dataloader(loader(collate), batch_size=(3,)).append_transform(ToolCompose([]))

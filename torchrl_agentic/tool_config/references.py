@@ -44,7 +44,7 @@ class References:
         try:
             module = importlib.import_module(place)
         except Exception as error:  # whatever it does when it is run
-            spot.fail(f"cannot import {place}: {_told(error)}")
+            spot.fail(f"cannot import {place}: {_told(error)}{_as_file(error, place, name)}")
         return _member(module, name, place, spot), None
 
     def _module(self, path: Path, spot: Spot) -> ModuleType:
@@ -109,6 +109,14 @@ def _hint(error: BaseException | None) -> str:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "verl":
         return "; verl is not installed: import BaseTool and the like from torchrl_agentic.tools.verl"
     return ""
+
+
+def _as_file(error: Exception, place: str, name: str) -> str:
+    """Say how a class in a file is named, if its package is what was not found."""
+    top = place.split(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or error.name != top or top == "verl":
+        return ""
+    return f"; for a class or function in a file write '{place.replace('.', '/')}.py:{name}'"
 
 
 def defined_at(thing: Any) -> str:

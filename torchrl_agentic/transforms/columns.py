@@ -40,11 +40,28 @@ def collate_rows(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
     """Put rows of a data set together: the `collate_fn` of a `DataLoader` for TorchRL's chat environments.
 
     Each row keeps what it has, lists and dicts included, which TensorDict would take apart; a column that
-    only other rows have is None.
+    only other rows have is None. Where a row has no `query`, and its `prompt` is a list of messages, as in
+    data sets for verl, the environment begins with these messages: they become its `query` too.
+
+    Args:
+        rows: One mapping of columns per row.
+
+    Returns:
+        A TensorDict of batch size [len(rows)].
     """
+    rows = [_with_query(row) for row in rows]
     names = dict.fromkeys(name for row in rows for name in row)
     stacked: Any = {name: _stack(*(NonTensorData(row.get(name)) for row in rows)) for name in names}
     return TensorDict(stacked, batch_size=[len(rows)])
+
+
+def _with_query(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    prompt = plain(row.get("prompt"))
+    if row.get("query") is not None or not isinstance(prompt, list):
+        return row
+    messages = cast("list[Any]", prompt)
+    are_messages = bool(messages) and all(isinstance(item, dict) and "role" in item for item in messages)
+    return {**row, "query": messages} if are_messages else row
 
 
 def plain(value: Any) -> Any:
