@@ -21,6 +21,8 @@ from torchrl_agentic.tools.verl import (
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
     ToolResponse,
+    process_image,
+    process_video,
 )
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
@@ -313,6 +315,25 @@ async def test_images_and_videos_become_parts():
     assert Image.open(io.BytesIO(shown.data)).size == (3, 2)
     assert [part.media_type for part in result.parts[1:3]] == ["image/png", "image/jpeg"]
     assert result.reward is None
+
+
+async def test_media_are_opened_by_the_names_that_verl_has_for_it(tmp_path):
+    Image.new("RGBA", (30, 40)).save(tmp_path / "a.png")
+    (tmp_path / "a.mp4").write_bytes(b"film")
+
+    class Shower(Counter):
+        async def execute(self, instance_id, parameters, **kwargs):
+            image = process_image({"image": str(tmp_path / "a.png")})
+            video = process_video({"video": f"file://{tmp_path / 'a.mp4'}"})
+            return ToolResponse(image=[image, process_image(image)], video=[video], text="both"), 0, {}
+
+    async with Dispatcher([LifecycleTool(Shower())]).session("t") as session:
+        (result,) = await session.run([call(1)])
+    assert [part.kind for part in result.parts] == ["text", "image", "image", "video"]
+    assert (result.text.split("\n")[0], result.reward, result.parts[3].data) == ("both", 0.0, b"film")
+    for wrong in (3, {"other": 1}):
+        with pytest.raises(ValueError, match="expected the bytes of a video file"):
+            process_video(wrong)
 
 
 async def test_numbers_of_other_libraries_are_rewards():

@@ -9,12 +9,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import pydantic
 
 from torchrl_agentic.function import function_tool, schema_fields
-from torchrl_agentic.messages import JSON, ToolResult, fields_of
+from torchrl_agentic.messages import JSON, ToolResult, VideoPart, fields_of
 from torchrl_agentic.schema import Schema
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "OpenAIFunctionToolSchema",
     "ToolResponse",
     "function_tool",
+    "process_image",
+    "process_video",
 ]
 
 
@@ -204,6 +207,49 @@ def number_of(value: Any) -> float | None:
     """Return a number of any library as a float, or None for what is a text or a collection."""
     is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
     return float(value) if is_number and not isinstance(value, str) else None
+
+
+def process_image(image: Any) -> Any:
+    """Open an image for `ToolResponse(image=[…])`, as verl's `vision_utils.process_image` does.
+
+    Args:
+        image: One of Pillow's, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
+            as "image", "bytes" or "path". Nothing is loaded from the network.
+            "image", "bytes" or "path". Nothing is loaded from the network.
+
+    Returns:
+        An RGB image of Pillow's.
+
+    Raises:
+        ValueError: If it is none of these, or cannot be opened.
+    """
+    from torchrl_agentic.tools.zoom import open_image
+
+    return open_image(image)
+
+
+def process_video(video: Any) -> VideoPart:
+    """Read a video for `ToolResponse(video=[…])`, in place of verl's `vision_utils.process_video`.
+
+    Args:
+        video: The bytes of a file, a path, a `VideoPart`, or a mapping with one of them as "video".
+
+    Returns:
+        The file; the processor of a model takes its frames.
+
+    Raises:
+        ValueError: If it is none of these.
+        OSError: If the file cannot be read.
+    """
+    if isinstance(video, Mapping):
+        video = cast("Mapping[str, Any]", video).get("video")
+    if isinstance(video, str | Path):
+        video = Path(str(video).removeprefix("file://")).read_bytes()
+    if isinstance(video, bytes):
+        video = VideoPart(video)
+    if not isinstance(video, VideoPart):
+        raise ValueError(f"expected the bytes of a video file, or a path; got {type(video).__name__}")
+    return video
 
 
 def _process_single_case(*args: Any, **kwargs: Any) -> tuple[bool | int, dict[str, Any]]:  # pyright: ignore[reportUnusedFunction]
