@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import (
@@ -94,12 +94,18 @@ class JSONToolCallParser(ToolCallParser):
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a whole message that holds one call."""
-        tag = {"tag": call.tag} if call.tag else {}
-        return dumps(
-            {"message": "", "tools": [{"tool": call.tool, "args": call.args, "id": call.call_id, **tag}]}
-        )
+        return self.render_calls([call])
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write a whole message that holds these calls."""
+        return dumps({"message": "", "tools": list(map(_written, calls))})
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a JSON object."""
         content = dumps({"id": call_id, "is_error": result.is_error, "output": result.text})
         return {"role": "tool", "content": content, "tool_call_id": call_id}
+
+
+def _written(call: ParsedCall) -> Mapping[str, JSON]:
+    tag = {"tag": call.tag} if call.tag else {}
+    return {"tool": call.tool, "args": call.args, "id": call.call_id, **tag}

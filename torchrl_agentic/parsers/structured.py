@@ -149,6 +149,10 @@ class OpenAIToolCallParser(ToolCallParser):
         function = {"name": call.tool, "arguments": dumps(call.args)}
         return dumps({"id": call.call_id, "type": "function", "function": function})
 
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write calls as the JSON list `tool_calls`."""
+        return f"[{', '.join(map(self.render_call, calls))}]"
+
 
 class AnthropicToolUseParser(ToolCallParser):
     """`tool_use` content blocks as Anthropic's messages have them; all results go into one user message."""
@@ -194,6 +198,10 @@ class AnthropicToolUseParser(ToolCallParser):
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as a content block, in JSON."""
         return dumps({"type": "tool_use", "id": call.call_id, "name": call.tool, "input": call.args})
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write calls as the JSON list of their content blocks."""
+        return f"[{', '.join(map(self.render_call, calls))}]"
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a user message of one block."""
