@@ -3,9 +3,11 @@
 import dataclasses
 import enum
 import functools
+import json
 import socket
 from typing import Annotated, Any, Literal, Optional, Union
 
+import jsonschema_rs
 import pydantic
 import pytest
 from hypothesis import given
@@ -17,9 +19,9 @@ from torchrl_agentic.schema import (
     Validator,
     json_schema_from_pydantic,
     schema_of,
-    tidy,
     validate_args,
 )
+from torchrl_agentic.tidy import MAX_DEPTH, MAX_INLINED, tidy
 
 
 class Colour(enum.Enum):
@@ -244,11 +246,224 @@ def test_a_null_default_and_a_property_called_title_survive():
     assert tidy(schema) == {"properties": {"title": STR, "x": {"default": None}, "enum": STR}}
 
 
-def test_undeclared_arguments_are_passed_over_with_a_note():
+A = {"type": "object", "properties": {"a": INT}, "required": ["a"]}
+B = {"properties": {"b": INT}, "required": ["b"]}
+
+
+def test_keywords_beside_a_reference_apply_as_well_as_its_definition():
+    validator = Validator({"type": "object", "$defs": {"A": A}, "$ref": "#/$defs/A", **B})
+    assert validator.accept({"a": 1, "b": 2}) == ({"a": 1, "b": 2}, ())
+    for args in ({"b": 2}, {"a": 1}, {"a": "x", "b": 2}):
+        with pytest.raises(SchemaValidationError):
+            validator.check(args)
+    limits = {"Limit": {"type": "integer", "minimum": 10}}
+    tight = {"$defs": limits, "properties": {"n": {"$ref": "#/$defs/Limit", "minimum": 5}}}
+    assert tidy(tight) == {"properties": {"n": {"minimum": 5, "allOf": [limits["Limit"]]}}}
+
+
+def test_annotations_beside_a_reference_replace_those_of_its_definition():
+    named = {
+        "$defs": {"S": {**STR, "description": "any"}},
+        "items": {"$ref": "#/$defs/S", "description": "one"},
+    }
+    assert tidy(named) == {"items": {**STR, "description": "one"}}
+
+
+@pytest.mark.parametrize(
+    ("pointer", "where"),
+    [
+        ("#/definitions/S", {"definitions": {"S": STR}}),
+        ("#/$defs/A/properties/x", {"$defs": {"A": {"properties": {"x": STR}}}}),
+        ("#/$defs/List%5Bint%5D", {"$defs": {"List[int]": STR}}),
+        ("#/$defs/a~1b", {"$defs": {"a/b": STR}}),
+        ("#/properties/p/$defs/S", {"properties": {"p": {"$defs": {"S": STR}}}}),
+    ],
+)
+def test_a_reference_into_the_schema_is_replaced_by_its_definition(pointer: str, where: dict[str, Any]):
+    """Chat templates follow none."""
+    schema = {"type": "object", **where, "patternProperties": {"x": {"$ref": pointer}}}
+    assert tidy(schema)["patternProperties"] == {"x": STR}
+    assert "$defs" not in str(tidy(schema))
+    assert "definitions" not in tidy(schema)
+    with pytest.raises(SchemaValidationError):
+        validate_args({"x": 1}, schema)
+
+
+@pytest.mark.parametrize(
+    ("reference", "definition"),
+    [
+        ({"$ref": "#s"}, {"$anchor": "s", **STR}),
+        ({"$ref": "urn:example:s"}, {"$id": "urn:example:s", **STR}),
+        ({"$dynamicRef": "#s"}, {"$dynamicAnchor": "s", **STR}),
+    ],
+)
+def test_a_reference_that_only_a_validator_can_follow_keeps_its_definition(reference, definition):
+    schema = {"type": "object", "properties": {"x": reference}, "$defs": {"s": definition, "other": INT}}
+    assert tidy(schema) == schema
+    validate_args({"x": "s"}, schema)
+    with pytest.raises(SchemaValidationError):
+        validate_args({"x": 1}, schema)
+
+
+def test_a_property_or_a_dependency_may_be_called_like_a_keyword():
+    schema = {
+        "type": "object",
+        "properties": {"$ref": STR, "$defs": STR, "title": STR},
+        "dependentSchemas": {"$defs": {"required": ["title"]}},
+    }
+    assert tidy(schema) == schema
+
+
+def test_keywords_that_nobody_knows_are_kept_as_they_are():
+    schema = {"x-unit": {"title": "m", "y": None}, "items": {"enum": [{"title": "t"}, None]}}
+    assert tidy(schema) == schema
+
+
+def test_of_definitions_those_that_recur_are_kept_and_no_others():
+    schema = {
+        "$defs": {
+            "T": {"items": {"$ref": "#/$defs/T"}, "contains": {"$ref": "#/$defs/S"}},
+            "S": STR,
+            "U": INT,
+        },
+        "properties": {"t": {"$ref": "#/$defs/T"}, "u": {"$ref": "#/$defs/U"}},
+    }
+    tree = {"items": {"$ref": "#/$defs/T"}, "contains": STR}
+    assert tidy(schema) == {"properties": {"t": tree, "u": INT}, "$defs": {"T": tree}}
+
+
+def test_definitions_that_refer_to_each_other_are_not_multiplied():
+    """Twenty definitions, each with all of them as properties."""
+    names = [f"d{number}" for number in range(20)]
+    each = {"properties": {name: {"$ref": f"#/$defs/{name}"} for name in names}}
+    schema = {"$defs": dict.fromkeys(names, each), "items": {"$ref": "#/$defs/d0"}}
+    assert len(json.dumps(tidy(schema))) < 1.2 * len(json.dumps(schema))
+
+
+def test_a_schema_that_would_grow_without_bound_keeps_references_and_meaning():
+    """Each of thirty definitions has the next one twice: 2**30 copies."""
+    defs: dict[str, Any] = {
+        f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(30)
+    }
+    schema = {"type": "object", "$defs": {**defs, "d30": STR}, "$ref": "#/$defs/d0"}
+    assert str(tidy(schema)).count("properties") < 2 * MAX_INLINED
+    args: Any = 3
+    for _ in range(30):
+        args = {"b": args}
+    with pytest.raises(SchemaValidationError, match="string"):
+        Validator(schema).check(args)
+
+
+def test_a_long_chain_of_references_is_followed():
+    defs: dict[str, Any] = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(3000)}
+    schema = {"type": "object", "$defs": {**defs, "d3000": STR}, "properties": {"x": {"$ref": "#/$defs/d0"}}}
+    with pytest.raises(SchemaValidationError, match="string"):
+        Validator(schema).check({"x": 1})
+
+
+def test_a_definition_that_is_only_itself_is_kept():
+    schema = {
+        "type": "object",
+        "$defs": {"A": {"$ref": "#/$defs/A"}},
+        "properties": {"a": {"$ref": "#/$defs/A"}},
+    }
+    assert tidy(schema) == schema
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH, 100_000])
+def test_a_schema_that_is_nested_too_deep_is_a_value_error(levels: int):
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"not": schema}
+    for check in (tidy, Validator, lambda deep: validate_args({}, deep)):
+        with pytest.raises(ValueError, match="nested"):
+            check({"items": schema})
+
+
+def test_a_schema_that_is_nested_as_deep_as_allowed_is_one():
+    schema: dict[str, Any] = {}
+    for _ in range(MAX_DEPTH):
+        schema = {"not": schema}
+    assert tidy(schema) == schema
+    Validator(schema).check({})
+
+
+_references = st.sampled_from(["#/$defs/0", "#/$defs/1", "#/definitions/2", "#/$defs/0/properties/a", "#"])
+_leaves = st.sampled_from(
+    [{"type": "integer"}, {"type": "object"}, {"minimum": 2}, {"required": ["a"]}, True]
+)
+_schemas = st.recursive(
+    _leaves,
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["object", "integer", ["object", "integer"]]),
+            "properties": st.fixed_dictionaries({}, optional=dict.fromkeys("ab", st.builds(
+                lambda schema, ref: {**(schema if isinstance(schema, dict) else {}), "$ref": ref},
+                inner, _references) | inner)),
+            "required": st.sampled_from([["a"], ["b"]]),
+            "additionalProperties": inner,
+            "unevaluatedProperties": st.booleans(),
+            "anyOf": st.lists(inner, min_size=1, max_size=2),
+            "minProperties": st.integers(0, 2),
+            "description": st.just("text"),
+        },
+    ),
+    max_leaves=6,
+)  # fmt: skip
+_values = st.recursive(
+    st.integers(1, 3) | st.just("s"), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+)
+
+
+@given(
+    root=_schemas.filter(lambda schema: isinstance(schema, dict)),
+    definitions=st.tuples(_schemas, _schemas, _schemas),
+    draft=st.sampled_from([{}, {"$schema": "http://json-schema.org/draft-07/schema#"}]),
+    values=st.lists(_values, max_size=5),
+)
+def test_a_tidied_schema_accepts_the_same_values(root, definitions, draft, values):
+    first, second, third = definitions
+    schema = {**draft, **root, "$defs": {"0": first, "1": second}, "definitions": {"2": third}}
+    try:
+        whole = jsonschema_rs.validator_for(schema)
+    except (jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError):  # there is no such property
+        return
+    shown = jsonschema_rs.validator_for(tidy(schema))
+    for value in values:
+        assert shown.is_valid(value) is whole.is_valid(value)
+
+
+def test_undeclared_arguments_are_dropped_with_a_note():
     args, notes = Validator(NUMBER).accept({"a": 1, "executes": "True"})
     assert args == {"a": 1}
     assert len(notes) == 1
     assert "executes" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"$defs": {"B": B}, "$ref": "#/$defs/B"},
+        {"$defs": {"B": {"$anchor": "b", **B}}, "$ref": "#b"},
+        {"allOf": [B]},
+        {"anyOf": [B]},
+        {"if": {"required": ["a"]}, "then": B},
+        {"dependentSchemas": {"a": B}},
+        {"dependentRequired": {"b": ["a"]}},
+        {"patternProperties": {"^b$": INT}},
+        {"propertyNames": {"enum": ["a", "b"]}},
+        {"minProperties": 2},
+        {"required": ["b"]},
+        {"additionalProperties": True},
+        {"unevaluatedProperties": INT},
+        {"x-unknown": True},
+    ],
+    ids=lambda keywords: next(reversed(keywords)),
+)
+def test_arguments_that_another_keyword_may_declare_are_kept(keywords: dict[str, Any]):
+    validator = Validator({"type": "object", "properties": {"a": INT}, **keywords})
+    assert validator.accept({"a": 1, "b": 2}) == ({"a": 1, "b": 2}, ())
 
 
 @pytest.mark.parametrize("value", [False, {"type": "string"}])
@@ -258,11 +473,11 @@ def test_additional_properties_rule_where_they_are_given(value: Any):
         validator.accept({"a": 1, "b": 2})
 
 
-def test_additional_properties_may_be_welcome():
-    assert Validator({**NUMBER, "additionalProperties": True}).accept({"a": 1, "b": 2}) == (
-        {"a": 1, "b": 2},
-        (),
-    )
+def test_arguments_of_a_tool_may_be_an_object_or_something_else():
+    """They are an object always."""
+    assert Validator({**NUMBER, "type": ["object", "null"]}).accept({"a": 1}) == ({"a": 1}, ())
+    with pytest.raises(ValueError, match="describes an object"):
+        Validator({"type": ["array", "null"]})
 
 
 def _nested(levels: int) -> list[Any]:

@@ -10,17 +10,21 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import docstring_parser
 import jsonschema_rs
 import pydantic
 
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.tidy import ANNOTATIONS, DEFINITIONS, Schema, tidy
 
-Schema = Mapping[str, JSON]
 MAX_REPORTED = 3
 """How many mistakes one error message names; a model mends the first ones first."""
+_DECLARING = frozenset((
+    "type", "properties", "required", "$schema", "$id", "strict", *DEFINITIONS, *ANNOTATIONS,
+))  # fmt: skip
+"""Keywords of a schema whose "properties" and "required" name all its properties."""
 
 
 class SchemaValidationError(ValueError):
@@ -171,46 +175,6 @@ def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
     return tidy(model.model_json_schema())
 
 
-def tidy(schema: Schema) -> dict[str, JSON]:
-    """Make a schema plain: no generated titles, no keyword that is None, definitions in place.
-
-    Recursive definitions stay where they are. Prompts are read by models, and chat templates follow no
-    `$ref`.
-    """
-    definitions = cast("Mapping[str, Schema]", schema.get("$defs") or {})
-    kept: set[str] = set()
-
-    def walk(node: JSON, open_refs: tuple[str, ...], names: bool = False) -> JSON:
-        if isinstance(node, list):
-            return [walk(item, open_refs) for item in cast("list[JSON]", node)]
-        if not isinstance(node, Mapping):
-            return node
-        mapping = cast("Mapping[str, JSON]", node)
-        target = mapping.get("$ref")
-        if not names and isinstance(target, str) and target.startswith("#/$defs/"):
-            key = target.removeprefix("#/$defs/")
-            if key in open_refs:
-                kept.add(key)
-            elif key in definitions:
-                rest = {name: value for name, value in mapping.items() if name != "$ref"}
-                return {**walk(definitions[key], (*open_refs, key)), **walk(rest, open_refs)}
-        return {
-            name: value if name in ("default", "const", "enum", "examples") and not names
-            else walk(value, open_refs, names=name in ("properties", "patternProperties") and not names)
-            for name, value in mapping.items()
-            if names or ((name != "$defs" and (value is not None or name in ("default", "const")))
-            and not (name == "title" and isinstance(value, str)))
-        }  # fmt: skip
-
-    plain = cast("dict[str, JSON]", walk(schema, ()))
-    done: set[str] = set()
-    while pending := kept - done:
-        for key in sorted(pending):
-            plain.setdefault("$defs", {})[key] = walk(definitions[key], (key,))
-            done.add(key)
-    return plain
-
-
 def with_null(schema: Schema) -> dict[str, JSON]:
     """Return a schema in which `nullable: true`, a keyword of OpenAPI, is said in JSON Schema.
 
@@ -242,36 +206,45 @@ def _with_null(node: JSON) -> JSON:
 
 
 class Validator:
-    """A schema compiled once, that says of arguments what the model has to mend.
+    """A compiled schema that checks arguments and tells the model what to correct.
 
-    Booleans are no numbers. Format keywords are annotations. Undeclared arguments are passed over, see
-    `accept`.
+    Compiles the schema as the model sees it, `tidy(schema)`. Booleans are not numbers. `format` is an
+    annotation.
+
+    Args:
+        schema: The JSON Schema of an object.
 
     Raises:
-        ValueError: the schema is no JSON Schema of an object.
+        ValueError: If `schema` is not a JSON Schema, or not that of an object.
     """
 
     def __init__(self, schema: Schema) -> None:
         plain = tidy(schema)
-        if plain.get("type", "object") != "object":
-            raise ValueError(f"the input schema of a tool describes an object; got type {plain['type']!r}")
+        kind = plain.get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            raise ValueError(f"the input schema of a tool describes an object; got type {kind!r}")
         try:
             self._compiled = jsonschema_rs.validator_for(with_null(plain), retriever=_refuse)
         except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
-        closed = "additionalProperties" in plain or "patternProperties" in plain or "properties" not in plain
-        self._declared: frozenset[str] | None = (
-            None if closed or _combines(plain) else frozenset(plain["properties"])
-        )
+        names = (*plain.get("properties", ()), *plain.get("required", ()))
+        declares_all = "properties" in plain and plain.keys() <= _DECLARING
+        self._declared: frozenset[str] | None = frozenset(names) if declares_all else None
 
     def accept(self, args: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
-        """Check arguments, and pass over those that the schema does not declare.
+        """Check arguments, and drop those that the schema does not declare.
 
-        Where the schema says `additionalProperties`, that holds instead. Returns what the tool gets and one
-        note per argument that was passed over.
+        Drops nothing if a keyword other than `properties` and `required` may say something about the names of
+        the arguments: `additionalProperties`, `patternProperties`, `allOf`, a reference, and so on.
+
+        Args:
+            args: The arguments of a call.
+
+        Returns:
+            The arguments for the tool, and one note per dropped argument.
 
         Raises:
-            SchemaValidationError: they do not fit.
+            SchemaValidationError: If the arguments do not fit the schema.
         """
         notes: tuple[str, ...] = ()
         declared = self._declared
@@ -303,11 +276,6 @@ def _refuse(uri: str) -> JSON:
     raise ValueError(f"it refers to {uri}; a schema has to have everything in it")
 
 
-def _combines(schema: Schema) -> bool:
-    """Whether properties may be declared elsewhere than under "properties"."""
-    return any(key in schema for key in ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
-
-
 def _mistake(error: Any) -> str:
     """Say where, what was met, what is expected; of alternatives, the one that came furthest."""
     kind = error.kind
@@ -330,14 +298,22 @@ def _at(error: Any, message: str) -> str:
 
 
 def validate_args(args: Mapping[str, JSON], schema: Schema | None) -> None:
-    """Check arguments against a JSON Schema; no schema, no check. Compiled schemas are remembered.
+    """Check arguments against a JSON Schema. Compiled schemas are cached.
+
+    Args:
+        args: The arguments of a call.
+        schema: The JSON Schema of an object; None or empty accepts anything.
 
     Raises:
-        SchemaValidationError: they do not fit.
-        ValueError: the schema is none.
+        SchemaValidationError: If the arguments do not fit the schema.
+        ValueError: If `schema` is not a JSON Schema, or not that of an object.
     """
     if schema:
-        _compiled(json.dumps(schema, sort_keys=True)).check(args)
+        try:
+            key = json.dumps(schema, sort_keys=True)
+        except RecursionError:
+            raise ValueError("no JSON Schema: it is nested too deep; make it flatter") from None
+        _compiled(key).check(args)
 
 
 @lru_cache(maxsize=256)

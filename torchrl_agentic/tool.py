@@ -13,7 +13,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.row import NO_DATA, RowData
-from torchrl_agentic.schema import Schema, tidy
+from torchrl_agentic.tidy import Schema, tidy
 
 current_session: ContextVar[object] = ContextVar("current_session", default=None)
 """While a tool's `session` opens: what stands for its trajectory; two environments may use one name."""
