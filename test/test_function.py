@@ -24,6 +24,7 @@ from torchrl_agentic import (
     RowData,
     Status,
     ToolContext,
+    ToolResult,
     function_tool,
     load_function_tools,
     tool,
@@ -361,6 +362,11 @@ def test_a_decorator_on_something_else_says_so():
         function_tool(schema=3)(documented)
 
 
+def rated() -> tuple[str, int]:
+    """Rate."""
+    return "good", 1
+
+
 VALUES = {
     "text": ("plain", "plain", None),
     "mapping": ({"a": "é"}, '{"a": "é"}', None),
@@ -374,29 +380,52 @@ VALUES = {
 }
 
 
+async def answer(item: Any) -> ToolResult:
+    async with Dispatcher([item]).session("t") as session:
+        (result,) = await session.run([ParsedCall("f", {}, "c")])
+    return result
+
+
 @pytest.mark.parametrize("value", VALUES)
-async def test_what_a_function_returns_becomes_a_result(value):
+@pytest.mark.parametrize("schema", [None, {"type": "object"}, {"function": {"name": "f"}}], ids=str)
+async def test_what_a_function_of_verl_returns_becomes_a_result(value, schema):
     returned, text, reward = VALUES[value]
 
+    @function_tool(schema=schema)
     def f():
         """Say."""
         return returned
 
-    async with Dispatcher([f]).session("t") as session:
-        (result,) = await session.run([ParsedCall("f", {}, "c")])
+    result = await answer(f)
     assert (result.status, result.text, result.reward) == (Status.OK, text, reward)
 
 
 @pytest.mark.parametrize("returned", [(), (1, 2, 3, 4), ("x", "y"), ("x", 1.0, 3)])
-async def test_a_tuple_that_is_no_result_is_a_bug_of_the_tool(returned, caplog):
+async def test_a_tuple_that_is_no_result_of_verl_is_a_bug_of_the_tool(returned, caplog):
+    @function_tool
     def f():
         """Say."""
         return returned
 
-    async with Dispatcher([f]).session("t") as session:
-        (result,) = await session.run([ParsedCall("f", {}, "c")])
-    assert result.status is Status.CRASH
-    assert "a tool returned a tuple" in caplog.text or "of a tool's tuple" in caplog.text
+    assert (await answer(f)).status is Status.CRASH
+    assert "a tool returned a tuple" in caplog.text or "of a tool's result" in caplog.text
+
+
+@pytest.mark.parametrize("make", [tool, lambda function: function])
+async def test_a_tuple_of_a_typed_function_is_a_json_list(make):
+    def f(a: int = 17, b: int = 5) -> tuple[int, int]:
+        """Divide."""
+        return divmod(a, b)
+
+    result = await answer(make(f))
+    assert (result.text, result.reward) == ("[3, 2]", None)
+
+
+async def test_what_a_function_returns_is_read_alike_in_another_process():
+    made = FunctionTool(rated, returns_verl=True)
+    for each in (made, pickle.loads(pickle.dumps(made))):
+        result = await each.run({}, ToolContext("c"))
+        assert (result.text, result.reward) == ("good", 1.0)
 
 
 FILE = '''

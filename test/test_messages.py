@@ -2,16 +2,26 @@
 
 import asyncio
 import dataclasses
+import datetime
+import decimal
 import enum
 import json
+import pathlib
 import pickle
+from types import MappingProxyType
+from typing import Any
 
+import hypothesis.extra.numpy
+import numpy as np
+import pandas as pd
 import pydantic
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.jsonable import FIRST, MAX_ELEMENTS, jsonable
 from torchrl_agentic.messages import (
     FileRefPart,
     ImagePart,
@@ -23,8 +33,8 @@ from torchrl_agentic.messages import (
     ToolResult,
     VideoPart,
     altered,
-    jsonable,
 )
+from torchrl_agentic.tools.verl import ToolResponse
 
 
 class Point(pydantic.BaseModel):
@@ -103,36 +113,159 @@ def test_results_and_parts_are_taken_as_they_are():
     assert ToolResult.from_value((image, file)).text == "[image image/png, 2 bytes]\n[file /work/a]"
 
 
-@pytest.mark.parametrize("reward", [0, 0.0, -1.5, 1])
-def test_a_reward_is_kept_even_if_falsy(reward: float):
-    for value in (("text", reward), ("text", reward, {"m": 1})):
-        result = ToolResult.from_value(value)
+@pytest.mark.parametrize("reward", [0, 0.0, -1.5, 1, np.float32(0.5), torch.tensor(0.5)])
+def test_a_reward_is_kept_even_if_falsy(reward: Any):
+    for result in (
+        ToolResult.from_value("text", reward=reward),
+        ToolResult.from_verl(("text", reward)),
+        ToolResult.from_verl(("text", reward, {"m": 1})),
+    ):
         assert result.reward == reward
         assert type(result.reward) is float
         assert result.text == "text"
 
 
 def test_metrics_come_along():
-    result = ToolResult.from_value(([1, 2], None, {"hits": 0}))
-    assert (result.text, result.reward, result.metrics) == ("[1, 2]", None, {"hits": 0})
-    assert ToolResult.from_value(("x",)).parts == (TextPart("x"),)
+    for result in (
+        ToolResult.from_value([1, 2], metrics={"hits": 0}),
+        ToolResult.from_verl(([1, 2], None, {"hits": 0})),
+    ):
+        assert (result.text, result.reward, result.metrics) == ("[1, 2]", None, {"hits": 0})
+    assert ToolResult.from_verl(("x",)).parts == (TextPart("x"),)
 
 
-def test_a_tuple_may_carry_a_result():
-    """Its status and meta survive the reward."""
+def test_a_reward_is_added_to_a_result():
+    """Its status and meta stay, and so does its reward where there is no other."""
     inner = ToolResult.from_text("no", status=Status.ERROR, meta={"k": 1}, stop=True)
-    result = ToolResult.from_value((inner, 0.5))
-    assert (result.status, result.is_error, result.meta, result.stop) == (Status.ERROR, True, {"k": 1}, True)
-    assert result.reward == 0.5
+    for result in (ToolResult.from_verl((inner, 0.5)), ToolResult.from_value(inner, reward=0.5)):
+        assert (result.status, result.is_error, result.meta, result.stop) == (
+            Status.ERROR,
+            True,
+            {"k": 1},
+            True,
+        )
+        assert result.reward == 0.5
+        assert ToolResult.from_verl((result, None)) == result
 
 
 @pytest.mark.parametrize(
-    "value",
-    [(), ("a", 1, {}, 4), ("a", "1"), ("a", True), ("a", 1.0, 3), ("a", 1.0, [1])],
+    "value", [(), ("a", 1, {}, 4), ("a", "1"), ("a", True), ("a", 1.0, 3), ("a", 1.0, [1])]
 )
-def test_other_tuples_are_refused(value: tuple[object, ...]):
-    with pytest.raises(TypeError, match="tuple"):
-        ToolResult.from_value(value)
+def test_other_tuples_are_no_result_of_verl(value: tuple[object, ...]):
+    with pytest.raises(TypeError, match=r"tuple|reward|metrics"):
+        ToolResult.from_verl(value)
+
+
+@given(
+    st.tuples() | st.tuples(st.integers(), st.floats(0, 1)) | st.tuples(st.text(), st.just(1.0), st.just({}))
+)
+def test_a_tuple_is_a_json_list_and_never_a_reward(value: tuple[object, ...]):
+    """(3, 2) is what divmod(17, 5) returns."""
+    result = ToolResult.from_value(value)
+    assert json.loads(result.text) == list(value)
+    assert (result.reward, result.metrics) == (None, None)
+
+
+@pytest.mark.parametrize("first", [ToolResponse(text="x"), ToolResult.from_text("x"), TextPart("x")])
+def test_a_tuple_of_a_result_and_a_reward_says_how_a_reward_is_given(first: object):
+    with pytest.raises(TypeError, match=r"ToolResult.from_value\(value, reward=…\).*@function_tool"):
+        ToolResult.from_value((first, 0.5, {}))
+
+
+class Unfriendly:
+    """Has every method, as a mock has."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self
+
+
+RED, WHEN = Colour.RED, datetime.datetime(2026, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.float32(1.5), 1.5),
+        (np.float64(1.5), 1.5),
+        (np.arange(6).reshape(2, 3), [[0, 1, 2], [3, 4, 5]]),
+        (np.array([{"a": np.int8(1)}, None], dtype=object), [{"a": 1}, None]),
+        (np.datetime64("2026-01-02"), "2026-01-02"),
+        (torch.tensor(3), 3),
+        (torch.tensor([1.5, 2.0], requires_grad=True), [1.5, 2.0]),
+        (torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]),
+        (torch.zeros(0, 3), []),
+        (torch.ones(2, 3).shape, [2, 3]),
+        (pd.DataFrame({"a": [1], "b": [None]}), {"columns": ["a", "b"], "data": [[1, None]]}),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), {"columns": ["a", "a"], "data": [[1, 2]]}),
+        (pd.DataFrame({"a": [1.5]}, index=["r"]), {"columns": ["a"], "index": ["r"], "data": [[1.5]]}),
+        (pd.Series([1, 2]), [1, 2]),
+        (pd.Series(["x", "x", "y"]).value_counts(), {"index": ["x", "y"], "data": [2, 1]}),
+        (pd.Series([WHEN, pd.NaT]), ["2026-01-02T03:00:00", None]),
+        (pd.Index([1, 2]), [1, 2]),
+        (MappingProxyType({"a": range(2)}), {"a": [0, 1]}),
+        ({"at": WHEN, "path": pathlib.Path("/a"), "cost": decimal.Decimal("1.50"), "kind": RED, "of": {1}}, {
+            "at": "2026-01-02T03:00:00", "path": "/a", "cost": "1.50", "kind": "red", "of": [1]}),
+        ([b"text", Level.HIGH, Pair(1, "z"), (1,)], ["text", 3, {"a": 1, "b": "z"}, [1]]),
+        ([float("inf")], ["Infinity"]),
+        (float("nan"), "NaN"),
+        ({"x": np.array([np.nan, -np.inf])}, {"x": ["NaN", "-Infinity"]}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_of_other_libraries_become_strict_json(value: object, data: object):
+    def fail(constant: str) -> None:
+        raise AssertionError(constant)
+
+    for whole, expected in ((value, data), ([value, {"k": value}], [data, {"k": data}])):
+        assert json.loads(ToolResult.from_value(whole).text, parse_constant=fail) == expected
+
+
+_DTYPES = st.sampled_from(["bool", "int8", "int64", "float16", "float32", "float64"])
+_arrays = hypothesis.extra.numpy.arrays(
+    _DTYPES, hypothesis.extra.numpy.array_shapes(min_dims=0, min_side=0, max_side=3)
+)
+
+
+@given(
+    st.recursive(
+        _arrays | st.integers(-5, 5) | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner),
+        max_leaves=5,
+    ),
+    st.sampled_from([lambda array: array, torch.from_numpy, lambda array: torch.from_numpy(array).unbind(0)]),
+)  # fmt: skip
+def test_arrays_at_any_depth_are_the_lists_that_they_hold(value: Any, convert: Any):
+    """As numpy arrays, tensors and tuples of tensors."""
+
+    def mapped(value: Any, leaf: Any) -> Any:
+        if isinstance(value, list):
+            return [mapped(item, leaf) for item in value]
+        if isinstance(value, dict):
+            return {key: mapped(item, leaf) for key, item in value.items()}
+        return leaf(value) if isinstance(value, np.ndarray) else value
+
+    shown = mapped(value, lambda array: convert(array) if array.ndim else array)
+    expected = mapped(value, lambda array: array.tolist())
+    assert json.loads(str(JsonPart(jsonable(shown)))) == json.loads(str(JsonPart(expected)))
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_a_large_array_is_abridged_before_it_becomes_text(make: Any):
+    kind = str(make(1).dtype)
+    assert jsonable({"a": make((1000, 500))}) == {
+        "a": {"shape": [1000, 500], "dtype": kind, "first": [0.0] * FIRST}
+    }
+    assert len(jsonable(make(MAX_ELEMENTS))) == MAX_ELEMENTS
+    assert jsonable(make(MAX_ELEMENTS + 1)).keys() == {"shape", "dtype", "first"}
+
+
+def test_a_large_table_is_abridged_to_its_first_rows_and_columns():
+    frame = pd.DataFrame(np.zeros((300, 400), dtype=int))
+    columns, data = list(range(FIRST)), [[0] * FIRST] * FIRST
+    assert jsonable(frame) == {"shape": [300, 400], "columns": columns, "data": data}
+    assert jsonable(frame[0].repeat(100)) == {"shape": [30_000], "index": [0] * FIRST, "data": [0] * FIRST}
 
 
 def _deep() -> list[object]:
@@ -144,8 +277,19 @@ def _deep() -> list[object]:
 
 @pytest.mark.parametrize(
     "make",
-    [object, lambda: _deep(), lambda: b"\xff", lambda: [object()], lambda: lambda: None, lambda: range],
-    ids=["object", "deep", "bytes", "inside", "function", "class"],
+    [
+        object,
+        lambda: _deep(),
+        lambda: b"\xff",
+        lambda: [object()],
+        lambda: lambda: None,
+        lambda: range,
+        lambda: np.float32,
+        Unfriendly,
+        lambda: torch.eye(2).to_sparse(),
+        lambda: range(10**12),
+    ],
+    ids=["object", "deep", "bytes", "inside", "function", "class", "numpy class", "mock", "sparse", "range"],
 )
 def test_what_is_no_json_is_a_type_error(make):
     with pytest.raises(TypeError, match="is no JSON"):
@@ -170,7 +314,11 @@ def test_a_result_that_is_accepted_can_be_written(value: object):
 
 
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )

@@ -13,7 +13,7 @@ import docstring_parser
 from torchrl_agentic import hints
 from torchrl_agentic.callee import Callee
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.messages import JSON, Fields, fields_of
+from torchrl_agentic.messages import JSON, Fields, ToolResult, fields_of
 from torchrl_agentic.row import RowData
 from torchrl_agentic.schema import (
     FunctionSchema,
@@ -61,10 +61,23 @@ _KWARGS = "tools_kwargs"
 
 
 class FunctionTool(Tool):
-    """A typed function as a tool: name, description and schema are read off its signature and docstring.
+    """A typed function as a tool: name, description and schema come from its signature and docstring.
 
-    A blocking function runs on a thread. Parameters annotated `ToolContext` or `Injected[…]` are filled in,
-    hidden from the model. schema: used in place of the signature's; arguments are then passed as they come.
+    A function that is not a coroutine function runs on a thread. Parameters annotated `ToolContext` or
+    `Injected[…]` are filled in and hidden from the model.
+
+    Args:
+        function: The function. `ToolResult.from_value` converts what it returns.
+        name: What the model calls it; the function's name by default.
+        description: What the model reads; the docstring's text by default.
+        effects: What its calls conflict with.
+        schema: The JSON Schema of the arguments, in place of the signature's. The arguments are then passed
+            without conversion.
+        returns_verl: Whether it returns what verl's tools do, `response` or
+            `(response[, reward[, metrics]])`; `ToolResult.from_verl` then converts it.
+
+    Raises:
+        TypeError: If the signature has no JSON Schema, or the function no name.
     """
 
     def __init__(
@@ -75,8 +88,10 @@ class FunctionTool(Tool):
         description: str | None = None,
         effects: Effects | None = None,
         schema: Schema | None = None,
+        returns_verl: bool = False,
     ) -> None:
         self.function = function
+        self.returns_verl = returns_verl
         self.reduced: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
         self._signature: FunctionSchema | None = (
             schema_of(function, hide=_is_hidden) if schema is None else None
@@ -109,7 +124,8 @@ class FunctionTool(Tool):
             raise ToolError(str(error)) from None
         if self._sources:
             kwargs.update(self._filled_in(ctx))
-        return await self._callee(ctx.in_thread, **kwargs)
+        value = await self._callee(ctx.in_thread, **kwargs)
+        return ToolResult.from_verl(value) if self.returns_verl and isinstance(value, tuple) else value
 
     def check_row(self, row: RowData) -> None:
         """See that the row has what the function takes from it."""
@@ -144,7 +160,8 @@ class FunctionTool(Tool):
             return (_found, (module, name))
         schema = None if self._signature else self.input_schema
         told = {"input_schema": self.input_schema, "is_strict": self.is_strict}
-        return (_rebuild, (self.function, self.name, self.description, self.effects, schema), told)
+        made = (self.function, self.name, self.description, self.effects, schema, self.returns_verl)
+        return (_rebuild, made, told)
 
 
 def _is_hidden(hint: Any) -> bool:
@@ -184,9 +201,21 @@ def _found(module: str, qualname: str) -> Any:
 
 
 def _rebuild(
-    function: Callable[..., Any], name: str, description: str, effects: Effects | None, schema: Schema | None
+    function: Callable[..., Any],
+    name: str,
+    description: str,
+    effects: Effects | None,
+    schema: Schema | None,
+    returns_verl: bool,
 ) -> FunctionTool:
-    return FunctionTool(function, name=name, description=description, effects=effects, schema=schema)
+    return FunctionTool(
+        function,
+        name=name,
+        description=description,
+        effects=effects,
+        schema=schema,
+        returns_verl=returns_verl,
+    )
 
 
 @overload
@@ -198,7 +227,7 @@ def tool(
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Make a tool of a typed, documented function: `@tool`, `@tool(name="add")` or `tool(add, name="plus")`.
 
-    The options are those of `FunctionTool`: name, description, effects, schema.
+    The options are those of `FunctionTool`.
     """
     if function is not None:
         return FunctionTool(function, **options)
@@ -221,7 +250,8 @@ def function_tool(function: Any = None, /, *, name: str | None = None, schema: A
     `@function_tool`, `@function_tool("name")`, `@function_tool(name=…, schema=…)`. Such a function may stand
     wherever a tool may; `load_function_tools` finds those of a file. It needs type hints and a docstring
     that describes it and each parameter, unless there is a schema. The schema has the form that
-    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, defaults are left out.
+    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, defaults are left out. As in verl it
+    returns a response, or `(response[, reward[, metrics]])`; a `tuple` of a function with `@tool` is a JSON list.
 
     Args:
         function: the function, or a name.
@@ -262,7 +292,9 @@ def _marked(function: Callable[..., Any], name: str | None, schema: Any) -> Func
     if not doc.description:
         raise hints.docstring_error(f"{place}: {told}() has no docstring; the model reads what it does there")
     try:
-        made = FunctionTool(function, name=name, description=doc.description.strip())
+        made = FunctionTool(
+            function, name=name, description=doc.description.strip(), returns_verl=True
+        )
     except TypeError as error:
         raise hints.type_hint_error(f"{place}: {error}") from None
     try:
@@ -318,7 +350,11 @@ def _with_schema(function: Callable[..., Any], name: str | None, schema: Any) ->
         )
     Validator(parameters)
     made = FunctionTool(
-        function, name=name or inner.get("name"), description=inner.get("description"), schema=parameters
+        function,
+        name=name or inner.get("name"),
+        description=inner.get("description"),
+        schema=parameters,
+        returns_verl=True,
     )
     made.is_strict = inner.get("strict")
     return made

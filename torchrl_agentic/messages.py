@@ -12,16 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, cast
 
-import pydantic_core
-
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.images import image_type
-
-JSON: TypeAlias = Any
-"""A value that `json.loads` can return; types cannot say it without recursion in each signature."""
-
-MAX_INT_BITS = 14_000
-"""Larger integers, of about 4,200 digits and more, are neither written nor read by Python's json."""
+from torchrl_agentic.jsonable import JSON, finite, jsonable
 
 Fields: TypeAlias = Mapping[str, JSON]
 """A JSON object."""
@@ -63,14 +56,21 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class JsonPart:
-    """A JSON value in a result; its text is compact JSON in UTF-8."""
+    """A JSON value in a result.
+
+    Its text is compact JSON in UTF-8, with "NaN", "Infinity" and "-Infinity" for floats that JSON does not
+    have.
+    """
 
     data: JSON
     kind: Literal["json"] = "json"
 
     def __str__(self) -> str:
         try:
-            return json.dumps(self.data, ensure_ascii=False)
+            try:
+                return json.dumps(self.data, ensure_ascii=False, allow_nan=False)
+            except ValueError:
+                return json.dumps(finite(self.data), ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):  # made by hand of what is no JSON: named all the same
             return f"[{type(self.data).__name__} that is no JSON]"
 
@@ -176,29 +176,69 @@ class ToolResult:
         return _of_text(text, status or (Status.ERROR if is_error else Status.OK), meta, stop)
 
     @classmethod
-    def from_value(cls, value: Any) -> ToolResult:
-        """Make a result of whatever a tool returned.
+    def from_value(
+        cls, value: Any, *, reward: float | None = None, metrics: Mapping[str, JSON] | None = None
+    ) -> ToolResult:
+        """Convert what a tool returned to a result.
 
-        str: text. None, bool, numbers, lists, dicts, pydantic models, dataclasses, enums, dates: JSON.
-        A part, or a tuple of parts: as they are. `(value,)`, `(value, reward)`, `(value, reward, metrics)`:
-        reward (None: none) and metrics along with the value. An object with text, image and video, such as
-        `tools.verl.ToolResponse`: its parts. ToolResult: itself.
+        - str: text.
+        - A part, or a tuple of parts: these parts.
+        - An object with text, image and video, such as `tools.verl.ToolResponse`: its parts.
+        - ToolResult: itself.
+        - Anything else: JSON, see `jsonable`. A tuple is a JSON list; only `from_verl` reads a reward from
+          one.
+
+        Args:
+            value: What the tool returned.
+            reward: The reward of the call. None keeps that of `value` if it is a ToolResult.
+            metrics: The metrics of the call, likewise.
 
         Raises:
-            TypeError: nothing of these, or an empty tuple, or one of more than three items.
+            TypeError: If there is no JSON for `value`, or a number of the result is not one.
         """
+        if reward is not None or metrics is not None:
+            return _with_reward(cls.from_value(value), reward, metrics)
         if isinstance(value, str):
             return _of_text(value, Status.OK)
         if isinstance(value, ToolResult):
             return value
         if isinstance(value, _PARTS):
             return cls((value,))
-        if isinstance(value, tuple):
-            return _from_tuple(cast("tuple[Any, ...]", value))
-        fields: Any = getattr(type(cast("object", value)), "model_fields", {})
-        if fields.keys() == _RESPONSE:
+        if isinstance(value, tuple) and value:
+            items = cast("tuple[Any, ...]", value)
+            if all(isinstance(item, _PARTS) for item in items):
+                return cls(cast("tuple[ToolResultPart, ...]", items))
+            if any(isinstance(item, (ToolResult, *_PARTS)) or _is_response(item) for item in items):
+                raise TypeError(
+                    "a tool returned a tuple of a result and other things; a reward goes into "
+                    "ToolResult.from_value(value, reward=…), or mark the function with @function_tool"
+                )
+        if _is_response(cast("object", value)):
             return cls(_response_parts(value))
         return cls((JsonPart(jsonable(value)),))
+
+    @classmethod
+    def from_verl(cls, value: Any) -> ToolResult:
+        """Convert what a tool of verl returned to a result.
+
+        Args:
+            value: A response, or a tuple `(response[, reward[, metrics]])`. `from_value` converts the
+                response.
+
+        Raises:
+            TypeError: If it is another tuple, or there is no JSON for the response.
+        """
+        if not isinstance(value, tuple):
+            return cls.from_value(value)
+        items = cast("tuple[Any, ...]", value)
+        if items and all(isinstance(item, _PARTS) for item in items):
+            return cls(items)
+        if not 1 <= len(items) <= 3:
+            raise TypeError(
+                f"a tool returned a tuple of {len(items)} items; expected (response[, reward[, metrics]])"
+            )
+        response, reward, metrics = (*items, None, None)[:3]
+        return _with_reward(cls.from_value(response), reward, metrics)
 
     @classmethod
     def from_error(cls, error: BaseException, tool: str) -> ToolResult | None:
@@ -218,6 +258,11 @@ class ToolResult:
 
 
 _RESPONSE = {"text", "image", "video"}
+
+
+def _is_response(value: object) -> bool:
+    fields: Any = getattr(type(value), "model_fields", {})
+    return fields.keys() == _RESPONSE
 
 
 def _response_parts(response: Any) -> tuple[ToolResultPart, ...]:
@@ -251,45 +296,24 @@ def _video_part(video: Any) -> VideoPart:
     raise TypeError(f"a video is the bytes of a video file; got {type(video).__name__}")
 
 
-def _from_tuple(value: tuple[Any, ...]) -> ToolResult:
-    if value and all(isinstance(item, _PARTS) for item in value):
-        return ToolResult(cast("tuple[ToolResultPart, ...]", value))
-    if not 1 <= len(value) <= 3:
-        raise TypeError(
-            f"a tool returned a tuple of {len(value)} items; expected (value[, reward[, metrics]])"
-        )
-    reward = value[1] if len(value) > 1 else None
-    metrics = value[2] if len(value) > 2 else None
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
-        raise TypeError(
-            f"the second item of a tool's tuple is its reward, a number; got {type(reward).__name__}"
-        )
+def _with_reward(result: ToolResult, reward: Any, metrics: Any) -> ToolResult:
+    """Copy a result, with a reward and metrics where they are not None."""
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"the third item of a tool's tuple is its metrics, a mapping; got {type(metrics).__name__}"
-        )
-    result = ToolResult.from_value(next(iter(value)))
+        raise TypeError(f"the metrics of a tool's result are a mapping; got {type(metrics).__name__}")
     return replace(
         result,
-        reward=result.reward if reward is None else float(reward),
+        reward=result.reward if reward is None else _number(reward),
         metrics=cast("Mapping[str, JSON] | None", metrics) or result.metrics,
     )
 
 
-def jsonable(value: Any) -> JSON:
-    """Turn a value into what `json.dumps` takes.
-
-    Raises:
-        TypeError: there is no JSON for it; the message names the type.
-    """
-    if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
-        raise TypeError("a tool returned an integer of more digits than JSON readers take")
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    try:
-        return pydantic_core.to_jsonable_python(value)
-    except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
-        raise TypeError(f"a tool returned a {type(value).__name__} that is no JSON: {error}") from None
+def _number(reward: Any) -> float:
+    if not isinstance(reward, bool | str | bytes):
+        try:
+            return float(reward)
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(f"the reward of a tool's result is a number; got {type(reward).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,24 +84,23 @@ assert [result.startswith("Error") for result in results] == [False, True, True,
 # name in the data set's row; it is not in the schema, and what a model sends under that name is passed over.
 # ``Inject("…")`` takes a column of another name, or "trajectory", "turn", "state", "tools_kwargs".
 #
-# ``(value, reward)`` is a result with a reward, ``(value, reward, metrics)`` one with metrics too. The model
-# sees the value alone. Lists, dicts, dataclasses and pydantic models are shown as JSON.
+# ``ToolResult.from_value(value, reward=…)`` is a result with a reward, ``metrics=…`` adds metrics. The model
+# sees the value alone. Lists, tuples, dicts, dataclasses, pydantic models, arrays, tensors and tables are
+# shown as JSON.
 from typing import Annotated
 
-from torchrl_agentic import Inject, Injected
+from torchrl_agentic import Inject, Injected, ToolResult
 
 
 @tool
-def check(
-    answer: float, ground_truth: Injected[str], turn: Annotated[int, Inject("turn")]
-) -> tuple[dict, float]:
+def check(answer: float, ground_truth: Injected[str], turn: Annotated[int, Inject("turn")]) -> ToolResult:
     """Check your answer.
 
     Args:
         answer: The answer, as a number.
     """
     right = answer == float(ground_truth)
-    return {"right": right, "tries": turn + 1}, float(right) / (turn + 1)
+    return ToolResult.from_value({"right": right, "tries": turn + 1}, reward=right / (turn + 1))
 
 
 print("the model sees:", list(check.input_schema["properties"]))

@@ -122,7 +122,7 @@ tools.close()
 #    * - ``SimpleToolTransform(tools=)``
 #      - the functions themselves: ``ToolCompose([f, g])``; ``as_tool(transform, name="f")`` for each
 #      - Their signatures are told to the model, and arguments checked. ``{"success": False}`` is an error. A
-#        tuple is a list; among tools of today its second item is a reward.
+#        tuple is a list, as it is for the functions themselves.
 #    * - ``SimpleToolTransform(tool_schemas=)``
 #      - the same; ``as_tool(input_schema=, description=)`` comes first
 #      - They are told to the model; TorchRL only kept them.

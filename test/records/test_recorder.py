@@ -102,7 +102,7 @@ def test_without_rewards_of_the_environment_the_score_is_that_of_the_tools(
     with Recorder(tmp_path) as recorder:
         recording = recorder.begin("t")
         for index in range(2):
-            result = ToolResult.from_value(("x", 1.5))
+            result = ToolResult.from_value("x", reward=1.5)
             recording.turn(turn(index=index, trajectory="t", result=result))
         recording.note(score=noted)
         recording.finish("no_calls")

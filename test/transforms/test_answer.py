@@ -10,6 +10,7 @@ from torchrl_agentic import (
     AnswerRewardTransform,
     EndTrajectory,
     ToolCompose,
+    ToolResult,
     ToolRewardTransform,
     collate_rows,
 )
@@ -17,9 +18,9 @@ from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.tools.answers import same_mathematics
 
 
-def scored(n: float) -> tuple[str, float]:
+def scored(n: float) -> ToolResult:
     """Score."""
-    return "ok", n
+    return ToolResult.from_value("ok", reward=n)
 
 
 CALL = '<tool_call>{"name": "scored", "arguments": {"n": 0.5}}</tool_call>'

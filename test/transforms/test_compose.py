@@ -162,8 +162,8 @@ class TestFlags:
         assert flags(td, "turn") == [1, 1, 1, 1]
 
     def test_rewards_of_tools_are_summed_per_turn(self):
-        async def pay(amount: float) -> tuple:
-            return "paid", amount
+        async def pay(amount: float) -> ToolResult:
+            return ToolResult.from_value("paid", reward=amount)
 
         env = chat_env((2,), ToolCompose([tool(pay)]))
         td = advance(env, begin(env), call("pay", amount=0.5) + call("pay", amount=0.25), "none")

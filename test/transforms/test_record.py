@@ -25,6 +25,7 @@ from torchrl_agentic import (
     RecordTransform,
     StopTool,
     ToolCompose,
+    ToolResult,
     ToolRewardTransform,
     TurnTokenizer,
     collate_rows,
@@ -158,9 +159,9 @@ def test_a_user_who_leaves_is_the_reason_and_has_the_last_word(recorder: Recorde
 
 
 def test_rewards_of_the_environment_are_recorded_per_turn(recorder: Recorder, dump: Any):
-    def scored(n: float) -> Any:
+    def scored(n: float) -> ToolResult:
         """Give a number."""
-        return "ok", n
+        return ToolResult.from_value("ok", reward=n)
 
     env = chat_env(
         (1,), ToolCompose([scored], recorder=recorder), EndTrajectory(when_no_calls=True),

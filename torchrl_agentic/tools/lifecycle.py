@@ -14,7 +14,7 @@ from torchrl_agentic.callee import Callee, Keywords, keywords_of
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.row import Columns, RowData
 from torchrl_agentic.tool import Tool, ToolContext, current_row, current_session
-from torchrl_agentic.tools.verl import answered, number_of, schema_of_target
+from torchrl_agentic.tools.verl import number_of, schema_of_target
 
 logger = logging.getLogger(__name__)
 
@@ -114,35 +114,41 @@ class _Life(Tool):
         """Give what `create` has answered, if anything."""
         said = self.said
         is_empty = getattr(said, "is_empty", None)
-        return None if said in (None, "") or (callable(is_empty) and is_empty()) else answered(said)
+        return (
+            None if said in (None, "") or (callable(is_empty) and is_empty()) else ToolResult.from_verl(said)
+        )
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Execute one call."""
         self.data.assistant_turns = ctx.turn + 1
         returned = await self._call("execute", self.id, dict(args), ctx=ctx)
-        self._check_number("execute", returned[1] if isinstance(returned, tuple) and returned[1:] else None)
-        result = answered(returned)
+        if isinstance(returned, tuple) and len(cast("tuple[Any, ...]", returned)) > 1:
+            response, reward, *rest = cast("tuple[Any, ...]", returned)
+            returned = (response, self._number("execute", reward), *rest)
+        result = ToolResult.from_verl(returned)
         if result.reward is not None:
             self.data.tool_rewards.append(result.reward)
         return result
 
     async def finish(self) -> float | None:
         """Ask what the trajectory was worth."""
-        worth = await self._call("calc_reward", self.id)
-        self._check_number("calc_reward", worth)
-        return None if worth is None else number_of(worth)
+        return self._number("calc_reward", await self._call("calc_reward", self.id))
 
-    def _check_number(self, method: str, value: Any) -> None:
-        """Log once per tool that what a method returned as a reward is none."""
-        if value is None or number_of(value) is not None or method in self.tool.warned_of:
-            return
-        self.tool.warned_of.add(method)
-        logger.warning(
-            "tool %s: %s() returned a %s as reward; expected a number or None, and took it for None",
-            self.name,
-            method,
-            type(value).__name__,
-        )
+    def _number(self, method: str, value: Any) -> float | None:
+        """Return a reward as a number; take what is not one for None, and say so once per tool and method.
+
+        verl's first sandbox tool returned the text of its response as the reward.
+        """
+        number = None if value is None else number_of(value)
+        if value is not None and number is None and method not in self.tool.warned_of:
+            self.tool.warned_of.add(method)
+            logger.warning(
+                "tool %s: %s() returned a %s as reward; expected a number or None, and took it for None",
+                self.name,
+                method,
+                type(value).__name__,
+            )
+        return number
 
     async def end(self) -> None:
         try:

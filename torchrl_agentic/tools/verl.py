@@ -7,7 +7,7 @@ are taken just as well. `LifecycleTool` runs a `BaseTool`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, cast
 import pydantic
 
 from torchrl_agentic.function import function_tool, schema_fields
-from torchrl_agentic.messages import JSON, ToolResult, VideoPart, fields_of
+from torchrl_agentic.messages import JSON, VideoPart, fields_of
 from torchrl_agentic.schema import Schema
 
 __all__ = [
@@ -188,21 +188,6 @@ def schema_of_target(target: Any) -> Described:
     return Described(name, str(function.get("description", "")), parameters, function.get("strict"))
 
 
-def answered(value: Any) -> ToolResult:
-    """Make a result of what `execute` returns: a response, or (response[, reward[, metrics]]).
-
-    A reward that is a text, as in verl's first sandbox tool, is no reward.
-
-    Raises:
-        TypeError: If it is neither.
-    """
-    if isinstance(value, tuple | list):
-        items = cast("Sequence[Any]", value)
-        rewards = [reward if reward is None else number_of(reward) for reward in items[1:2]]
-        value = (*items[:1], *rewards, *items[2:])
-    return ToolResult.from_value(value)
-
-
 def number_of(value: Any) -> float | None:
     """Return a number of any library as a float, or None for what is a text or a collection."""
     is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
@@ -215,7 +200,6 @@ def process_image(image: Any) -> Any:
     Args:
         image: One of Pillow's, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
             as "image", "bytes" or "path". Nothing is loaded from the network.
-            "image", "bytes" or "path". Nothing is loaded from the network.
 
     Returns:
         An RGB image of Pillow's.

@@ -58,7 +58,7 @@ class HookContract:
             ToolResult.from_text("x" * 1000, status=status) if n else ToolResult((), reward=math.nan)
             for n, status in enumerate(statuses)
         ]
-        results[1] = ToolResult.from_value(("text", 1.0, {"n": 1}))
+        results[1] = ToolResult.from_value("text", reward=1.0, metrics={"n": 1})
         results.append(ToolResult((), timing=Timing(1.0, 0.0, 0.5), stop=True))
         calls.append(ParsedCall("stop", {}, "call_0_x"))
         outcome = DispatchResult("said", tuple(calls), tuple(results))

@@ -15,18 +15,9 @@ def outcome(report: Mapping[str, Any]) -> ToolResult:
         return outcome(cast("Mapping[str, Any]", result))
     if report.get("success"):
         try:
-            return value_of(result)
+            return ToolResult.from_value(result)
         except TypeError:
             return ToolResult.from_text(str(cast("object", result)))
     text = str(report.get("error", "failed"))
     is_timeout = text.startswith("Tool execution timed out after ")
     return ToolResult.from_text(text, status=Status.TIMEOUT if is_timeout else Status.ERROR)
-
-
-def value_of(value: Any) -> ToolResult:
-    """Make a result of what a function of old returned: a tuple is a list, where others give a reward in it.
-
-    Raises:
-        TypeError: there is no JSON for it.
-    """
-    return ToolResult.from_value(list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value)

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from torchrl_agentic.callee import keywords_of
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.messages import Status, ToolResult, jsonable
+from torchrl_agentic.jsonable import jsonable
+from torchrl_agentic.messages import Status, ToolResult
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tools.legacy.base import ANY, Call, ThreadLayer
-from torchrl_agentic.tools.legacy.outcome import value_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class ServiceLayer(ThreadLayer):
             raise ToolError(f"{call.name} failed: {error}") from error
         if isinstance(output, Mapping) and "error" in cast("Mapping[str, Any]", output):
             return ToolResult.from_text(str(cast("Mapping[str, Any]", output)["error"]), is_error=True)
-        return value_of(output)
+        return ToolResult.from_value(output)
 
     def offer(self, name: str) -> tuple[str, Schema]:
         """Read `schema_in`: a JSON Schema, or names with Python's types."""
