@@ -250,8 +250,9 @@ def function_tool(function: Any = None, /, *, name: str | None = None, schema: A
     `@function_tool`, `@function_tool("name")`, `@function_tool(name=…, schema=…)`. Such a function may stand
     wherever a tool may; `load_function_tools` finds those of a file. It needs type hints and a docstring
     that describes it and each parameter, unless there is a schema. The schema has the form that
-    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, defaults are left out. As in verl it
-    returns a response, or `(response[, reward[, metrics]])`; a `tuple` of a function with `@tool` is a JSON list.
+    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, defaults are left out. As in verl
+    it returns a response, or `(response[, reward[, metrics]])`; a `tuple` of a function with `@tool` is a
+    JSON list.
 
     Args:
         function: the function, or a name.
@@ -292,9 +293,7 @@ def _marked(function: Callable[..., Any], name: str | None, schema: Any) -> Func
     if not doc.description:
         raise hints.docstring_error(f"{place}: {told}() has no docstring; the model reads what it does there")
     try:
-        made = FunctionTool(
-            function, name=name, description=doc.description.strip(), returns_verl=True
-        )
+        made = FunctionTool(function, name=name, description=doc.description.strip(), returns_verl=True)
     except TypeError as error:
         raise hints.type_hint_error(f"{place}: {error}") from None
     try:

@@ -1,8 +1,10 @@
 """Tools with create, execute, calc_reward and release live as long as their trajectory, and end once."""
 
 import asyncio
+import datetime
 import io
 import logging
+import pickle
 import threading
 import uuid
 from typing import ClassVar
@@ -14,6 +16,7 @@ from torchrl_agentic import ImagePart, ParsedCall, RowData, Status, ToolContext
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.testing import ToolContract
 from torchrl_agentic.tools import LifecycleTool
+from torchrl_agentic.tools.answers import Gsm8kTool
 from torchrl_agentic.tools.verl import (
     BaseTool,
     OpenAIFunctionParametersSchema,
@@ -79,6 +82,96 @@ class TestLifecycleTool(ToolContract):
 
 def call(number, **args):
     return ParsedCall("count", args, f"c{number}")
+
+
+class Typed(Counter):
+    """Says what it takes."""
+
+    async def create(
+        self, instance_id: str, start: int, names: tuple[str, ...] = (), *, factor: float = 1.0, **kwargs
+    ):
+        return instance_id, ToolResponse()
+
+    async def calc_reward(
+        self, instance_id, scale: int | float = 1, unit="m", when: datetime.date | None = None
+    ):
+        return 0.0
+
+    async def release(self, instance_id: str, why: str = None):  # noqa: RUF013  as people write it
+        pass
+
+
+def checked(tool, **kwargs):
+    tool.check_row(RowData.of({"tools_kwargs": {"count": {"create_kwargs": {"start": 1}, **kwargs}}}))
+
+
+@pytest.mark.parametrize(
+    ("stage", "kwargs", "message"),
+    [
+        ("create", {"start": "x"}, r"'start' of create\(\) is annotated int; got x \(str\)"),
+        ("create", {"start": True}, "annotated int; got True"),
+        ("create", {"start": None}, "annotated int; got None"),
+        ("create", {"start": 1, "names": "ab"}, r"annotated tuple\[str, \.\.\.\]; got ab"),
+        ("create", {"start": 1, "factor": "2"}, "annotated float; got 2"),
+        ("create", {"names": []}, r"create\(\) needs 'start', which the row does not have"),
+        ("create", {"instance_id": "a", "start": 1}, r"create\(\) gets 'instance_id' from the trajectory"),
+        ("calc_reward", {"scale": "x"}, r"annotated int \| float; got x"),
+        ("calc_reward", {"skale": 1}, r"has no parameter 'skale'; parameters: scale, unit, when"),
+        ("calc_reward", {"when": "soon"}, "got soon"),
+        ("release", {"because": 1}, r"release\(\) has no parameter 'because'; parameters: why"),
+    ],
+)  # fmt: skip
+def test_an_argument_of_the_row_that_does_not_fit_its_method_is_found_before_the_trajectory(
+    stage, kwargs, message
+):
+    with pytest.raises(ValueError, match=rf"tools_kwargs: count: {stage}_kwargs: .*{message}"):
+        checked(LifecycleTool(Typed()), **{f"{stage}_kwargs": kwargs})
+
+
+@pytest.mark.parametrize(
+    ("stage", "kwargs"),
+    [
+        ("create", {"start": 1, "factor": 2, "names": ["a"], "other": object()}),
+        ("calc_reward", {"scale": 2, "unit": 3, "when": "2026-01-02"}),
+        ("calc_reward", {"when": datetime.date(2026, 1, 2)}),
+        ("execute", {"step": "untyped", "whatever": 1}),
+        ("release", {"why": None}),
+    ],
+)
+def test_an_argument_of_the_row_that_fits_or_has_no_type_is_accepted(stage, kwargs):
+    checked(LifecycleTool(Typed()), **{f"{stage}_kwargs": kwargs})
+
+
+def test_arguments_that_are_taken_in_one_piece_are_the_tools_own_business():
+    class Whole(Counter):
+        async def create(self, instance_id: str, create_kwargs: dict):
+            return instance_id, ToolResponse()
+
+    checked(LifecycleTool(Whole()), create_kwargs={"start": "x"})
+
+
+def test_a_tool_that_opens_at_its_first_call_may_lack_arguments():
+    """No call may come."""
+    LifecycleTool(Typed(), opens_at_reset=False).check_row(RowData())
+    with pytest.raises(ValueError, match="needs 'start'"):
+        LifecycleTool(Typed()).check_row(RowData())
+
+
+def test_a_type_that_cannot_be_checked_is_accepted():
+    class Odd(Counter):
+        async def calc_reward(self, instance_id, scale: "NoSuchName" = 1.0):  # noqa: F821
+            return 0.0
+
+    tool = LifecycleTool(Odd())
+    checked(tool, calc_reward_kwargs={"scale": "x"})
+
+
+async def test_a_tool_that_has_checked_rows_travels_to_another_process():
+    tool = LifecycleTool(Gsm8kTool())
+    tool.check_row(RowData())
+    copy = pickle.loads(pickle.dumps(tool))
+    copy.check_row(RowData())
+    assert copy.name == tool.name
 
 
 async def test_a_tool_is_created_once_asked_for_its_reward_once_and_released_once():

@@ -27,11 +27,11 @@ from torchrl_agentic import (
 )
 from torchrl_agentic.dispatch import Dispatcher, init_execution_pool
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.schema import tidy
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
+from torchrl_agentic.tidy import tidy
 from torchrl_agentic.tools.lifecycle import LifecycleTool
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
 from torchrl_agentic.tools.service import Patience
@@ -99,7 +99,8 @@ NOTE_SCHEMA = {
 
 
 def test_the_schema_is_that_of_the_design_note_but_for_its_null():
-    assert SandboxFusionTool("http://x").spec() == tidy(NOTE_SCHEMA)
+    function = {**NOTE_SCHEMA["function"], "parameters": tidy(NOTE_SCHEMA["function"]["parameters"])}
+    assert SandboxFusionTool("http://x").spec() == {"type": "function", "function": function}
 
 
 @pytest.mark.parametrize(

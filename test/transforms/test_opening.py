@@ -99,6 +99,24 @@ def test_each_row_creates_with_its_own_arguments_and_speaks_first():
     assert target.released == 2
 
 
+class TypedSum(Sum):
+    async def create(self, instance_id: str, start: int = 0, **kwargs):
+        return await super().create(instance_id, start)
+
+
+def test_a_row_with_an_argument_of_a_wrong_type_is_named_at_the_reset():
+    target = TypedSum()
+    wrong = {"sum": {"create_kwargs": {"start": "ten"}}}
+    env, _ = env_of([row(1), row(2, tools_kwargs=wrong)], LifecycleTool(target))
+    message = (
+        r"row 1 of the data set: tools_kwargs: sum: create_kwargs: parameter 'start' .* int; got ten \(str\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        env.reset()
+    assert target.sums == {}
+    env.close()
+
+
 def test_a_function_gets_the_column_that_it_asks_for():
     env, _ = env_of([row(7, tools_kwargs=None)], check, batch=1)
     step = env.step(ScriptedPolicy([[call("check", answer="7") + call("check", answer="8")]])(env.reset()))

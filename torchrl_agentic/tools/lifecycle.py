@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import json
 import logging
+import typing
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
+
+import pydantic
 
 from torchrl_agentic.callee import Callee, Keywords, keywords_of
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.row import Columns, RowData
+from torchrl_agentic.schema import shorten
 from torchrl_agentic.tool import Tool, ToolContext, current_row, current_session
 from torchrl_agentic.tools.verl import number_of, schema_of_target
 
 logger = logging.getLogger(__name__)
 
 _METHODS = ("create", "execute", "calc_reward", "release")
+_POSITIONAL = {"create": 1, "execute": 2, "calc_reward": 1, "release": 1}
+"""How many arguments each method gets by position: `instance_id`, and the `parameters` of the call."""
 
 
 @dataclass(slots=True)
@@ -78,6 +87,26 @@ class LifecycleTool(Tool):
         self.opens_at_reset = opens_at_reset
         self.warned_of: set[str] = set()
 
+    def check_row(self, row: RowData) -> None:
+        """Check that the methods take what the row has for them, by name and by type.
+
+        Raises:
+            ValueError: If a method does not know an argument, needs another one, or is annotated with a type
+                that the value does not have.
+        """
+        for name, stage in self._stages.items():
+            try:
+                stage.check(row.kwargs(self.name, f"{name}_kwargs"), needs_all=self.opens_at_reset)
+            except ValueError as error:
+                raise ValueError(f"tools_kwargs: {self.name}: {name}_kwargs: {error}") from None
+
+    @cached_property
+    def _stages(self) -> dict[str, _Stage]:
+        return {name: _Stage(name, getattr(self.target, name)) for name in _METHODS}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_stages"}
+
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Answer a call by hand, in a life of one call."""
         async with self.session(ctx.trajectory) as live:
@@ -93,6 +122,80 @@ class LifecycleTool(Tool):
         finally:
             # A cancelled owner releases all the same.
             await asyncio.shield(asyncio.ensure_future(life.end()))
+
+
+class _Stage:
+    """The arguments that a method takes from a row."""
+
+    def __init__(self, name: str, method: Callable[..., Any]) -> None:
+        self.name = name
+        self.keywords = keywords_of(method)
+        self.takes_all_in_one = f"{name}_kwargs" in self.keywords.names
+        self.needed: list[str] = []
+        self.optional: set[str] = set()
+        self.positional: set[str] = set()
+        self.hints: dict[str, Any] = {}
+        self.adapters: dict[str, pydantic.TypeAdapter[Any]] = {}
+        try:
+            parameters = list(inspect.signature(method).parameters.values())
+            hints = typing.get_type_hints(method)
+        except (TypeError, ValueError, NameError):
+            return
+        by_position = [each for each in parameters if each.kind is not each.KEYWORD_ONLY][: _POSITIONAL[name]]
+        self.positional = {each.name for each in by_position if each.kind is not each.VAR_POSITIONAL}
+        for each in parameters:
+            if each.name in self.positional or each.kind not in (
+                each.POSITIONAL_OR_KEYWORD,
+                each.KEYWORD_ONLY,
+            ):
+                continue
+            if each.default is each.empty and each.name != "agent_data":
+                self.needed.append(each.name)
+            if each.default is None:
+                self.optional.add(each.name)
+            adapter = _adapter(hints.get(each.name, Any))
+            if adapter is not None:
+                self.hints[each.name], self.adapters[each.name] = hints.get(each.name, Any), adapter
+
+    def check(self, row: Columns, *, needs_all: bool) -> None:
+        if self.takes_all_in_one:
+            return
+        for name, value in row.items():
+            if name in self.positional:
+                raise ValueError(f"{self.name}() gets {name!r} from the trajectory, not from the row")
+            if name not in self.keywords:
+                known = ", ".join(sorted(self.keywords.names - self.positional)) or "none"
+                raise ValueError(f"{self.name}() has no parameter {name!r}; parameters: {known}")
+            is_absent = value is None and name in self.optional
+            if name in self.adapters and not is_absent and not _fits(self.adapters[name], value):
+                expected = inspect.formatannotation(self.hints[name])
+                met = f"{shorten(value)} ({type(value).__name__})"
+                raise ValueError(f"parameter {name!r} of {self.name}() is annotated {expected}; got {met}")
+        missing = [name for name in self.needed if name not in row] if needs_all else []
+        if missing:
+            raise ValueError(f"{self.name}() needs {missing[0]!r}, which the row does not have")
+
+
+def _adapter(hint: Any) -> pydantic.TypeAdapter[Any] | None:
+    """Make a check of a type, or None if the type cannot be checked."""
+    for config in (pydantic.ConfigDict(arbitrary_types_allowed=True), None):
+        with contextlib.suppress(Exception):  # whatever other libraries raise for an annotation
+            return pydantic.TypeAdapter(hint, config=config)
+    return None
+
+
+def _fits(adapter: pydantic.TypeAdapter[Any], value: Any) -> bool:
+    """Return whether a value has a type, itself or as JSON has it: a list for a tuple, a text for a date."""
+    try:
+        adapter.validate_python(value, strict=True)
+    except pydantic.ValidationError:
+        try:
+            adapter.validate_json(json.dumps(value), strict=True)
+        except (ValueError, TypeError, RecursionError):
+            return False
+    except Exception:  # of an annotation that cannot be resolved
+        return True
+    return True
 
 
 class _Life(Tool):
