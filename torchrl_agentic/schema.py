@@ -214,12 +214,16 @@ class Validator:
     Args:
         schema: The JSON Schema of an object.
 
+    Attributes:
+        schema: The schema as the model sees it.
+
     Raises:
         ValueError: If `schema` is not a JSON Schema, or not that of an object.
     """
 
     def __init__(self, schema: Schema) -> None:
-        plain = tidy(schema)
+        self.schema: Schema = tidy(schema)
+        plain = self.schema
         kind = plain.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             raise ValueError(f"the input schema of a tool describes an object; got type {kind!r}")

@@ -14,6 +14,7 @@ from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.function import tool
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import CallError, ParsedCall, Status, ToolResult
+from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 
 
@@ -571,3 +572,28 @@ async def test_a_schema_is_compiled_once_for_all_turns_and_forks():
             for _ in range(3):
                 await session.run([ParsedCall("add", {"a": 1, "b": 2}, "c")])
         assert each.bound["add"].validator is compiled
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"A": {"properties": {"n": {"type": "string"}}}}, "$ref": "#/$defs/A"},
+        {"$defs": {"A": {"properties": {"n": {"type": "string"}}}}, "$ref": "#/$defs/A", "required": ["n"]},
+        {"$defs": {"Opt[s]": {"type": "string"}}, "properties": {"n": {"$ref": "#/$defs/Opt%5Bs%5D"}}},
+        {"definitions": {"s": {"type": "string"}}, "properties": {"n": {"$ref": "#/definitions/s"}}},
+    ],
+    ids=["root", "root and siblings", "escaped", "draft-07"],
+)
+async def test_a_parser_reads_an_argument_by_the_type_that_is_checked(schema: dict[str, Any]):
+    """`12` without quotes is a text here."""
+
+    def say(**args: Any) -> Any:
+        """Say."""
+        return args
+
+    dispatcher = Dispatcher([tool(say, schema={"type": "object", **schema})])
+    parser = get_parser("qwen3_coder")
+    text = parser.render_call(ParsedCall("say", {"n": "12"}, "c"))
+    async with dispatcher.session("t") as session:
+        (result,) = await session.run(parser.parse(text, tools=dispatcher.schemas).calls)
+    assert (result.status, result.text) == (Status.OK, '{"n": "12"}')

@@ -110,9 +110,12 @@ class Dispatcher:
 
     @property
     def schemas(self) -> Mapping[str, Schema]:
-        """Name → JSON Schema of the input, for parsers of formats whose values have no types of their own."""
+        """Return the JSON Schemas of the arguments by the names of the tools, as they are shown and checked.
+
+        Parsers of formats whose values have no types of their own read them.
+        """
         if self._schemas is None:
-            self._schemas = {name: entry.tool.input_schema for name, entry in self.bound.items()}
+            self._schemas = {name: entry.validator.schema for name, entry in self.bound.items()}
         return self._schemas
 
     @property

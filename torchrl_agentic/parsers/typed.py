@@ -15,13 +15,22 @@ _MAX_REFERENCES = 16
 
 
 def property_schema(schema: Fields | None, key: str) -> Fields | None:
-    """Give the schema of one argument; None if nothing is said of it."""
-    if schema is None:
-        return None
+    """Return the schema of one argument, or None if the schema says nothing about it."""
+    return None if schema is None else _property(schema, key, schema)
+
+
+def _property(schema: Fields, key: str, root: Fields, depth: int = 0) -> Fields | None:
     found = (fields_of(schema.get("properties")) or {}).get(key)
+    branches = schema.get("allOf")
+    if found is None and isinstance(branches, list) and depth < _MAX_REFERENCES:
+        for branch in cast("list[JSON]", branches):
+            fields = _resolved(fields_of(branch), root)
+            inner = None if fields is None else _property(fields, key, root, depth + 1)
+            if inner is not None:
+                return inner
     if found is None:
         found = schema.get("additionalProperties")
-    return _resolved(fields_of(found), schema)
+    return _resolved(fields_of(found), root)
 
 
 def _resolved(schema: Fields | None, root: Fields) -> Fields | None:
