@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchrl_agentic.adapt import ensure_tool
+from torchrl_agentic.adapt import ensure_tool, ensure_toolset
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.function import FunctionTool, tool
 from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset, effects_of, has_sessions
@@ -181,6 +181,8 @@ class AsyncDuck:
 
 class BlockingDuck:
     name = "block"
+    description = "Block."
+    input_schema = {"type": "object"}  # noqa: RUF012
 
     def run(self, args: Any, ctx: ToolContext) -> int:
         return threading.get_ident()
@@ -244,7 +246,7 @@ class NoRun:
         (LegacyTransform(), ["as_tool", "LegacyTransform"]),
         (Set(), ["toolset", "add_toolset"]),
         (Gsm8kTool(), ["LifecycleTool(Gsm8kTool(...))"]),
-        (NoRun(), ["NoRun"]),
+        (NoRun(), ["NoRun lacks description, input_schema, run"]),
         (SyncRun(), ["SyncRun", "async def run"]),
         (3, ["int"]),
         (None, ["NoneType"]),
@@ -302,3 +304,84 @@ async def test_parameters_may_have_the_names_that_running_on_a_thread_uses():
 
     made = tool(plot)
     assert await made.run({"function": "sin", "self": 1, "args": 2}, ToolContext(call_id="c1")) == "sin 1 2"
+
+
+class Remembers:
+    """A complete look-alike whose members are set when it is made."""
+
+    def __init__(self, **without: Any) -> None:
+        self.name, self.description = "remembers", "Remember."
+        self.input_schema = {"type": "object", "properties": {}}
+        for member in without:
+            delattr(self, member)
+
+    async def run(self, args: Any, ctx: ToolContext) -> str:
+        return "ok"
+
+
+def test_a_complete_look_alike_is_an_instance_of_tool_and_of_no_subclass():
+    assert isinstance(Remembers(), Tool)
+    assert isinstance(AsyncDuck(), Tool)
+    assert not isinstance(Remembers(), Counter)
+    assert not isinstance(Remembers, Tool)
+    assert not issubclass(Remembers, Tool)
+
+
+@pytest.mark.parametrize("member", ["name", "description", "input_schema"])
+def test_a_look_alike_that_lacks_a_member_is_refused_with_its_name(member: str):
+    incomplete = Remembers(**{member: None})
+    assert not isinstance(incomplete, Tool)
+    with pytest.raises(TypeError, match=f"Remembers lacks {member}$"):
+        ensure_tool(incomplete)
+
+
+class OpenAndClose:
+    """A toolset as the PR stack has it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    async def open(self) -> None:
+        self.events.append("open")
+
+    def close(self) -> None:
+        self.events.append("close")
+
+    @property
+    def tools(self) -> tuple[Any, ...]:
+        if not self.events:
+            raise RuntimeError("not open")
+        return (times,)
+
+
+class SetupAndTeardown:
+    async def setup(self) -> list[Any]:
+        return [times]
+
+    def teardown(self) -> None: ...
+
+
+@pytest.mark.parametrize("make", [OpenAndClose, SetupAndTeardown, Set])
+async def test_a_toolset_may_be_a_look_alike(make: Any):
+    item = make()
+    toolset = ensure_toolset(item)
+    assert [made.name for made in await toolset.setup()] == ([] if make is Set else ["times"])
+    await toolset.teardown()
+    assert getattr(item, "events", []) == (["open", "close"] if make is OpenAndClose else [])
+    assert toolset.revision == 0
+    with pytest.raises(TypeError, match="add_toolset"):
+        ensure_tool(item)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (SetupAndTeardown, r"SetupAndTeardown\(\.\.\.\)"),
+        (type("Half", (), {"setup": print})(), "Half lacks teardown"),
+        (type("Half", (), {"open": print, "close": print})(), "Half lacks tools"),
+        (3, "int lacks setup, teardown"),
+    ],
+)
+def test_what_is_no_toolset_is_refused_with_what_it_lacks(item: Any, words: str):
+    with pytest.raises(TypeError, match=words):
+        ensure_toolset(item)

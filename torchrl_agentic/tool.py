@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
+from torchrl_agentic.look_alike import Interface
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.row import NO_DATA, RowData
 from torchrl_agentic.tidy import Schema, tidy
@@ -103,8 +104,11 @@ class ToolContext:
         return await self.threads.run(lambda: function(*args, **kwargs))
 
 
-class Tool(ABC):
+class Tool(metaclass=Interface, members=("name", "description", "input_schema", "run")):
     """Something a model can call by name.
+
+    `isinstance(item, Tool)` is true of look-alikes too: objects of any class with a `name`, a `description`,
+    an `input_schema` and a `run(args, ctx)`. They are accepted wherever a tool is; see `ensure_tool`.
 
     name: what the model writes; unique in a ToolCompose. description, input_schema: what the model is told.
     output_schema: for readers. wants_state: whether `ToolContext.state` is filled. effects: see `Effects`;
@@ -149,10 +153,10 @@ class Tool(ABC):
             InfrastructureError: nobody who reads the result is to blame.
         """
 
-    async def setup(self) -> None:  # noqa: B027  most tools own nothing
+    async def setup(self) -> None:
         """Make ready what the process owns; called once before the first use. An error stops the program."""
 
-    async def teardown(self) -> None:  # noqa: B027  most tools own nothing
+    async def teardown(self) -> None:
         """Give back what `setup` made."""
 
     def session(self, trajectory: str) -> AbstractAsyncContextManager[Tool]:
@@ -183,7 +187,7 @@ class Tool(ABC):
         """
         return None
 
-    def check_row(self, row: RowData) -> None:  # noqa: B027  most tools need none
+    def check_row(self, row: RowData) -> None:
         """See that the data set has what this tool needs; called at the start of each trajectory.
 
         Raises:

@@ -876,6 +876,37 @@ class TestContainer:
         transform.close()
         assert diary == ["open", "close"]
 
+    def test_a_toolset_of_the_pr_stack_brings_its_tools_and_is_closed_on_the_loop_that_opened_it(self):
+        class Pool:
+            def __init__(self):
+                self.loops, self.tools = [], ()
+
+            async def open(self):
+                self.loops.append(asyncio.get_running_loop())
+                self.tools = (tool(add),)
+
+            async def close(self):
+                self.loops.append(asyncio.get_running_loop())
+
+        pool, transform = Pool(), ToolCompose([])
+        transform.add_toolset(pool)
+        env = chat_env((1,), transform)
+        assert results(step(env, begin(env), call("add", a=1, b=1))["next"]) == [["2"]]
+        transform.close()
+        assert len(pool.loops) == 2
+        assert pool.loops[0] is pool.loops[1]
+
+    def test_what_is_no_toolset_is_refused_with_what_it_lacks(self):
+        transform = ToolCompose([add])
+        with pytest.raises(TypeError, match="int lacks setup, teardown"):
+            transform.add_toolset(3)
+        assert [each.name for each in transform] == ["add"]
+
+    @pytest.mark.parametrize("method", ["append", "append_transform", "append_tool"])
+    def test_a_transform_is_refused_with_its_place_by_whatever_name_it_is_added(self, method):
+        with pytest.raises(TypeError, match=r"TransformedEnv\(env, Compose\(ToolCompose\(.*StepCounter"):
+            getattr(ToolCompose([add]), method)(StepCounter())
+
     def test_a_toolset_whose_tools_are_refused_is_closed(self):
         diary = []
         transform = ToolCompose([])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, cast
 
+from torchrl_agentic.adapt import ensure_tool
+from torchrl_agentic.look_alike import Interface
 from torchrl_agentic.messages import (
     JSON,
     Content,
@@ -62,8 +64,11 @@ class Tokenizer(Protocol):
         ...
 
 
-class ToolCallParser(ABC):
+class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "render_result")):
     """The format in which a family of models calls tools. It has no state; one object serves everybody.
+
+    `isinstance(item, ToolCallParser)` is true of look-alikes too: objects with `parse`, `render_call` and
+    `render_result`; see `get_parser`.
 
     name: how it is registered. stop: strings at which a model that waits for results must stop. result_role:
     the role of the messages that answer.
@@ -239,9 +244,9 @@ def specs_of(tools: Tools) -> list[dict[str, JSON]]:
             {"name": name, "description": "", "parameters": schema} for name, schema in described.items()
         ]
     return [
-        tool.spec()
-        if isinstance(tool, Tool)
-        else {"type": "function", "function": tool.get("function", tool)}
+        {"type": "function", "function": tool.get("function", tool)}
+        if isinstance(tool, Mapping)
+        else ensure_tool(tool).spec()
         for tool in tools
     ]
 

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from torchrl_agentic.callee import keywords_of
+from torchrl_agentic.look_alike import derives, lacking
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
@@ -89,7 +90,7 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
             template writes calls that none of ours reads.
         TypeError: it is no parser, or a tokenizer is needed.
     """
-    if isinstance(parser, ToolCallParser):
+    if derives(parser, ToolCallParser):
         return parser if len(_keywords(parser.parse)) == 2 else _adapted(parser)
     if not isinstance(parser, str):
         return _adapted(parser)
@@ -161,11 +162,7 @@ def _keywords(parse: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _adapted(parser: Any) -> ToolCallParser:
-    missing = [
-        name
-        for name in ("parse", "render_call", "render_result")
-        if not callable(getattr(parser, name, None))
-    ]
+    missing = lacking(parser, ToolCallParser)
     if isinstance(parser, type) or missing:
         hint = f"write {parser.__name__}()" if isinstance(parser, type) else f"it lacks {', '.join(missing)}"
         raise TypeError(f"a parser is an object or a registered name; got {parser!r}: {hint}")

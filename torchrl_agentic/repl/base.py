@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
+from torchrl_agentic.look_alike import Interface
 from torchrl_agentic.sandbox import Sandbox
 
 ReplStatus = Literal["ok", "error", "timeout", "died", "limit"]
@@ -68,8 +69,11 @@ class ReplResult:
         return "\n".join(part.rstrip("\n") for part in parts if part.rstrip("\n"))
 
 
-class Repl(ABC):
+class Repl(metaclass=Interface, members=("sandbox", "open", "close", "execute", "interrupt", "restart")):
     """A stateful interpreter in a sandbox; an async context manager.
+
+    `isinstance(item, Repl)` is true of look-alikes too: objects with a `sandbox`, `open`, `close`, `execute`,
+    `interrupt` and `restart`; see `ensure_repl`.
 
     What code defines stays until `restart` or `close`. Errors of the code are results, never exceptions.
     """

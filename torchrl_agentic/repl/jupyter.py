@@ -19,6 +19,7 @@ from torchrl_agentic.repl.base import KEPT, LOST, ReplResult, ReplStatus
 from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
+from torchrl_agentic.sandbox.adapt import ensure_sandbox
 from torchrl_agentic.sandbox.inside.wire import BadMessage
 from torchrl_agentic.sandbox.python import clean_env, find_packages
 from torchrl_agentic.sandbox.supervision import GRACE_S
@@ -58,6 +59,7 @@ class JupyterRepl(SerialRepl):
         MissingExtra: no sandbox is given, and ipykernel is not installed here.
         SandboxError: no sandbox is given, and the packages installed here cannot be used inside one.
         ValueError: the sandbox refuses unix sockets.
+        TypeError: `sandbox` is none, or a look-alike that lacks something, such as `spawn`.
     """
 
     name: ClassVar[str] = "jupyter"
@@ -66,7 +68,7 @@ class JupyterRepl(SerialRepl):
         if isinstance(sandbox, BubblewrapSandbox) and sandbox.limits.network == "none":
             raise ValueError(NETWORK)
         super().__init__()
-        self.sandbox = sandbox_for_kernels() if sandbox is None else sandbox
+        self.sandbox = sandbox_for_kernels() if sandbox is None else ensure_sandbox(sandbox, also=["spawn"])
         self._kernel_argv = kernel_argv
         self._live: KernelLink | None = None
         self._seq = 0

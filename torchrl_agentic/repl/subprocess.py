@@ -8,6 +8,7 @@ from typing import ClassVar
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
+from torchrl_agentic.sandbox.adapt import ensure_sandbox
 from torchrl_agentic.sandbox.bundle import BOOT, start_message
 from torchrl_agentic.sandbox.link import Link
 from torchrl_agentic.sandbox.supervision import supervisor_settings
@@ -21,6 +22,9 @@ class SubprocessRepl(SupervisedRepl):
             open.
         python_argv: the command that starts Python inside; None: the sandbox's own.
         seed: of `random` and of numpy's global generator; the same code then gives the same output.
+
+    Raises:
+        TypeError: `sandbox` is none, or a look-alike that lacks something, such as `spawn`.
     """
 
     name: ClassVar[str] = "subprocess"
@@ -33,7 +37,7 @@ class SubprocessRepl(SupervisedRepl):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.sandbox = default_sandbox() if sandbox is None else sandbox
+        self.sandbox = default_sandbox() if sandbox is None else ensure_sandbox(sandbox, also=["spawn"])
         self.seed = seed
         self._python_argv = python_argv
         self._process: Process | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.look_alike import Interface
 from torchrl_agentic.sandbox.inside.files import WORK
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 
@@ -80,8 +81,11 @@ class Process(Protocol):
         ...
 
 
-class Sandbox(ABC):
+class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "write_file", "read_file")):
     """An isolated place that lives from `open` to `close`; an async context manager.
+
+    `isinstance(item, Sandbox)` is true of look-alikes too: objects with `limits`, `open`, `close`, `run`,
+    `write_file` and `read_file`; see `ensure_sandbox`.
 
     name: how people choose it. limits: of the whole sandbox.
     """

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
 from torchrl_agentic.repl import Repl, ReplResult, default_repl
+from torchrl_agentic.repl.adapt import ensure_repl
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 from torchrl_agentic.tools.exchange import FileExchange
@@ -31,6 +32,7 @@ class PythonTool(Tool):
         uploads, outputs: files that go in with the dataset row, and those that come back; see `FileExchange`.
 
     Raises:
+        TypeError: `repl` is no interpreter, or a look-alike that lacks something.
         SandboxError: no repl is given, and no sandbox works here.
     """
 
@@ -55,7 +57,7 @@ class PythonTool(Tool):
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, or None; got {timeout}")
-        self.repl = default_repl() if repl is None else repl
+        self.repl = default_repl() if repl is None else ensure_repl(repl)
         self.timeout = timeout
         self.output_max_chars = output_max_chars
         self.name = name

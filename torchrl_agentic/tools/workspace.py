@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.sandbox.adapt import ensure_template
 from torchrl_agentic.tool import Tool, current_session
 
 
@@ -60,10 +61,13 @@ class WorkspaceTool(Tool):
 
     sandbox: a template, as for `PythonTool`. Effects on the resource "workspace" keep writes and reads in
     order.
+
+    Raises:
+        TypeError: it is no sandbox, or a look-alike that lacks something.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
+        self.sandbox = ensure_template(sandbox)
 
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Self]:

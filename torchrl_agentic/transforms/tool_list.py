@@ -14,12 +14,12 @@ from typing import Any, NoReturn, Self
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import Compose, Transform
 
-from torchrl_agentic.adapt import ensure_tool
+from torchrl_agentic.adapt import ensure_tool, ensure_toolset
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tool import Tool, Toolset
+from torchrl_agentic.tool import Tool
 from torchrl_agentic.transforms.runtime import Runtime
 from torchrl_agentic.transforms.toolsets import Added, check_limits, exchange
 
@@ -41,7 +41,7 @@ class ToolList(Compose):
     def _live(self) -> Dispatcher:
         """Give the dispatcher of this process, which holds the same tools."""
 
-    def with_toolsets(self, toolsets: Iterable[Toolset]) -> Self:
+    def with_toolsets(self, toolsets: Iterable[Any]) -> Self:
         """Open toolsets, add their tools and give this transform; it is closed if that fails."""
         try:
             for toolset in toolsets:
@@ -74,6 +74,9 @@ class ToolList(Compose):
         if not self._make_room_for(tool, before=False):
             self.append_tool(tool)
 
+    append_transform = append
+    """The name that environments have for it. What is no tool is refused as by `append`."""
+
     def insert(self, index: int, tool: Any) -> None:
         """Add a tool before position `index`; a transform goes outside, as with `append`."""
         if not self._make_room_for(tool, before=index == 0):
@@ -86,17 +89,21 @@ class ToolList(Compose):
         self._options["rate_limits"].pop(tool.name, None)
         return tool
 
-    def add_toolset(self, toolset: Toolset, *, rate_limits: Mapping[str, Limiter] | None = None) -> None:
+    def add_toolset(self, toolset: Any, *, rate_limits: Mapping[str, Limiter] | None = None) -> None:
         """Open a toolset and add its tools; it is closed with this transform.
 
-        What it offers later, its tools are at the next step or reset.
+        If its tools change later, the next step or reset offers the new ones.
 
-        rate_limits: tool name → limiter, as for the tools that come with the constructor.
+        Args:
+            toolset: A `Toolset`, or a look-alike: `setup` and `teardown`, or `open`, `close` and `tools`.
+            rate_limits: Tool name → limiter, as for the tools that come with the constructor.
 
         Raises:
-            ValueError: two tools of one name, or a limit for a tool that is not there.
-            Exception: what its `setup` raised.
+            TypeError: If it is no toolset; the message names what it lacks.
+            ValueError: If two tools have one name, or a limit names a tool that is not there.
+            Exception: Whatever its `setup` raises.
         """
+        toolset = ensure_toolset(toolset)
         before, revision, limits = len(self._tools), toolset.revision, dict(rate_limits or {})
         try:
             for tool in run(toolset.setup()):

@@ -25,6 +25,15 @@ async def test_a_tool_is_offered_as_the_server_describes_it(opened, raw):
         assert server["first"].description == "The tool first."
 
 
+async def test_tools_are_there_from_open_to_close(raw):
+    toolset = MCPToolset(raw(), tools=["first", "third"])
+    assert toolset.tools == ()
+    await toolset.open()
+    assert [tool.name for tool in toolset.tools] == ["first", "third"]
+    await toolset.close()
+    assert toolset.tools == ()
+
+
 async def test_all_pages_of_tools_are_read(opened, raw):
     async with opened(raw()) as server:
         assert list(server.tools) == ["environ", "first", "second", "third", "read_file", "count", "pid"]

@@ -133,12 +133,26 @@ class MCPToolset(Toolset):
         self._offered = (self.revision, self._tools_of(found))
         return self._offered[1]
 
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that the server offered last; none while it is not connected."""
+        return self._offered[1]
+
+    async def open(self) -> None:
+        """Connect, as `setup` does; `tools` then holds the tools."""
+        await self.setup()
+
+    async def close(self) -> None:
+        """End the connections, as `teardown` does."""
+        await self.teardown()
+
     async def teardown(self) -> None:
         """End the connections, and with them the servers that were started."""
         self._at_home()
         self._users = max(0, self._users - 1)
         if self._users:
             return
+        self._offered = (-1, ())
         clients = [self._shared, *(shared.client for shared in self._of_trajectories.values())]
         self._shared = None
         await asyncio.gather(*(client.close() for client in clients if client is not None))
