@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -676,6 +677,33 @@ async def test_a_kernel_that_does_not_start_is_told_with_what_it_said():
         await JupyterRepl(kernel_argv=argv).open()
     with pytest.raises(SandboxError, match="/no/such/kernel"):
         await JupyterRepl(kernel_argv=("/no/such/kernel",)).open()
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed kernel spec, whose program says what it was started with and ends."""
+    folder = tmp_path / "kernels" / "mine"
+    folder.mkdir(parents=True)
+    code = "echo $GREETING {resource_dir} $0 >&2; exit 5"
+    argv = ["/bin/sh", "-c", code, "{connection_file}"]
+    text = json.dumps({"argv": argv, "display_name": "Mine", "language": "sh", "env": {"GREETING": "hello"}})
+    (folder / "kernel.json").write_text(text)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("spec")
+async def test_a_kernel_that_is_named_is_started_as_its_spec_says(tmp_path: Path):
+    repl = JupyterRepl(kernel_name="mine").fresh()
+    with pytest.raises(SandboxError, match=rf"hello {tmp_path}/kernels/mine /\S+"):
+        await repl.open()
+
+
+@pytest.mark.usefixtures("spec")
+def test_a_kernel_that_is_not_installed_is_refused_with_those_that_are():
+    with pytest.raises(ValueError, match=r"no kernel spec is named 'your'; installed: .*mine, python3"):
+        JupyterRepl(kernel_name="your")
+    with pytest.raises(TypeError, match="kernel_name and kernel_argv"):
+        JupyterRepl(kernel_name="mine", kernel_argv=("sh",))
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch):

@@ -1,13 +1,18 @@
 """What is particular to bubblewrap, beyond the contract that every sandbox keeps."""
 
 import asyncio
+import dataclasses
 import glob
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchrl_agentic.sandbox import (
     BubblewrapSandbox,
@@ -18,6 +23,7 @@ from torchrl_agentic.sandbox import (
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.sandbox.capture import Capture, Drain
 
+ORDER = ["none", "loopback", "allowlist", "full"]
 works = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
 
 
@@ -57,6 +63,72 @@ def test_narrowing_clamps_and_warns():
     with pytest.warns(UserWarning, match="wall_seconds, network"):
         wider = limits.narrow(ResourceLimits(wall_seconds=50, network="full"))
     assert (wider.wall_seconds, wider.network) == (5, "loopback")
+
+
+ENVS = st.none() | st.dictionaries(st.sampled_from("ABC"), st.sampled_from("xy"))
+AMOUNTS = st.none() | st.integers(1, 5)
+ROOTS = st.lists(st.sampled_from(["/", "/a", "/a/b", "/c"]), max_size=2).map(tuple)
+LIMITS = st.builds(
+    ResourceLimits,
+    **dict.fromkeys(("cpu_seconds", "wall_seconds", "memory_bytes", "max_processes", "disk_bytes"), AMOUNTS),
+    memory_total_bytes=AMOUNTS,
+    disk_total_bytes=AMOUNTS,
+    output_bytes=st.integers(1, 5),
+    network=st.sampled_from(ORDER),
+    network_allowlist=st.lists(st.sampled_from(["a:1", "b:2"]), max_size=2).map(tuple),
+    fs_read_roots=ROOTS,
+    fs_write_roots=ROOTS,
+    env=ENVS,
+)
+
+
+@pytest.mark.filterwarnings("ignore:a call cannot widen")
+@given(LIMITS, LIMITS)
+def test_narrowing_never_widens(limits, asked):
+    narrowed = limits.narrow(asked)
+    for name in (field.name for field in dataclasses.fields(limits)):
+        ours, got = getattr(limits, name), getattr(narrowed, name)
+        match name:
+            case "network":
+                assert ORDER.index(got) <= ORDER.index(ours)
+            case "network_allowlist":
+                assert set(got) <= set(ours)
+            case "fs_read_roots" | "fs_write_roots":
+                assert all(any(os.path.commonpath((root, mine)) == mine for mine in ours) for root in got)
+            case "env" if ours is None:
+                assert got is None
+            case "env":
+                assert got.items() <= ours.items()
+            case _:
+                assert ours is None or got <= ours
+
+
+def test_a_call_can_leave_variables_out_but_not_add_or_change_them():
+    limits = ResourceLimits(env={"A": "1", "B": "2"})
+    assert limits.narrow(ResourceLimits(env={"B": "2"})).env == {"B": "2"}
+    assert limits.narrow(ResourceLimits()).env == {"A": "1", "B": "2"}
+    for asked in ({"B": "2", "LD_PRELOAD": "evil.so"}, {"B": "3"}):
+        with pytest.warns(UserWarning, match="cannot widen the sandbox's limits: env"):
+            assert limits.narrow(ResourceLimits(env=asked)).env == {"B": "2"}
+    with pytest.warns(UserWarning, match="env"):
+        assert ResourceLimits().narrow(ResourceLimits(env={"A": "1"})).env is None
+
+
+@works
+async def test_bubblewrap_may_be_at_another_path():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # if we are root, bubblewrap is started as nobody
+        link = Path(folder, "my_bwrap")
+        link.symlink_to(shutil.which("bwrap"))
+        sandbox = BubblewrapSandbox(bwrap_path=link)
+        assert sandbox.fresh().bwrap_path == str(link)
+        async with sandbox:
+            assert (await sandbox.run(["echo", "hi"])).stdout == "hi\n"
+
+
+async def test_a_path_without_bubblewrap_is_told_when_the_sandbox_opens():
+    with pytest.raises(SandboxError, match=r"bwrap_path='/no/such/bwrap' is no program"):
+        await BubblewrapSandbox(bwrap_path="/no/such/bwrap").open()
 
 
 @pytest.mark.parametrize(

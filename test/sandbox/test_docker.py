@@ -191,8 +191,8 @@ class Promises(SandboxContract):
 
     async def test_the_environment_is_ours_to_choose(self, sandbox: Sandbox) -> None:
         assert (await sandbox.run(["sh", "-c", "echo $HOME $LANG"])).stdout == "/work C.UTF-8\n"
-        limits = replace(sandbox.limits, env={"A": "b=c d"})
-        assert (await sandbox.run(["sh", "-c", "echo $A $LANG"], limits=limits)).stdout == "b=c d\n"
+        async with self.make(replace(sandbox.limits, env={"A": "b=c d"})) as other:
+            assert (await other.run(["sh", "-c", "echo $A $LANG"])).stdout == "b=c d\n"
 
     async def test_words_are_passed_on_as_they_are(self, sandbox: Sandbox) -> None:
         words = ["", "a b", "$HOME", "'\"", "\n", "ü", "-n", "*"]

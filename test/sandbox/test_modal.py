@@ -311,11 +311,12 @@ class TestClosing:
 
 
 class TestRunning:
-    async def test_the_environment_is_clean_but_for_the_path_of_the_image(self, fake, sandbox):
+    async def test_the_environment_is_clean_but_for_the_path_of_the_image(self, fake, make, sandbox):
         names = (await sandbox.run(["env"])).stdout
         assert f"PATH={fake.path}\n" in names
         assert "IMAGE" not in names
-        result = await sandbox.run(["/usr/bin/env"], limits=replace(sandbox.limits, env={"ONLY": "a b"}))
+        async with make(replace(sandbox.limits, env={"ONLY": "a b"})) as other:
+            result = await other.run(["/usr/bin/env"])
         assert set(result.stdout.split("\n")) - {"ONLY=a b", ""} <= {
             line for line in result.stdout.split("\n") if line.startswith(("PWD=", "OLDPWD="))
         }

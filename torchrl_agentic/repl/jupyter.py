@@ -40,6 +40,8 @@ _OPTIONS = (
     "--log-level=50",
 )
 _FONTS = "/etc/fonts"
+IPYTHON = "python3"
+"""The kernel spec that ipykernel installs."""
 
 
 class JupyterRepl(SerialRepl):
@@ -51,20 +53,35 @@ class JupyterRepl(SerialRepl):
     Args:
         sandbox: where it runs; its Python needs `ipykernel`, and a `BubblewrapSandbox` the network
             "loopback". None: such a one that shows the packages installed here.
+        kernel_name: the name of an installed kernel spec, whose command must be visible inside the sandbox;
+            values, tracebacks and displays are then as with `kernel_argv`. "python3": IPython, as described
+            here.
         kernel_argv: the command that starts the kernel inside, with the word {connection_file} in the place
             of that file; values, tracebacks and displays are then as that kernel gives them, and with plain
             ipykernel it needs a sandbox that lets it use TCP and netlink, too. None: ipykernel without those.
 
     Raises:
-        MissingExtra: no sandbox is given, and ipykernel is not installed here.
+        MissingExtra: no sandbox is given, and ipykernel is not installed here; or a kernel spec is named, and
+            jupyter_client is not.
         SandboxError: no sandbox is given, and the packages installed here cannot be used inside one.
-        ValueError: the sandbox refuses unix sockets.
-        TypeError: `sandbox` is none, or a look-alike that lacks something, such as `spawn`.
+        ValueError: the sandbox refuses unix sockets, or no kernel spec has that name.
+        TypeError: `sandbox` is none, or a look-alike that lacks something, such as `spawn`; or both
+            `kernel_name` and `kernel_argv` are given.
     """
 
     name: ClassVar[str] = "jupyter"
 
-    def __init__(self, sandbox: Sandbox | None = None, *, kernel_argv: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox | None = None,
+        *,
+        kernel_name: str = IPYTHON,
+        kernel_argv: tuple[str, ...] | None = None,
+    ) -> None:
+        if kernel_name != IPYTHON:
+            if kernel_argv is not None:
+                raise TypeError("kernel_name and kernel_argv both say what the kernel is: give one of them")
+            kernel_argv = _argv_of_spec(kernel_name)
         if isinstance(sandbox, BubblewrapSandbox) and sandbox.limits.network == "none":
             raise ValueError(NETWORK)
         super().__init__()
@@ -235,6 +252,28 @@ def sandbox_for_kernels() -> Sandbox:
         memory_bytes=1 << 30, max_processes=64, network="loopback", fs_read_roots=roots, env=env
     )
     return BubblewrapSandbox(limits)
+
+
+def _argv_of_spec(name: str) -> tuple[str, ...]:
+    """Return the command of an installed kernel spec, with the variables that it sets.
+
+    Raises:
+        MissingExtra: If jupyter_client is not installed.
+        ValueError: If there is no such spec.
+    """
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+    except ImportError:
+        raise MissingExtra("JupyterRepl(kernel_name=...)", "jupyter_client", "jupyter") from None
+    specs: Any = KernelSpecManager()
+    try:
+        spec = specs.get_kernel_spec(name)
+    except (NoSuchKernel, TypeError):
+        known = ", ".join(sorted({IPYTHON, *specs.find_kernel_specs()}))
+        raise ValueError(f"no kernel spec is named {name!r}; installed: {known}") from None
+    variables = [f"{key}={value}" for key, value in spec.env.items()]
+    argv = [word.replace("{resource_dir}", spec.resource_dir) for word in spec.argv]
+    return (*(["env", *variables] if variables else []), *argv)
 
 
 def _refusal(frame: dict[str, Any]) -> str:

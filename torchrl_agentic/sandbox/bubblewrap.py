@@ -41,6 +41,7 @@ from torchrl_agentic.sandbox.python import env_inside, find_packages, find_pytho
 from torchrl_agentic.sandbox.shell import shim
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
+BWRAP = "bwrap"
 TMPFS_BYTES = 64 << 20
 INSTALL = (
     "bubblewrap is the program 'bwrap': apt install bubblewrap (Debian, Ubuntu), dnf install bubblewrap "
@@ -65,12 +66,21 @@ _SH = "/bin/sh"
 class BubblewrapSandbox(FolderSandbox):
     """Commands in Linux namespaces of their own; files in a private folder, which they see as /work.
 
-    network in the limits: "none", "loopback" (an interface of its own), or "full" (the host's, its loopback
-    too).
+    Args:
+        limits: The network is "none", "loopback" (an interface of its own), or "full" (the host's, its
+            loopback too).
+        bwrap_path: The program bubblewrap: a path, or a name that is looked up in PATH when the sandbox
+            opens.
     """
 
     name: ClassVar[str] = "bubblewrap"
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
+
+    def __init__(
+        self, limits: ResourceLimits | None = None, *, bwrap_path: str | os.PathLike[str] = BWRAP
+    ) -> None:
+        super().__init__(limits)
+        self.bwrap_path = os.fspath(bwrap_path)
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -90,13 +100,13 @@ class BubblewrapSandbox(FolderSandbox):
 
     def fresh(self) -> BubblewrapSandbox:
         """Make another one with the same settings, not open yet."""
-        return BubblewrapSandbox(self.limits)
+        return BubblewrapSandbox(self.limits, bwrap_path=self.bwrap_path)
 
     async def open(self) -> None:
         """Make ready."""
         if self._workspace is not None:
             return
-        reason = await off_loop(why_not)
+        reason = await off_loop(why_not, self.bwrap_path)
         if reason:
             raise SandboxError(reason)
         total = self.limits.memory_total_bytes
@@ -184,7 +194,8 @@ class BubblewrapSandbox(FolderSandbox):
             confined = [word for fd in fds for word in ("--seccomp", str(fd))]
             # Everything from the model stands behind "--": nothing in it can be taken for an option of
             # bwrap's.
-            command = [bwrap(), *self._options(limits), *options, *confined, "--remount-ro", "/", "--"]
+            command = [bwrap(self.bwrap_path), *self._options(limits), *options, *confined]
+            command += ["--remount-ro", "/", "--"]
             try:
                 yield [*command, *first, *argv], fds
             except OSError as error:
@@ -241,15 +252,16 @@ def _exit_code(status: bytes) -> int | None:
 
 
 @functools.cache
-def bwrap() -> str:
-    """Give the path of bubblewrap.
+def bwrap(path: str = BWRAP) -> str:
+    """Return the path of bubblewrap.
 
     Raises:
-        SandboxError: it is not installed.
+        SandboxError: If it is not installed, or `path` is no program.
     """
-    found = shutil.which("bwrap")
+    found = shutil.which(path)
     if found is None:
-        raise SandboxError(INSTALL)
+        named = "" if path == BWRAP else f"bwrap_path={path!r} is no program that can be run here. "
+        raise SandboxError(named + INSTALL)
     return found
 
 
@@ -257,15 +269,15 @@ _run: Any = subprocess.run  # its overloads know nothing of `user=` in a dict
 
 
 @functools.cache
-def why_not() -> str | None:
-    """Say why bubblewrap does not work here; None if it does. Tries it, once per process."""
+def why_not(path: str = BWRAP) -> str | None:
+    """Return why bubblewrap does not work here; None if it does. Tries each path once per process."""
     if sys.platform != "linux":
         return "bubblewrap works on Linux only"
     prefix, identity = as_nobody()
     try:
         options = (*NAMESPACES, "--disable-userns", *ROOT, "--unshare-net", "--remount-ro", "/")
         done = _run(
-            [*prefix, bwrap(), *options, "--", "/bin/true"], env={}, stdin=subprocess.DEVNULL,
+            [*prefix, bwrap(path), *options, "--", "/bin/true"], env={}, stdin=subprocess.DEVNULL,
             capture_output=True, timeout=30, check=False,
             **identity,
         )  # fmt: skip

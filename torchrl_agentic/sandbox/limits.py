@@ -58,10 +58,20 @@ class ResourceLimits:
             raise ValueError(f"network is one of {', '.join(_NETWORK_ORDER)}; got {self.network!r}")
 
     def narrow(self, other: ResourceLimits | None) -> ResourceLimits:
-        """Give the tighter of both in each respect; every field of `other` counts, its defaults too.
+        """Return the tighter of both in each respect; every field of `other` counts, its defaults too.
 
-        To tighten one limit alone, pass `dataclasses.replace(sandbox.limits, wall_seconds=5)`. What is asked
-        beyond this, other than by a default, is cut back with a warning.
+        To tighten one limit alone, pass `dataclasses.replace(sandbox.limits, wall_seconds=5)`. What `other`
+        asks beyond these limits, other than by a default, is cut back with a warning.
+
+        Of `env`, the variables that both have remain, with the values of these limits: a call can leave
+        variables out, and neither add nor change one. Where `env` is None here, code gets the clean
+        environment of the backend, which a call does not change.
+
+        Args:
+            other: The limits that a call asks for; None for these.
+
+        Returns:
+            Limits that are at most as wide as these.
         """
         if other is None:
             return self
@@ -71,6 +81,8 @@ class ResourceLimits:
         widened = [name for name, value in asked.items() if _wider(value, getattr(self, name))]
         if _NETWORK_ORDER.index(other.network) > _NETWORK_ORDER.index(self.network):
             widened.append("network")
+        if not (other.env or {}).items() <= (self.env or {}).items():
+            widened.append("env")
         if widened:
             warnings.warn(f"a call cannot widen the sandbox's limits: {', '.join(widened)}", stacklevel=2)
         return replace(
@@ -89,7 +101,7 @@ class ResourceLimits:
             ),
             fs_read_roots=_common(self.fs_read_roots, other.fs_read_roots),
             fs_write_roots=_common(self.fs_write_roots, other.fs_write_roots),
-            env=self.env if other.env is None else other.env,
+            env=_common_variables(self.env, other.env),
         )
 
 
@@ -102,6 +114,15 @@ def _wider(asked: float | None, granted: float | None) -> bool:
 
 def _tighter(first: T | None, second: T | None) -> T | None:
     return min((value for value in (first, second) if value is not None), default=None)
+
+
+def _common_variables(
+    ours: Mapping[str, str] | None, asked: Mapping[str, str] | None
+) -> Mapping[str, str] | None:
+    """Return our variables that were asked for; all of them if nothing was asked."""
+    if ours is None or asked is None:
+        return ours
+    return {name: value for name, value in ours.items() if name in asked}
 
 
 def _common(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:

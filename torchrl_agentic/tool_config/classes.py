@@ -31,8 +31,8 @@ VERL: Mapping[str, str] = {
 VERL_MCP = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool")
 LIFECYCLE = ("create", "execute", "calc_reward", "release")
 EXPECTED = (
-    "expected a subclass of torchrl_agentic.Tool or Toolset, a class with name, description, input_schema and "
-    f"run, or one with async {', '.join(LIFECYCLE)} as verl's BaseTool has them"
+    "expected a subclass of torchrl_agentic.Tool or Toolset, a class with name, description, input_schema"
+    f" and run, or one with async {', '.join(LIFECYCLE)} as verl's BaseTool has them"
 )
 
 
