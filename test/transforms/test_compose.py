@@ -876,6 +876,21 @@ class TestContainer:
         transform.close()
         assert diary == ["open", "close"]
 
+    def test_a_tool_without_a_description_is_warned_of_once_by_name(self, caplog):
+        class Silent(Tool):
+            name = "silent"
+
+            async def run(self, args, ctx):
+                return "ok"
+
+        transform = ToolCompose([Silent(), add])
+        assert [record.getMessage() for record in caplog.records] == [
+            "tool 'silent' has no description, so that the model cannot know what it does: give the function"
+            " a docstring, or the tool a description"
+        ]
+        transform.append(tool(lambda: 1, name="bare"))
+        assert caplog.text.count("has no description") == 2
+
     def test_a_toolset_of_the_pr_stack_brings_its_tools_and_is_closed_on_the_loop_that_opened_it(self):
         class Pool:
             def __init__(self):

@@ -7,9 +7,10 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from torchrl_agentic.adapt import ensure_tool
+from torchrl_agentic.arguments import check_count, check_seconds
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import TurnRun
@@ -54,7 +55,7 @@ class Dispatcher:
         compose: what tools find as `ToolContext.compose`.
 
     Raises:
-        TypeError: an item is no tool.
+        TypeError: an item is no tool, or an option has another type than it should.
         ValueError: two tools of one name, a limit for a tool that is not there, a schema that is none, a
             bound that is not above 0.
     """
@@ -72,11 +73,9 @@ class Dispatcher:
         tool_selection: ToolSelection | None = None,
         compose: Any = None,
     ) -> None:
-        for name, seconds in (("per_call_timeout", per_call_timeout), ("per_turn_timeout", per_turn_timeout)):
-            if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name} must be above 0 seconds, or None for no bound; got {seconds}")
-        if max_calls_per_turn is not None and max_calls_per_turn < 1:
-            raise ValueError(f"max_calls_per_turn must be 1 or more, or None; got {max_calls_per_turn}")
+        check_seconds("per_call_timeout", per_call_timeout)
+        check_seconds("per_turn_timeout", per_turn_timeout)
+        check_count("max_calls_per_turn", max_calls_per_turn)
         self.per_call_timeout = per_call_timeout
         self.per_turn_timeout = per_turn_timeout
         self.validate_inputs = validate_inputs
@@ -85,7 +84,7 @@ class Dispatcher:
         self.compose = compose
         self.bound: dict[str, BoundTool] = {}
         self._schemas: Mapping[str, Schema] | None = None
-        self._limits = dict(rate_limits or {})
+        self._limits = limits_by_tool(rate_limits)
         self._threads = WorkerThreads(max_threads)
         self._sessions: set[Session] = set()  # those of all forks
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
@@ -297,6 +296,20 @@ class Dispatcher:
                 raise
             except BaseException:  # SystemExit too: it would end the loop that all share
                 logger.exception("tearing down tool %s failed", tool.name)
+
+
+def limits_by_tool(rate_limits: Mapping[str, Limiter] | None) -> dict[str, Limiter]:
+    """Return a copy of `rate_limits`.
+
+    Raises:
+        TypeError: If it is no mapping.
+    """
+    if not isinstance(cast("object", rate_limits), Mapping | None):
+        raise TypeError(
+            "rate_limits maps names of tools to limiters: {'search': RateLimiter(max_concurrent=4)}; got"
+            f" {rate_limits!r} ({type(rate_limits).__name__})"
+        )
+    return dict(rate_limits or {})
 
 
 def _owns_nothing(tool: Tool) -> bool:

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torchrl_agentic.arguments import check_count
+
 T = TypeVar("T")
 
 IDLE_S = 30.0
@@ -143,8 +145,7 @@ class WorkerThreads:
     """
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"at least one thread is needed; got {size}")
+        check_count("max_threads", size, optional=False)
         self._size = size
         self._open()
 

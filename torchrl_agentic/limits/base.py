@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
+from torchrl_agentic.arguments import check_above_zero, check_count, check_seconds
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits.breaker import Breaker, CircuitOpen
 from torchrl_agentic.limits.gate import Grant
@@ -349,6 +350,7 @@ class Limits:
     """The limits of a service; None means no such limit.
 
     Raises:
+        TypeError: one is no number.
         ValueError: one is zero, negative or NaN, `burst` is below 1 or comes without a rate.
     """
 
@@ -358,18 +360,16 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse what means nothing, and fill in the burst."""
-        most, rate, burst = self.max_concurrent, self.rate_per_second, self.burst
+        check_count("max_concurrent", self.max_concurrent)
+        check_above_zero("rate_per_second", self.rate_per_second)
+        check_above_zero("burst", self.burst, none="the default")
+        rate, burst = self.rate_per_second, self.burst
         if rate == math.inf:
             rate = None
             object.__setattr__(self, "rate_per_second", None)
-        # Written so that NaN, of which every comparison is false, is refused too.
-        if most is not None and not (1 <= most < math.inf and most == int(most)):
-            raise ValueError(f"max_concurrent must be 1 or more, and whole, or None; got {most}")
-        if rate is not None and not rate > 0:
-            raise ValueError(f"rate_per_second must be above 0, or None for no limit; got {rate}")
         if burst is not None and rate is None:
             raise ValueError("burst has a meaning only together with rate_per_second")
-        if burst is not None and not burst >= 1:
+        if burst is not None and burst < 1:
             raise ValueError(
                 f"burst must be 1 or more: a burst of less would never let a call start; got {burst}"
             )
@@ -385,12 +385,11 @@ def make_breaker(break_after: int | None, break_seconds: float) -> Breaker | Non
     """Make what keeps calls from a broken service; None: nothing does.
 
     Raises:
+        TypeError: one is no number.
         ValueError: a number that is not above 0.
     """
+    check_count("break_after", break_after)
+    check_seconds("break_seconds", break_seconds, none="the default")
     if break_after is None:
         return None
-    if not (break_after >= 1 and break_after == int(break_after)):
-        raise ValueError(f"break_after must be 1 or more, and whole, or None; got {break_after}")
-    if not break_seconds > 0:
-        raise ValueError(f"break_seconds must be above 0; got {break_seconds}")
     return Breaker(int(break_after), break_seconds)

@@ -26,6 +26,7 @@ class RateLimiter(Limiter):
     clock, call_later: where time comes from, for tests; `call_later(seconds, callback)` as on an event loop.
 
     Raises:
+        TypeError: a limit is no number.
         ValueError: a limit is zero, negative or NaN, `burst` is below 1, or comes without a rate.
     """
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
+from torchrl_agentic.arguments import check_seconds
 from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
 from torchrl_agentic.repl import Repl, ReplResult, default_repl
 from torchrl_agentic.repl.adapt import ensure_repl
@@ -55,8 +56,7 @@ class PythonTool(Tool):
         uploads: str | None = None,
         outputs: str | None = None,
     ) -> None:
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds, or None; got {timeout}")
+        check_seconds("timeout", timeout, none="as long as the dispatcher allows")
         self.repl = default_repl() if repl is None else ensure_repl(repl)
         self.timeout = timeout
         self.output_max_chars = output_max_chars

@@ -22,6 +22,7 @@ from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher, Session, ToolSelection
+from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.images import require_pillow
 from torchrl_agentic.limits import Limiter
@@ -35,7 +36,7 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
-from torchrl_agentic.transforms.tool_list import ToolList
+from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 from torchrl_agentic.transforms.within import keep_ended, stepped
 
@@ -97,7 +98,8 @@ class ToolCompose(ToolList):
         eos_strings: what is cut off the end of a message before it is parsed.
 
     Raises:
-        TypeError: an item is no tool; the message says what to write instead.
+        TypeError: an item is no tool, or an option has another type than it should; the message says what to
+            write instead.
         ValueError: two tools of one name, an unknown parser, a limit for a tool that is not there.
         MissingExtra: media is true, and Pillow is not installed.
         Exception: what the `setup` of a tool raised.
@@ -138,6 +140,12 @@ class ToolCompose(ToolList):
             raise TypeError(
                 f"tools is a list of tools; got {type(tools).__name__}: write ToolCompose([tool], ...)"
             )
+        if not isinstance(cast("object", tool_role), str):
+            raise TypeError(
+                f"tool_role is the role of messages with results, such as 'tool'; got {tool_role!r}"
+            )
+        if isinstance(eos_strings, str):
+            raise TypeError(f"eos_strings is a list of strings: eos_strings=[{eos_strings!r}]")
         self.parser = get_parser(parser)
         self.tool_role = tool_role
         self.media = media
@@ -148,7 +156,7 @@ class ToolCompose(ToolList):
         self.eos_strings = tuple(eos_strings)
         self._pass_state = pass_state_to_tools
         self._options = {
-            "rate_limits": dict(rate_limits or {}),
+            "rate_limits": limits_by_tool(rate_limits),
             "per_call_timeout": per_call_timeout,
             "per_turn_timeout": per_turn_timeout,
             "validate_inputs": validate_inputs,
@@ -158,6 +166,8 @@ class ToolCompose(ToolList):
         }
         self._toolsets = []
         self._tools = [ensure_tool(item) for item in tools]
+        for tool in self._tools:
+            warn_if_undescribed(tool)
         self._runtime = None
         self._dispatcher: Dispatcher | None = None
         live = self._live()
@@ -188,7 +198,7 @@ class ToolCompose(ToolList):
         loaded = config if isinstance(config, LoadedTools) else load_tools(config)
         if loaded is not config and (others := loaded.beyond_tools()):
             logger.warning("%s: not applied by ToolCompose; add %s", config, ", ".join(others))
-        options["rate_limits"] = {**loaded.limits, **(options.get("rate_limits") or {})}
+        options["rate_limits"] = {**loaded.limits, **limits_by_tool(options.get("rate_limits"))}
         options.setdefault("max_calls_per_turn", loaded.max_calls_per_turn)
         made = cls(loaded.tools, parser or loaded.parser or "hermes", **options)
         return made.with_toolsets(loaded.toolsets)

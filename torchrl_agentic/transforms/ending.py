@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Transform
 
+from torchrl_agentic.arguments import check_count
 from torchrl_agentic.transforms.bounds import out_of_room, spec_with_truncated, with_truncated
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.within import beside, stepped
@@ -31,8 +32,7 @@ class EndTrajectory(Transform):
     def __init__(self, *, max_turns: int | None = None, when_no_calls: bool = False) -> None:
         if max_turns is None and not when_no_calls:
             raise ValueError("EndTrajectory would never end one: give max_turns or when_no_calls=True")
-        if max_turns is not None and max_turns < 1:
-            raise ValueError(f"max_turns must be 1 or more; got {max_turns}")
+        check_count("max_turns", max_turns)
         super().__init__()
         self.max_turns = max_turns
         self.when_no_calls = when_no_calls

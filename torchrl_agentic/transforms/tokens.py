@@ -105,8 +105,8 @@ class TurnTokenizer(Transform):
                 "tokenization_sanity_check_mode is strict, ignore_strippable or disable; "
                 f"got {tokenization_sanity_check_mode!r}"
             )
-        if max_trajectory_tokens is not None and max_trajectory_tokens < 1:
-            raise ValueError(f"max_trajectory_tokens must be 1 or more, or None; got {max_trajectory_tokens}")
+        check_count("max_trajectory_tokens", max_trajectory_tokens)
+        check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.max_trajectory_tokens = max_trajectory_tokens
         self.expansions = media.Expander(processor)
@@ -385,6 +385,24 @@ class TurnTokenizer(Transform):
 
     def __repr__(self) -> str:
         return f"TurnTokenizer({self.tokenizer.name_or_path!r}, deltas by {self.template.method})"
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise TypeError if an object lacks what `TurnTokenizer` uses of a tokenizer."""
+    needed = (
+        "apply_chat_template",
+        "backend_tokenizer",
+        "added_tokens_decoder",
+        "eos_token_id",
+        "pad_token_id",
+    )
+    missing = [name for name in needed if not hasattr(tokenizer, name)]
+    if missing:
+        raise TypeError(
+            "tokenizer is a fast tokenizer of transformers with a chat template, as"
+            f" AutoTokenizer.from_pretrained(...) gives it; got {type(tokenizer).__name__}, which has no"
+            f" {', '.join(missing)}"
+        )
 
 
 def stop_ids(tokenizer: Any, more: Sequence[int] = ()) -> tuple[int, ...]:

@@ -26,6 +26,16 @@ from torchrl_agentic.transforms.toolsets import Added, check_limits, exchange
 logger = logging.getLogger(__name__)
 
 
+def warn_if_undescribed(tool: Tool) -> None:
+    """Log a warning if the model would read nothing about a tool but its name and arguments."""
+    if not tool.description.strip():
+        logger.warning(
+            "tool %r has no description, so that the model cannot know what it does: give the function a"
+            " docstring, or the tool a description",
+            tool.name,
+        )
+
+
 class ToolList(Compose):
     """A `Compose` whose elements are tools; what dispatches their calls is up to the class below it.
 
@@ -161,6 +171,7 @@ class ToolList(Compose):
         except BaseException:
             live.remove(tool.name)
             raise
+        warn_if_undescribed(tool)
         self._tools.insert(index, tool)
 
     def _make_room_for(self, transform: Any, *, before: bool) -> bool:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from torchrl_agentic.arguments import check_seconds
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.tool import Effects, Tool, Toolset, current_session
@@ -80,8 +81,7 @@ class MCPToolset(Toolset):
         if sessions not in ("shared", "trajectory"):
             raise ValueError(f"sessions is 'shared' or 'trajectory'; got {sessions!r}")
         for what, seconds in (("request_timeout", request_timeout), ("start_timeout", start_timeout)):
-            if seconds is not None and not seconds > 0:
-                raise ValueError(f"{what} must be above 0 seconds; got {seconds}")
+            check_seconds(what, seconds)
         self.config = config
         self.name_prefix = name_prefix
         self.request_timeout, self.start_timeout = request_timeout, start_timeout
