@@ -180,3 +180,11 @@ class TestBasket(ToolContract):
 
 
 print(len([name for name in dir(TestBasket) if name.startswith("test_")]), "promises to be kept")
+
+# %%
+# What the tool itself does is tested with `call_tool`: one call in a session of its own, checked and bounded
+# as `ToolCompose` does it. What goes wrong is a result.
+from torchrl_agentic.testing import call_tool
+
+print(call_tool(Basket(), {"thing": "pen"}).text)
+print(call_tool(Basket(), {"thing": "car"}).text)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ToolContract,
     )
     from torchrl_agentic.testing.conversations import converse
+    from torchrl_agentic.testing.one_call import call_tool
     from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
@@ -36,6 +37,7 @@ _WHERE = {
     "ScriptedPolicy": "rollout.scripted",
     "VirtualClock": "testing.clock",
     "byte_tokenizer": "testing.tokenizers",
+    "call_tool": "testing.one_call",
     "chat_tokenizer": "testing.tokenizers",
     "converse": "testing.conversations",
     "TINY": "testing.tiny",
@@ -54,6 +56,7 @@ __all__ = [
     "ToolContract",
     "VirtualClock",
     "byte_tokenizer",
+    "call_tool",
     "chat_tokenizer",
     "converse",
     "load_tiny",

@@ -13,21 +13,26 @@ import pytest_asyncio
 from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
+from torchrl_agentic.row import RowData
 from torchrl_agentic.schema import Validator
-from torchrl_agentic.tool import Tool, ToolContext
+from torchrl_agentic.tool import Tool, ToolContext, current_row
 
 
 class ToolContract:
-    """Promises of a `Tool`.
+    """Promises of a `Tool`, with sessions or without, for a test class to inherit.
 
-    make: a fresh tool. good: arguments that give OK. bad: arguments that its schema refuses.
+    Attributes:
+        good: Arguments that give OK.
+        bad: Arguments that its schema refuses.
+        row: The columns of the data set's row that trajectories begin with, for tools that need one.
     """
 
     good: ClassVar[Mapping[str, JSON]] = {}
     bad: ClassVar[Sequence[Mapping[str, JSON]]] = ()
+    row: ClassVar[Mapping[str, Any]] = {}
 
     def make(self) -> Any:
-        """Make the tool under test."""
+        """Return a fresh tool: a Tool, a look-alike or a typed function."""
         raise NotImplementedError
 
     @pytest_asyncio.fixture
@@ -37,11 +42,10 @@ class ToolContract:
         yield dispatcher
         await dispatcher.close()
 
-    async def call(
-        self, dispatcher: Dispatcher, args: Mapping[str, JSON], trajectory: str = "t"
-    ) -> ToolResult:
-        """Call it once."""
-        async with dispatcher.session(trajectory) as session:
+    async def call(self, dispatcher: Dispatcher, args: Mapping[str, JSON], row: int = 0) -> ToolResult:
+        """Call it once, in a trajectory of that row of a batch."""
+        async with dispatcher.session(f"{row}.0", row=row) as session:
+            session.data = RowData.of(self.row)
             return (await session.run([ParsedCall(dispatcher.tools[0].name, args, "c1")]))[0]
 
     def test_it_describes_itself(self) -> None:
@@ -63,15 +67,18 @@ class ToolContract:
 
     @pytest.mark.asyncio
     async def test_trajectories_run_side_by_side(self, dispatcher: Dispatcher) -> None:
-        results = await asyncio.gather(*(self.call(dispatcher, self.good, f"t{i}") for i in range(3)))
+        results = await asyncio.gather(*(self.call(dispatcher, self.good, row) for row in range(3)))
         assert [result.status for result in results] == [Status.OK] * 3
 
     @pytest.mark.asyncio
     async def test_it_works_by_hand(self) -> None:
-        """`setup`, `run` with nothing but an id, `teardown`, outside of any trajectory."""
+        """`setup`, `run` with an id and the row, `teardown`; a tool with sessions runs inside of one."""
         tool: Tool = ensure_tool(self.make())
+        row = RowData.of(self.row)
+        current_row.set(row)
         await tool.setup()
-        result = ToolResult.from_value(await tool.run(self.good, ToolContext(call_id="c1")))
+        async with tool.session("t") as live:
+            result = ToolResult.from_value(await live.run(self.good, ToolContext(call_id="c1", row=row)))
         await tool.teardown()
         assert not result.is_error
 
@@ -97,6 +104,7 @@ class ToolContract:
         object.__setattr__(tool, "session", Watched)
         dispatcher = Dispatcher([tool])
         session = dispatcher.session("t")
+        session.data = RowData.of(self.row)
         await session.run([ParsedCall(tool.name, self.good, "c1")])
         await session.close()
         await session.close()

@@ -1,0 +1,80 @@
+"""`call_tool`: one call of one tool, for unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torchrl_agentic.adapt import ensure_tool, ensure_toolset
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.dispatch.loop import run
+from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.row import RowData
+from torchrl_agentic.tool import Tool
+
+
+def call_tool(
+    tool: Any,
+    args: Mapping[str, JSON] | None = None,
+    *,
+    name: str | None = None,
+    state: Any = None,
+    row: Mapping[str, Any] | None = None,
+    trajectory: str = "test",
+    timeout: float | None = 30.0,
+) -> ToolResult:
+    """Call a tool once, as `ToolCompose` would, and return its result.
+
+    The arguments are checked against the tool's schema, the tool is set up, its session is opened and closed
+    again, and what goes wrong in a call is a result. It is an ordinary function: a test needs no event loop,
+    and may have one.
+
+    >>> result = call_tool(add, {"a": 20, "b": 22})
+    >>> assert result.status is Status.OK and result.text == "42"
+
+    Args:
+        tool: A Tool, a look-alike or a typed function; or a toolset, one of whose tools is called.
+        args: The arguments, by name, as a model would write them.
+        name: The name of a toolset's tool.
+        state: What a tool with `wants_state` finds in `ToolContext.state`.
+        row: The columns of the data set's row that the trajectory begins with, `tools_kwargs` among them.
+        trajectory: The trajectory's name.
+        timeout: Seconds that the call may take; None for no bound.
+
+    Returns:
+        The result. `status` tells what went wrong, if anything did; where a tool crashed, the log has the
+        traceback.
+
+    Raises:
+        TypeError: If `tool` is none, or `args` is no mapping.
+        ValueError: If the row lacks what the tool needs, or a toolset has no tool of that name.
+        Exception: Whatever the `setup` of the tool, or of the toolset, raises.
+    """
+    if not isinstance(cast("object", args), Mapping | None):
+        raise TypeError(f"args maps names of arguments to values; got {args!r} ({type(args).__name__})")
+    data = RowData.of(row or {})
+
+    async def call(called: Tool) -> ToolResult:
+        dispatcher = Dispatcher([called], per_call_timeout=timeout)
+        called.check_row(data)
+        try:
+            async with dispatcher.session(trajectory) as session:
+                session.data = data
+                if called.opens_at_reset:
+                    await session.open([called])
+                (result,) = await session.run([ParsedCall(called.name, args or {}, "call_0_0")], state=state)
+                return result
+        finally:
+            await dispatcher.close()
+
+    async def call_one_of(toolset: Any) -> ToolResult:
+        opened = ensure_toolset(toolset)
+        try:
+            tools = {each.name: each for each in map(ensure_tool, await opened.setup())}
+            if name not in tools:
+                raise ValueError(f"the toolset has no tool {name!r}; its tools: {', '.join(tools) or 'none'}")
+            return await call(tools[name])
+        finally:
+            await opened.teardown()
+
+    return run(call_one_of(tool) if name is not None else call(ensure_tool(tool)))
