@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,19 @@ def test_a_rollout_does_not_write_over_what_it_replays(tmp_path: Path):
     assert result.exit_code == 2
     assert "somewhere else" in " ".join(result.output.split())
     assert "messages" in copy.read_text()
+
+
+def test_the_version_is_that_of_the_package():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"torchrl-agentic {version('torchrl-agentic')}\n")
+
+
+@pytest.mark.parametrize("more", [[], ["--model", "tiny"]])
+def test_an_engine_that_does_not_exist_is_refused_in_one_line_with_those_that_do(
+    tmp_path: Path, more: list[str]
+):
+    (tmp_path / "q.jsonl").write_text("{}")
+    result = CliRunner().invoke(app, ["rollout", str(tmp_path / "q.jsonl"), "--engine", "openai", *more])
+    assert result.exit_code == 2
+    assert "no engine is named 'openai'; engines: transformers, vllm" in " ".join(result.output.split())
+    assert "pydantic" not in result.output

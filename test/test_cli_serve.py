@@ -156,7 +156,20 @@ def test_the_address_of_version_6_stands_in_brackets(tmp_path: Path):
         assert httpx.get(f"{url}/v1/ping", trust_env=False).status_code == 200
 
 
-def test_both_commands_are_in_the_help():
+def test_serve_is_in_the_help():
     said = CliRunner().invoke(app, ["--help"], env={**os.environ, "COLUMNS": "200"}).output
-    assert "serve sandbox" in said
-    assert "serve search" in said
+    assert "serve" in said
+
+
+@pytest.mark.parametrize("arguments", [["serve"], ["serve", "--help"]])
+def test_serve_alone_shows_which_servers_there_are(arguments: list[str]):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == (0 if "--help" in arguments else 2)
+    for word in ("Usage", "sandbox", "search"):
+        assert word in result.output
+
+
+def test_a_server_that_does_not_exist_is_refused():
+    result = CliRunner().invoke(app, ["serve", "sandbx"])
+    assert result.exit_code == 2
+    assert "No such command 'sandbx'" in result.output

@@ -34,9 +34,27 @@ class _Words(TyperGroup):
 app = typer.Typer(cls=_Words, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+serve = typer.Typer(no_args_is_help=True, help="Start a server for tools, on this machine.")
+app.add_typer(serve, name="serve")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"torchrl-agentic {version('torchrl-agentic')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
     """Tool use for language-model reinforcement learning in TorchRL."""
+    del version  # its callback has printed it
     # A console script does not look for modules in the working folder, where those of configurations are.
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
@@ -91,6 +109,7 @@ def rollout(
 
     console = Console()
     try:
+        _check_engine(engine)
         asked = None if model is None else ModelConfig.model_validate({"path": model, "engine": engine})
         settings = load_config(config, asked)
         path = out or Path(settings.out)
@@ -115,6 +134,18 @@ def rollout(
     console.print(f"{turns} turns of {len(records)} conversations: {path}")
     if found.failed:
         raise typer.Exit(1)
+
+
+def _check_engine(name: str) -> None:
+    """Raise typer.BadParameter, with the names that there are, if no engine has this one."""
+    from typing import get_args
+
+    from torchrl_agentic.rollout.ask import Engine
+
+    if name not in get_args(Engine):
+        raise typer.BadParameter(
+            f"no engine is named {name!r}; engines: {', '.join(get_args(Engine))}", param_hint="--engine"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +333,7 @@ def check_tools(
     raise typer.Exit(check_tools(Console(), file, as_json=as_json))
 
 
-@app.command("serve sandbox")
+@serve.command("sandbox")
 def serve_sandbox(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8080,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
@@ -328,7 +359,7 @@ def serve_sandbox(
     raise typer.Exit(code)
 
 
-@app.command("serve search")
+@serve.command("search")
 def serve_search(
     path: Annotated[Path, typer.Argument(help="A folder of text files, or a .jsonl file of documents.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8000,
