@@ -186,5 +186,6 @@ def test_an_engine_that_does_not_exist_is_refused_in_one_line_with_those_that_do
     (tmp_path / "q.jsonl").write_text("{}")
     result = CliRunner().invoke(app, ["rollout", str(tmp_path / "q.jsonl"), "--engine", "openai", *more])
     assert result.exit_code == 2
-    assert "no engine is named 'openai'; engines: transformers, vllm" in " ".join(result.output.split())
+    said = " ".join(result.output.replace("│", " ").split())
+    assert "Invalid value for --engine: no engine is named 'openai'; engines: transformers, vllm" in said
     assert "pydantic" not in result.output

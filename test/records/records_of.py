@@ -105,6 +105,7 @@ def records(draw: st.DrawFn) -> TrajectoryRecord:
         None if ledger is None else TokenRecord(ledger, tuple("x" for _ in ledger.spans())),
         draw(st.none() | _seconds),
         {"torchrl-agentic": "0.1.0"},
+        draw(st.text("0123456789abcdef", min_size=1, max_size=8)),
     )
 
 

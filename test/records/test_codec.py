@@ -54,7 +54,8 @@ def test_what_is_written_keeps_to_the_published_schema(made: TrajectoryRecord):
 
 def test_the_schema_is_one_and_knows_all_members():
     jsonschema_rs.validator_for(json_schema())
-    assert set(json_schema()["properties"]) == set(json_schema()["required"]) == {*HEAD, *BODY}
+    assert set(json_schema()["required"]) == {*HEAD, *BODY}
+    assert set(json_schema()["properties"]) == {*HEAD, *BODY, "run"}  # which earlier versions did not write
     assert json_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
     statuses = json_schema()["$defs"]["call"]["properties"]["status"]["enum"]
     assert statuses == [str(status) for status in Status]
@@ -289,3 +290,11 @@ def test_the_schema_travels_with_the_package():
     import torchrl_agentic.records as package
 
     assert (Path(package.__file__).parent / "trajectory.schema.json").is_file()
+
+
+def test_a_record_of_an_earlier_version_has_no_run():
+    data = record_to_json(record(run="r1"))
+    assert record_from_json(data).run == "r1"
+    del data["run"]
+    assert record_from_json(data).run == ""
+    assert summary_from_json(data) is not None

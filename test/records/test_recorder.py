@@ -30,6 +30,7 @@ from torchrl_agentic.records import (
     as_hook,
     read_records,
 )
+from torchrl_agentic.records.last_run import last_run
 from torchrl_agentic.records.writer import Writer
 
 BOTH = pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
@@ -391,4 +392,73 @@ def test_what_cannot_be_told_is_refused(wrong: object):
 def test_a_record_by_hand_is_written_too(tmp_path: Path):
     with Recorder(tmp_path) as recorder:
         recorder.write(record(score=1.0))
-    assert list(read_records(tmp_path)) == [record(score=1.0)]
+        recorder.write(record(run="other"))
+    assert list(read_records(tmp_path)) == [record(score=1.0, run=recorder.run), record(run="other")]
+
+
+def added(path: Path, caplog: pytest.LogCaptureFixture, **options: object) -> list[str]:
+    """Add a trajectory to a file, with a recorder of its own; what it warns of."""
+    caplog.clear()
+    with Recorder(path, **options) as recorder:  # pyright: ignore[reportArgumentType]
+        finished(recorder, "0.0")
+    return [each.getMessage() for each in caplog.records]
+
+
+@BOTH
+def test_adding_to_the_dump_of_another_run_is_warned_of_once_with_both_ids(
+    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / f"all{suffix}"
+    assert added(path, caplog, run="first") == []
+    assert added(path, caplog, run="first") == []
+    (said,) = added(path, caplog, run="second")
+    for words in (str(path), "run 'first'", "run 'second'", "another path", "Recorder(run='first')"):
+        assert words in said
+    assert added(path, caplog, run="second") == []
+    assert [one.run for one in read_records(path) if isinstance(one, TrajectoryRecord)] == [
+        "first", "first", "second", "second",
+    ]  # fmt: skip
+
+
+def test_one_recorder_warns_once_however_many_files_it_adds_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    for run in ("a", "b"):
+        with Recorder(tmp_path, run=run) as recorder:
+            for recorder.step in (0, 1, 0, 1):
+                finished(recorder, "0.0")
+                recorder.flush()
+    assert len(caplog.records) == 1
+
+
+def test_each_recorder_has_a_run_of_its_own_which_it_keeps_in_another_process(tmp_path: Path):
+    first, second = Recorder(tmp_path), Recorder(tmp_path)
+    assert first.run != second.run
+    assert pickle.loads(pickle.dumps(first)).run == first.run
+
+
+@pytest.mark.parametrize("run", [5, "", b"x"])
+def test_what_is_no_id_of_a_run_is_refused(tmp_path: Path, run: object):
+    with pytest.raises(TypeError, match="run is the id of a run"):
+        Recorder(tmp_path, run=run)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "tail", ["", "\n", "\n\n", '\n{"schema_version": 2, "request_id": "r", "run": "torn", "st']
+)
+@pytest.mark.parametrize("size", [10, 4096, 65536, 200_000])
+def test_the_run_of_the_last_record_is_found_however_long_it_is(tmp_path: Path, size: int, tail: str):
+    path = tmp_path / "all.jsonl"
+    lines = [json.dumps({"request_id": "r", "run": run, "input": "x" * size}) for run in ("first", "last")]
+    path.write_text("\n".join(lines) + tail)
+    assert last_run(path) == ("torn" if "torn" in tail else "last")
+
+
+def test_a_dump_without_ids_has_no_known_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "all.jsonl"
+    path.write_text("")
+    assert last_run(path) is None
+    path.write_text('{"output": "by another trainer"}\n')
+    assert last_run(path) == ""
+    (said,) = added(path, caplog)
+    assert "an earlier run without an id" in said

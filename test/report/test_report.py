@@ -1,20 +1,24 @@
 """A report adds a dump up: each figure is what its docstring says, and nothing foreign spoils it."""
 
+import io
 import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from trajectories import result, trajectory, turn
 
 from torchrl_agentic.messages import Status
 from torchrl_agentic.records import Recorder
 from torchrl_agentic.records.distribution import EXACT, Distribution
 from torchrl_agentic.report import Tally, read_report
+from torchrl_agentic.report.tables import report_tables
 from torchrl_agentic.report.tally import MOST_TOOLS, OTHERS, rows_of
 
 
@@ -48,6 +52,21 @@ def test_the_standard_error_is_that_of_the_textbook():
     total = _report(*(trajectory(score=score) for score in (1.0, 2.0, 4.0, 5.0))).total
     assert total.score.error == pytest.approx(math.sqrt(10 / 3) / 2)
     assert _report(trajectory(score=1.0)).total.score.error is None
+
+
+def test_trajectories_are_counted_by_the_run_that_recorded_them():
+    some = [replace(trajectory(), run=run) for run in ("a", "b", "b", "")]
+    assert _report(*some).runs == {"b": 2, "a": 1}
+    first, second = Tally(), Tally()
+    first.add(some[0])
+    second.add(some[1])
+    first.merge(second)
+    assert first.report().runs == {"a": 1, "b": 1}
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(report_tables(_report(*some)))
+    assert "Of 2 runs, added up: b (2), a (1)" in shown.getvalue()
+    Console(file=shown, width=100).print(report_tables(_report(some[0])))
+    assert shown.getvalue().count("added up") == 1
 
 
 def test_right_answers_are_those_that_acc_notes():

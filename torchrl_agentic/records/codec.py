@@ -33,7 +33,9 @@ HEAD = (
 )  # fmt: skip
 """What a line begins with, so that a reader who only lists trajectories need not read the rest."""
 BODY = ("gts", "input", "output", "rewards", "messages", "turns", "tool_calls", "tokens", "versions")
-RESERVED = frozenset((*HEAD, *BODY))
+RUN = "run"
+"""The run that recorded it, behind `request_id`; lines of earlier versions have none."""
+RESERVED = frozenset((*HEAD, *BODY, RUN))
 """What extras cannot be called."""
 
 
@@ -49,6 +51,7 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
     return {
         "schema_version": SCHEMA_VERSION,
         "request_id": record.request_id,
+        RUN: record.run,
         "step": record.step,
         "score": record.score,
         "termination_reason": record.termination_reason,
@@ -103,6 +106,7 @@ def record_from_json(data: JSON) -> TrajectoryRecord:
         None if tokens is None else _tokens_from_json(tokens),
         _number(fields["started"]),
         fields["versions"],
+        str(fields.get(RUN, "")),
     )
 
 

@@ -35,6 +35,7 @@ class TrajectoryRecord:
             or "closed" where it had not ended. "" if unknown.
         started: Unix time in seconds of the first turn; None if unknown.
         versions: package → version.
+        run: The id of the run that recorded it; empty in dumps of earlier versions.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class TrajectoryRecord:
     tokens: TokenRecord | None = None
     started: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    run: str = ""
 
     @property
     def messages(self) -> Iterator[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import time
 import uuid
@@ -11,15 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.records.base import Recording, TrajectoryHook
 from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.records.encode import SECRET_NAMES, Secrets, line
+from torchrl_agentic.records.last_run import last_run
 from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
 from torchrl_agentic.records.writer import ZSTD, Writer, require_zstd
 
+logger = logging.getLogger(__name__)
 SUFFIXES = (".jsonl", ".jsonl.zst")
 
 
@@ -36,6 +40,10 @@ class Recorder(TrajectoryHook):
     >>> recorder = Recorder("rollouts")
     >>> recorder.step = 3  # from now on, trajectories that begin go to rollouts/3.jsonl
 
+    Each record has the id of its run. A recorder that adds to a file whose last record is of another run logs
+    one
+    warning: figures of such a file mix the two.
+
     Args:
         path: a folder, which gets a file per step; or a file, with its suffix, for all.
         step: the training step; set the attribute as training goes on.
@@ -43,8 +51,10 @@ class Recorder(TrajectoryHook):
         secrets: names of arguments, and ends of names of environment variables, whose values are never
             written; see `Secrets`.
         max_pending: characters that may wait to be written; beyond it the environment waits.
+        run: The id of the run, for programs that continue one; None for a random one.
 
     Raises:
+        TypeError: `run` is no text.
         ValueError: there is no such suffix, or no room for a line.
         MissingExtra: the files are to be compressed, and zstandard is not installed.
     """
@@ -57,7 +67,12 @@ class Recorder(TrajectoryHook):
         suffix: str = ".jsonl",
         secrets: Iterable[str] = SECRET_NAMES,
         max_pending: int = 64 << 20,
+        run: str | None = None,
     ) -> None:
+        if not isinstance(cast("object", run), str | None) or run == "":
+            raise TypeError(
+                f"run is the id of a run, a text that is not empty, or None for a new one; got {run!r}"
+            )
         if suffix not in SUFFIXES:
             raise ValueError(f"the suffix is one of {', '.join(SUFFIXES)}; got {suffix!r}")
         if max_pending < 1:
@@ -67,6 +82,7 @@ class Recorder(TrajectoryHook):
         self.suffix = suffix
         self.secrets = Secrets(secrets)
         self.max_pending = max_pending
+        self.run = run or uuid.uuid4().hex[:8]
         self._writer: Writer | None = None
         self._variables = frozenset[str]()
         if self.file.suffix == ZSTD:
@@ -84,8 +100,14 @@ class Recorder(TrajectoryHook):
         return FileRecording(self, trajectory, row)
 
     def write(self, record: TrajectoryRecord, file: Path | None = None) -> None:
-        """Write a whole trajectory. file: where to, if not to `file`."""
+        """Write a whole trajectory, as one of this run unless it names its own.
+
+        Args:
+            record: The trajectory.
+            file: Where to, if not to `file`.
+        """
         writer = self._live()
+        record = record if record.run else replace(record, run=self.run)
         make = functools.partial(line, record, self.secrets, self._variables)
         writer.put(file or self.file, make, sum(len(message.text) for message in record.messages))
 
@@ -109,7 +131,7 @@ class Recorder(TrajectoryHook):
     def _live(self) -> Writer:
         """Our writer, made anew after unpickling and after a fork."""
         if self._writer is None or self._writer.pid != os.getpid():
-            self._writer = Writer(self.max_pending)
+            self._writer = Writer(self.max_pending, _OtherRuns(self.run))
             self._variables = self.secrets.variables()
             weakref.finalize(self, self._writer.close)
         return self._writer
@@ -125,6 +147,33 @@ class Recorder(TrajectoryHook):
 
     def __repr__(self) -> str:
         return f"Recorder({str(self.file)!r})"
+
+
+class _OtherRuns:
+    """Warns, once, of a file that holds records of another run."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._has_warned = False
+
+    def __call__(self, path: Path) -> None:
+        """Look at a file that is about to be added to."""
+        if self._has_warned:
+            return
+        try:
+            other = last_run(path)
+        except (OSError, MissingExtra):
+            return
+        if other is not None and other != self._run:
+            self._has_warned = True
+            logger.warning(
+                "%s holds records of %s, to which this one, run %r, adds its own: record to another path, or"
+                " give both the same id, Recorder(run=%r), if this continues that one",
+                path,
+                f"run {other!r}" if other else "an earlier run without an id",
+                self._run,
+                other or self._run,
+            )
 
 
 class FileRecording(Recording):
@@ -209,6 +258,7 @@ class FileRecording(Recording):
             self._tokens,
             self._started,
             versions(),
+            self._recorder.run,
         )
         self._recorder.write(record, self._file)
 

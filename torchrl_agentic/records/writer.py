@@ -24,9 +24,14 @@ class Writer:
     What is handed over becomes a line there. `put` waits while more than `max_pending` characters wait. Files
     are only appended to, a piece at a time, so that several processes may share one; with the suffix ".zst"
     each piece is a frame of its own, so that a cut one costs no other.
+
+    Args:
+        max_pending: How many characters may wait.
+        found: Called on the thread with each file that is not empty when it is opened.
     """
 
-    def __init__(self, max_pending: int) -> None:
+    def __init__(self, max_pending: int, found: Callable[[Path], object] | None = None) -> None:
+        self._found = found
         self.pid = os.getpid()
         self.error: OSError | None = None
         self._max_pending = max_pending
@@ -115,6 +120,8 @@ class Writer:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._open = (path, descriptor)
         size = os.fstat(descriptor).st_size
+        if size and self._found is not None:
+            self._found(path)
         if size and path.suffix != ZSTD and os.pread(descriptor, 1, size - 1) != b"\n":
             self._torn.add(path)  # a crash has left its last line without an end
         return descriptor

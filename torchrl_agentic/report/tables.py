@@ -25,6 +25,7 @@ _QUANTILES = ("p50", "p95", "p99")
 _LONGEST_NAME = 24
 Rows = Mapping[str, Mapping[str, str | Text]]
 """Name of a row → name of a column → what stands there."""
+_MOST_RUNS = 5
 
 
 def report_tables(report: Report) -> Group:
@@ -95,6 +96,10 @@ def _headline(report: Report) -> list[Text]:
     apart = [(total.unscored, "without a score"), (total.not_finite, "with one that is no number")]
     if said := [f"{number:,} {what}" for number, what in apart if number]:
         lines.append(Text(f"Scores leave out {' and '.join(said)}.", style="yellow"))
+    if len(report.runs) > 1:
+        most = [f"{printable(run)} ({number:,})" for run, number in list(report.runs.items())[:_MOST_RUNS]]
+        more = ", …" if len(report.runs) > _MOST_RUNS else ""
+        lines.append(Text(f"Of {len(report.runs):,} runs, added up: {', '.join(most)}{more}", style="yellow"))
     if report.broken:
         lines.append(Text(f"Lines that cannot be read: {report.broken:,}", style="red"))
         lines += [Text(f"  {printable(complaint)[:300]}", style="red") for complaint in report.complaints]

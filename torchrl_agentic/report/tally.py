@@ -128,12 +128,15 @@ class Tally:
     def __init__(self) -> None:
         self.steps: dict[int, StepTally] = {}
         self.tools: dict[str, ToolSummary] = {}
+        self.runs: Counter[str] = Counter()
         self.broken = 0
         self._complaints: list[str] = []
 
     def add(self, record: TrajectoryRecord, step: int | None = None) -> None:
         """Add a trajectory. step: if not the one that it names."""
         self.steps.setdefault(record.step if step is None else step, StepTally()).add(record)
+        if record.run:
+            self.runs[record.run] += 1
         for turn in record.turns:
             add_calls(self.tools, turn.outcome)
 
@@ -148,6 +151,7 @@ class Tally:
             self.steps.setdefault(step, StepTally()).merge(tally)
         for name, summary in other.tools.items():
             self.tools.setdefault(name, ToolSummary(name)).merge(summary)
+        self.runs.update(other.runs)
         self.broken += other.broken
         self._complaints = [*self._complaints, *other._complaints][:_MOST_COMPLAINTS]
 
@@ -169,6 +173,7 @@ class Tally:
             tool_reports(self.tools.values()),
             self.broken,
             tuple(self._complaints),
+            dict(self.runs.most_common()),
         )
 
 

@@ -99,7 +99,8 @@ class Report:
     """What a dump adds up to.
 
     by: each of `steps` stands for so many, from a multiple of it on. broken: lines that cannot be read;
-    `complaints` says of the first ones why.
+    `complaints` says of the first ones why. runs: id of a run → how many of its trajectories there are, those
+    without an id left out.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Report:
     tools: tuple[ToolReport, ...]
     broken: int = 0
     complaints: tuple[str, ...] = ()
+    runs: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, JSON]:
         """Give it as plain data."""

@@ -21,6 +21,7 @@ def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
     return {
         "request_id": record.request_id,
         "trajectory": record.trajectory,
+        "run": record.run or None,
         "step": record.step,
         "row": record.row,
         "group": summary.group,

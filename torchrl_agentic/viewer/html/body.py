@@ -71,6 +71,7 @@ def _body(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
     return {
         "id": clip(record.request_id),
         "trajectory": clip(record.trajectory),
+        "run": clip(record.run),
         "row": record.row,
         "started": seconds(record.started),
         "group": clip(record.group),

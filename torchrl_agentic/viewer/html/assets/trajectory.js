@@ -159,7 +159,7 @@ async function showTrajectory(number) {
   const cut = body.left_out ? make("p", { class: "cut" }, `Its texts are very long: ${many(body.left_out, "character")} are not in this page. The places are marked; the dump has all of it.`) : null;
   const extras = body.extras.length ? section("Also noted", pairs(body.extras)) : null;
   const origin = make("details", { class: "thought" }, make("summary", {}, "Where it comes from"),
-    pairs([["file", INDEX.files[row.file]], ["id", body.id], ["group", `${body.group} (the same for all that began alike)`],
+    pairs([["file", INDEX.files[row.file]], ["id", body.id], ["run", body.run || "unknown"], ["group", `${body.group} (the same for all that began alike)`],
       ["started", body.started === null ? "unknown" : new Date(body.started * 1000).toString()], ...body.versions]));
   byId("main").replaceChildren(...[heading(row, body), cut, whatHappened(row, body), rewards(body), times(row, body), element, tokens(body), extras, origin].filter(Boolean));
   byId("main").scrollTop = 0;
