@@ -19,7 +19,7 @@ from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tool import Tool
+from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.transforms.runtime import Runtime
 from torchrl_agentic.transforms.toolsets import Added, check_limits, exchange
 
