@@ -383,6 +383,60 @@ def test_several_recorders_are_told_the_same():
     assert as_hook([None]) is None
 
 
+class Broken(TrajectoryHook):
+    """Raises in the method of that name."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def begin(self, trajectory: str, row: int = 0) -> Recording:
+        fail_in(self.method, "begin")
+        method = self.method
+
+        class Raising(Recording):
+            def turn(self, turn: Turn) -> None:
+                fail_in(method, "turn")
+
+            def reward(self, value: float) -> None:
+                fail_in(method, "reward")
+
+            def added(self, messages) -> None:
+                fail_in(method, "added")
+
+            def note(self, **known) -> None:
+                fail_in(method, "note")
+
+            def finish(self, reason: str) -> None:
+                fail_in(method, "finish")
+
+        return Raising()
+
+
+def fail_in(method: str, here: str) -> None:
+    if method == here:
+        raise ValueError("no disk")
+
+
+@pytest.mark.parametrize("method", ["begin", "turn", "reward", "added", "note", "finish"])
+def test_a_hook_that_raises_is_logged_once_and_keeps_nothing_from_the_others(method: str, caplog):
+    other = Told()
+    hook = as_hook([Broken(method), other])
+    assert hook is not None
+    said = turn()
+    for number in range(2):
+        recording = hook.begin("t", number)
+        recording.turn(said)
+        recording.reward(1.0)
+        recording.note(score=1.0)
+        recording.added([])
+        recording.finish("reset")
+    assert other.heard == [("begin", "t", 0), said, "reset", ("begin", "t", 1), said, "reset"]
+    (logged,) = caplog.records
+    assert "trajectory t, row 0" in logged.getMessage()
+    assert f" in {method} " in logged.getMessage()
+    assert "no disk" in caplog.text
+
+
 @pytest.mark.parametrize("wrong", ["rollouts", 3, {"a": 1}])
 def test_what_cannot_be_told_is_refused(wrong: object):
     with pytest.raises(TypeError, match="a Recorder, a function of a Turn, or a list"):

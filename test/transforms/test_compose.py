@@ -1268,6 +1268,18 @@ class TestRecorder:
             ("0.1", 0, 2),
         ]
 
+    def test_a_recorder_that_raises_costs_no_step(self, caplog):
+        turns = []
+
+        def broken(turn):
+            raise ValueError("no disk")
+
+        env = dataset_env(2, ToolCompose([add], recorder=[broken, turns.append]))
+        td = advance(env, env.reset(), call("add", a=1, b=1), "hello")
+        advance(env, td, "thanks", "hello")
+        assert len(turns) == 4
+        assert len([r for r in caplog.records if "no disk" in (r.exc_text or "")]) == 1
+
 
 hostile_piece = st.one_of(
     st.text(),

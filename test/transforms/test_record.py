@@ -249,7 +249,7 @@ def test_an_environment_travels_with_its_recorder_and_without_its_trajectories(r
     copy = pickle.loads(pickle.dumps(env))
     step(copy, begin(copy), "there")
     copy.close()
-    copy.transform.recordings.hook.close()
+    copy.transform.recordings.hook.hook.close()
     assert [record.turns[0].message.text for record in dump()] == ["there"]
     env.close()
     assert sorted(record.turns[0].message.text for record in dump()) == ["here", "there"]
