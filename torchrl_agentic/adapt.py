@@ -11,6 +11,7 @@ from torchrl_agentic.callee import Callee, is_async
 from torchrl_agentic.function import FunctionTool
 from torchrl_agentic.look_alike import derives, lacking
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.row import RowData
 from torchrl_agentic.tool import Tool, ToolContext, Toolset
 
 
@@ -154,6 +155,29 @@ class DuckToolset(Toolset):
         return repr(self.target)
 
 
+class DuckWorld(DuckToolset):
+    """A look-alike of a toolset that opens a world per trajectory: its `session` is an async context manager."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.name = getattr(target, "name", "") or type(target).__name__
+
+    def session(self, trajectory: str, row: RowData) -> AbstractAsyncContextManager[Any]:
+        """Open the object's world."""
+        takes_row = "row" in inspect.signature(self.target.session).parameters
+        return self.target.session(trajectory, **({"row": row} if takes_row else {}))
+
+    def branch(self, world: Any, trajectory: str) -> AbstractAsyncContextManager[Any]:
+        """Let the object open a branch, if it can."""
+        if not callable(getattr(self.target, "branch", None)):
+            return super().branch(world, trajectory)
+        return self.target.branch(world, trajectory)
+
+    async def finish(self, world: Any) -> float | None:
+        """Return what the object says of the whole trajectory, if it says anything."""
+        return await _call(self.target, "finish", world)
+
+
 def ensure_toolset(item: Any) -> Toolset:
     """Return a `Toolset` for what people bring: a Toolset itself, or a look-alike.
 
@@ -176,7 +200,7 @@ def ensure_toolset(item: Any) -> Toolset:
             "a toolset is a Toolset, or an object with setup and teardown, or one with open, close and tools;"
             f" {kind} lacks {', '.join(missing)}"
         )
-    return DuckToolset(item)
+    return DuckWorld(item) if callable(getattr(item, "session", None)) else DuckToolset(item)
 
 
 def _lacking_of_toolset(item: Any) -> list[str]:
@@ -193,7 +217,7 @@ def _without(item: Any, names: Sequence[str]) -> list[str]:
     ]
 
 
-async def _call(target: Any, method: str) -> Any:
+async def _call(target: Any, method: str, *args: Any) -> Any:
     """Call a method that may be missing, and await what it returns where that is awaitable."""
-    value = getattr(target, method, lambda: None)()
+    value = getattr(target, method, lambda *_: None)(*args)
     return await value if inspect.isawaitable(value) else value

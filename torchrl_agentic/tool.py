@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
@@ -64,6 +64,18 @@ Effects.PURE = Effects()
 Effects.EXCLUSIVE = Effects(exclusive=True)
 
 
+class Clock(Protocol):
+    """The time of one call, which its dispatcher bounds by `per_call_timeout`."""
+
+    def stop(self) -> None:
+        """Stop it: what follows is queueing."""
+        ...
+
+    def go_on(self) -> float | None:
+        """Let it run again, and return the new deadline on the event loop's clock; None if there is none."""
+        ...
+
+
 class Threads(Protocol):
     """Something that runs blocking functions off the event loop."""
 
@@ -79,8 +91,9 @@ class ToolContext:
     state: a read-only view of the environment's row, for tools with `wants_state`. sandbox, repl: what the
     tool holds, if anything. compose: the ToolCompose that dispatches. batch_index: the row. trajectory: its
     name, unique in a process. turn: counts from 0. deadline: the time of the event loop's clock at which the
-    call is stopped. row: what the data set says of the trajectory, for tools with `wants_row`. world: what
-    the tools of this tool's toolset share in this trajectory; see `Toolset.session`.
+    call is stopped; None if it is not. row: what the data set says of the trajectory, for tools with
+    `wants_row`. clock: what `queue` stops. world: what the tools of this tool's toolset share in this
+    trajectory; see `Toolset.session`.
     """
 
     call_id: str
@@ -95,7 +108,29 @@ class ToolContext:
     deadline: float | None = None
     threads: Threads | None = None
     row: RowData = NO_DATA
+    clock: Clock | None = None
     world: Any = None
+
+    async def queue(self, waiting: Awaitable[T]) -> tuple[T, ToolContext]:
+        """Await something that counts as queueing, and not as the run that `per_call_timeout` bounds.
+
+        For tools that wait in a line of their own: for a slot of the service that they call, for a human
+        being. The tool has to bound this wait itself.
+
+        Args:
+            waiting: What to wait for.
+
+        Returns:
+            Its result, and the context to go on with, whose `deadline` is later by the time that was waited.
+        """
+        if self.clock is None:
+            return await waiting, self
+        self.clock.stop()
+        try:
+            result = await waiting
+        finally:
+            deadline = self.clock.go_on()
+        return result, replace(self, deadline=deadline)
 
     async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking function off the event loop, on the dispatcher's own threads where there is one."""
@@ -113,12 +148,11 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     name: what the model writes; unique in a ToolCompose. description, input_schema: what the model is told.
     output_schema: for readers. wants_state: whether `ToolContext.state` is filled. effects: see `Effects`;
     None means PURE for a tool without sessions and `Effects(writes=[name])` for a tool with them.
-    has_deadline: whether it waits in a line of its own, and ends by itself: no `per_call_timeout` then, and
-    the waiting that `ToolResult.timing` tells of counts as such. opens_sessions: whether each trajectory gets
-    something of its own; None means that it does if the class defines `session`. opens_at_reset: whether that
-    opens when a trajectory begins, and not at the first call. wants_row: whether `ToolContext.row` and
-    `current_row` are filled. origin: where it comes from and how to give it another name, for the message
-    about two tools of one name. is_strict: the key `strict` of its spec; None: left out.
+    opens_sessions: whether each trajectory gets something of its own; None means that it does if the class
+    defines `session`. opens_at_reset: whether that opens when a trajectory begins, and not at the first call.
+    wants_row: whether `ToolContext.row` and `current_row` are filled. origin: where it comes from and how to
+    give it another name, for the message about two tools of one name. is_strict: the key `strict` of its spec;
+    None: left out.
     """
 
     name: str = ""
@@ -127,7 +161,6 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     output_schema: Schema | None = None
     wants_state: bool = False
     effects: Effects | None = None
-    has_deadline: bool = False
     opens_sessions: bool | None = None
     opens_at_reset: bool = False
     wants_row: bool = False

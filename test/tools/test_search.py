@@ -114,7 +114,7 @@ async def test_calls_beyond_the_limit_wait_and_that_counts_as_waiting():
 
     async with scripted_server(answer) as server:
         tool = SearchTool(server.url, rate_limit=2, enable_global_rate_limit=False)
-        dispatcher = Dispatcher([tool], per_call_timeout=0.001)
+        dispatcher = Dispatcher([tool])
         async with dispatcher.session("t") as session:
             calls = [ParsedCall("search", {"query_list": ["x"]}, f"c{number}") for number in range(6)]
             results = await session.run(calls)

@@ -130,6 +130,21 @@ def test_a_session_need_not_take_the_row():
     env.close()
 
 
+def test_a_look_alike_of_a_toolset_has_a_world_too():
+    class Look:
+        """No `Toolset`, but with all its methods."""
+
+        name, diary, more = "account", [], ()
+        setup, teardown, session = Ledger.setup, Ledger.teardown, Ledger.session
+        finish = Ledger.finish
+
+    env = env_of(Look(), 1, EndTrajectory(when_no_calls=True))
+    td = advance(env, begin(env), call("add", n=3) + call("double"))
+    assert results(td) == [["3", "6"]]
+    assert flags(step(env, td, "end")["next"], "trajectory_reward") == [6.0]
+    env.close()
+
+
 def test_a_branch_goes_on_with_a_copy_of_the_world():
     ledger = Ledger()
     env = env_of(ledger)

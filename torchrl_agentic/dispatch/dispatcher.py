@@ -13,7 +13,7 @@ from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.arguments import check_count, check_seconds
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.dispatch.threads import WorkerThreads
-from torchrl_agentic.dispatch.turn import TurnRun
+from torchrl_agentic.dispatch.turn import Outages, TurnRun
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.row import RowData
@@ -45,7 +45,9 @@ class Dispatcher:
     Args:
         tools: tools, look-alikes or typed functions; see `ensure_tool`.
         rate_limits: tool name → limiter. Share a limiter between dispatchers that use the same service.
-        per_call_timeout: seconds that one run may take, from its start; None: no bound.
+        per_call_timeout: seconds that one run of any tool may take, from its start and with its retries;
+            waiting for a slot of its rate limiter, or in a line of the tool's own, does not count. None: no
+            bound.
         per_turn_timeout: seconds that all calls of a turn may take, with their queueing; None: no bound.
         validate_inputs: check arguments against the tool's schema before it runs.
         max_threads: how many blocking tools run at once.
@@ -214,7 +216,8 @@ class Dispatcher:
                 all_done.set_result(None)
 
         self._sessions.update(session for session, _, _ in batch)
-        runs = [TurnRun(self, session, calls, state, finished) for session, calls, state in batch]
+        outages = Outages()
+        runs = [TurnRun(self, session, calls, state, finished, outages) for session, calls, state in batch]
         open_runs = len(runs) + 1
         for run in runs:
             run.start()
@@ -230,6 +233,7 @@ class Dispatcher:
         finally:
             if deadline is not None:
                 deadline.cancel()
+            outages.log()
         return [run.results() for run in runs]
 
     @property

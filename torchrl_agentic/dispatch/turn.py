@@ -6,11 +6,11 @@ import asyncio
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.schedule import dependencies
-from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import Slot
 from torchrl_agentic.limits.base import LOST
 from torchrl_agentic.messages import (
@@ -36,13 +36,69 @@ logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
 """How long a cancelled turn waits for its calls to end."""
+MAX_CAUSE = 500
+"""How many characters of a cause are logged."""
+SHOWN = 3
+"""How many causes, and ids, the line about the INFRA results of a step names at most."""
+
+
+class _RunClock:
+    """Bounds the run of one call; stands still while the call waits in a line of the tool's own.
+
+    queued_s: how long it has stood still.
+    """
+
+    __slots__ = ("_expire", "_loop", "_stopped_at", "_stops", "_timer", "deadline", "queued_s")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float | None, expire: Callable[[], None]
+    ) -> None:
+        self._loop, self._expire = loop, expire
+        self._stops = 0
+        self._stopped_at = 0.0
+        self.queued_s = 0.0
+        self.deadline = None if seconds is None else loop.time() + seconds
+        self._timer = self._armed()
+
+    def stop(self) -> None:
+        """Stop it; it goes on after as many calls of `go_on`."""
+        self._stops += 1
+        if self._stops == 1:
+            self._stopped_at = self._loop.time()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def go_on(self) -> float | None:
+        """Let it run again, and return the new deadline."""
+        self._stops -= 1
+        if self._stops == 0:
+            self._count()
+            self._timer = self._armed()
+        return self.deadline
+
+    def end(self) -> None:
+        """End it, whether it runs or not."""
+        if self._stops:
+            self._count()
+        self.deadline = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _count(self) -> None:
+        stood_still = self._loop.time() - self._stopped_at
+        self.queued_s += stood_still
+        if self.deadline is not None:
+            self.deadline += stood_still
+
+    def _armed(self) -> asyncio.TimerHandle | None:
+        return None if self.deadline is None else self._loop.call_at(self.deadline, self._expire)
 
 
 class _Entry:
     """A call on its way to its result."""
 
     __slots__ = (
-        "args", "began", "bound", "call", "dependents", "notes", "result", "slot", "task", "timer",
+        "args", "began", "bound", "call", "clock", "dependents", "notes", "result", "slot", "task",
         "waits_for",
     )  # fmt: skip
 
@@ -55,7 +111,7 @@ class _Entry:
         self.began: float | None = None
         self.slot: Slot | None = None
         self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.clock: _RunClock | None = None
         self.waits_for = 0
         self.dependents: list[_Entry] = []
 
@@ -70,7 +126,9 @@ class TurnRun:
         calls: Sequence[ParsedCall],
         state: Any,
         finished: Callable[[], None],
+        outages: Outages,
     ) -> None:
+        self._outages = outages
         self._dispatcher = dispatcher
         self._session = session
         self._state = state
@@ -157,12 +215,11 @@ class TurnRun:
                 entry.slot = bound.limiter.slot()
                 await entry.slot.acquire()
             entry.began = self._loop.time()
-            timeout = None if bound.tool.has_deadline else dispatcher.per_call_timeout
-            if timeout is not None:
-                entry.timer = self._loop.call_later(timeout, self._expire_call, entry)
+            expire = functools.partial(self._expire_call, entry)
+            entry.clock = _RunClock(self._loop, dispatcher.per_call_timeout, expire)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             world = None if bound.world is None else await self._session.live(bound.world)
-            value = await live.run(entry.args, self._context(entry, bound, live, world, timeout))
+            value = await live.run(entry.args, self._context(entry, bound, live, world, entry.clock))
             result = sound(ToolResult.from_value(value))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
@@ -176,8 +233,6 @@ class TurnRun:
     def _answer(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Say what became of a call that raised."""
         name = entry.call.tool
-        if isinstance(error, InfrastructureError):
-            logger.warning("tool %s: %s %s", name, error, self._where(entry))
         if (result := ToolResult.from_error(error, name)) is not None:
             return sound(result)
         if isinstance(error, asyncio.CancelledError):
@@ -194,10 +249,9 @@ class TurnRun:
         return _failure(Status.CRASH, f"Error: {name} crashed ({type(error).__name__}); it did not finish")
 
     def _context(
-        self, entry: _Entry, bound: BoundTool, live: Any, world: Any, timeout: float | None
+        self, entry: _Entry, bound: BoundTool, live: Any, world: Any, clock: _RunClock
     ) -> ToolContext:
         call, session = entry.call, self._session
-        began = entry.began or 0.0
         return ToolContext(
             call.call_id,
             call.tag,
@@ -208,9 +262,10 @@ class TurnRun:
             session.row,
             session.trajectory,
             self._turn,
-            None if timeout is None else began + timeout,
+            clock.deadline,
             self._dispatcher.threads,
             session.data if bound.tool.wants_row or bound.world is not None else NO_DATA,
+            clock,
             world,
         )
 
@@ -247,16 +302,21 @@ class TurnRun:
             return
         now = self._loop.time()
         began = entry.began if entry.began is not None else now
+        queued_s = 0.0
+        if entry.clock is not None:
+            entry.clock.end()
+            queued_s = entry.clock.queued_s
         if result.timing is not None:  # of a tool that waits in a line of its own
-            began = min(now, began + result.timing.queue_s)
+            queued_s = max(queued_s, result.timing.queue_s)
+        began = min(now, began + queued_s)
         timing = Timing(self._started, began - self._started_at, now - began)
         # The result is ours: made here, or copied from what the tool returned and may return again.
         object.__setattr__(result, "timing", timing)
         if entry.notes:
             object.__setattr__(result, "notes", entry.notes + result.notes)
         entry.result = result
-        if entry.timer is not None:
-            entry.timer.cancel()
+        if result.status is Status.INFRA:
+            self._outages.add(entry.call.tool, result.text, self._where(entry))
         if entry.slot is not None:
             entry.slot.release()
         self._release(entry.dependents)
@@ -266,6 +326,34 @@ class TurnRun:
 
     def _where(self, entry: _Entry) -> str:
         return f"(trajectory {self._session.trajectory}, turn {self._turn}, call {entry.call.call_id})"
+
+
+class Outages:
+    """The INFRA results of one step, logged in one line per tool: a dead service fails every row."""
+
+    def __init__(self) -> None:
+        self._of_tools: dict[str, tuple[Counter[str], list[str]]] = {}
+
+    def add(self, tool: str, text: str, where: str) -> None:
+        """Count a result."""
+        causes, places = self._of_tools.setdefault(tool, (Counter(), []))
+        causes[" ".join(text.removeprefix("Error: ").split())[:MAX_CAUSE]] += 1
+        if len(places) < SHOWN:
+            places.append(where)
+
+    def log(self) -> None:
+        """Log what was counted: for each tool how many calls, the commonest causes, and the first ids."""
+        for tool, (causes, places) in self._of_tools.items():
+            total, most = causes.total(), causes.most_common(SHOWN)
+            if total == 1:
+                logger.warning("tool %s: %s %s", tool, most[0][0], places[0])
+                continue
+            told = "; ".join(f"{count} x {cause}" for cause, count in most)
+            others = len(causes) - len(most)
+            more = f"; and {others} other causes" if others else ""
+            logger.warning(
+                "tool %s: %s calls got INFRA: %s%s; first: %s", tool, total, told, more, ", ".join(places)
+            )
 
 
 def sound(result: ToolResult) -> ToolResult:

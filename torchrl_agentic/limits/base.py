@@ -181,6 +181,12 @@ class Limiter(ABC):
     def stats(self) -> LimiterStats:
         """Tell what is going on now, and how long calls have waited."""
 
+    @property
+    def circuit(self) -> Literal["closed", "open", "half_open"]:
+        """Whether calls are let through, refused, or tried one at a time; see `Breaker`."""
+        with self._lock:
+            return "closed" if self._breaker is None else self._breaker.state(self._clock())
+
     def slot(self) -> Slot:
         """Give the right to run one call, as an async context manager."""
         return Slot(self)

@@ -49,7 +49,6 @@ class SearchTool(Tool):
         },
         "required": ["query_list"],
     }
-    has_deadline: bool = True
 
     def __init__(
         self,
@@ -104,7 +103,6 @@ class SearchTool(Tool):
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Search, and show what was found for each query."""
-        del ctx
         queries = [str(query) for query in cast("list[JSON]", args["query_list"])]
         if not all(query.strip() for query in queries):
             raise ToolError("a query is empty; write what to search for")
@@ -114,7 +112,7 @@ class SearchTool(Tool):
             await self.setup()
         assert self._service is not None
         payload = {"queries": queries, "topk": self.topk, "return_scores": True}
-        answer = await self._service.post(self.url, payload, timeout=self.timeout)
+        answer = await self._service.post(self.url, payload, timeout=self.timeout, ctx=ctx)
         if answer.status >= 400:
             raise ServiceError(
                 f"the retrieval service refused the request ({answer.status}): {str(answer.data)[:300]}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import functools
 import json
+import math
 import random
 import time
 import urllib.parse
@@ -15,18 +15,22 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
-import stamina
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.limits.adapt import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.tool import ToolContext
 
 BUSY = frozenset({429, 503})
 """What a service answers that has too much to do."""
 WORTH_RETRYING = BUSY | {502, 504}
 MAX_ANSWER_BYTES = 64 << 20
 BREAK_AFTER, BREAK_S = 10, 10.0
+MARGIN_S, MARGIN_SHARE = 0.5, 0.1
+"""How long before the deadline of its call a client gives up: so many seconds, or that share of the time."""
+LEAST_SHARE = 0.05
+"""A call that gets its first slot with less than this share of its time left is not sent."""
 _SHOWN = 300
 
 
@@ -79,11 +83,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to go on trying.
+    """How long to go on trying. A call of a ToolCompose also ends before its `per_call_timeout`.
 
-    deadline_s: for all of it, with the waiting. tries: how many at most. first_s, longest_s: the pause after
-    the first try, which doubles, and its bound; each is longer by a random part. Where a service says how
-    long to wait, that counts.
+    Args:
+        deadline_s: Seconds for all of it, with the waiting for a slot of the limiter.
+        tries: Number of tries at most.
+        first_s: Seconds to pause after the first try; each further pause is twice as long, and all are longer
+            by a random part. Where the service says how long to wait, that counts.
+        longest_s: Bound of a pause, in seconds.
     """
 
     deadline_s: float = 300.0
@@ -132,75 +139,101 @@ class ServiceClient:
             "trust_env": trust_env,
         }
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self.answered_at = -math.inf
 
     async def post(
         self,
         url: str,
-        payload: JSON,
+        payload: JSON | Callable[[float | None], JSON],
         *,
         timeout: float,
         check: Callable[[JSON], None] | None = None,
+        ctx: ToolContext | None = None,
     ) -> Answer:
         """Post JSON, again where that may help, until there is an answer.
 
-        timeout: seconds for one try. check: raises a `ServiceError` for an answer that is none.
+        With a context, the call ends with an error shortly before `ctx.deadline`. The time in which it waits
+        for its first slot counts as queueing as long as the service answers others; where it answers nobody,
+        the call ends as if it did not have to wait. A call that begins while the circuit of the limiter is
+        open fails at once, and is tried once at most until it is closed again.
+
+        Args:
+            url: Where to post to.
+            payload: What to post, or a function that makes it for each try, given the seconds that are left.
+            timeout: Seconds for one try.
+            check: Raises a `ServiceError` for an answer that is none.
+            ctx: The context of the tool call that this is for.
 
         Raises:
-            ServiceError: there was no answer, or none below 500, in all tries and all the time.
-            CircuitOpen: the service has failed so often that it is not tried now.
+            ServiceError: The service gave no answer, or none below 500, in all tries and all the time.
+            CircuitOpen: The service has failed so often that it is not tried now.
         """
-        began, tries = time.monotonic(), 0
-        patience, last = self.patience, ""
-        attempts = stamina.retry_context(
-            on=functools.partial(_backoff, began + patience.deadline_s),
-            attempts=patience.tries,
-            timeout=patience.deadline_s,
-            wait_initial=patience.first_s,
-            wait_max=patience.longest_s,
-            wait_jitter=patience.first_s,
-        )
+        limiter = self.limiter
+        call = _Call(self, ctx)
+        most = 1 if limiter is not None and limiter.circuit != "closed" else self.patience.tries
+        tries, last = 0, None
+        bound = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(patience.deadline_s):
-                async for attempt in attempts:
-                    with attempt:
-                        tries += 1
-                        try:
-                            started, response = await self._try(url, payload, timeout, check)
-                        except ServiceError as error:
-                            last = f"; last: {error}"
+            async with bound:
+                call.expire = lambda: bound.reschedule(call.now())
+                while True:
+                    tries += 1
+                    try:
+                        async with await call.slots() as stack:
+                            del stack
+                            started = call.now()
+                            body = payload(call.left_s) if callable(payload) else payload
+                            status, data = await self._try(url, body, timeout, check)
+                        ended = call.now()
+                        return Answer(status, data, started - call.began, ended - started, tries)
+                    except (ServiceError, CircuitOpen) as error:
+                        last = error
+                        seconds = _pause_s(tries, error, self.patience)
+                        if tries >= most or seconds is None:
                             raise
-                        now = time.monotonic()
-                        status, data = response
-                        return Answer(status, data, started - began, now - started, tries)
+                        if isinstance(error, CircuitOpen) and call.now() + seconds >= call.until:
+                            raise
+                    if call.now() + seconds >= call.until:
+                        raise TimeoutError
+                    await asyncio.sleep(seconds)
         except TimeoutError:
-            text = f"{self.name} gave no answer within {patience.deadline_s:g} s and {tries} tries{last}"
+            if limiter is not None and (bound.expired() or last is None) and self.answered_at < call.began:
+                limiter.failed()
+            told = f"; last: {last}" if last else "" if tries > 1 else ", or no slot of its limiter was free"
+            text = (
+                f"{self.name} gave no answer within {call.until - call.began:.3g} s and {tries} tries{told}"
+            )
             raise ServiceError(text, "deadline") from None
-        raise AssertionError("unreachable: the last try returns or raises")
+        finally:
+            call.end()
 
-    async def _try(
-        self, url: str, payload: JSON, timeout: float, check: Callable[[JSON], None] | None
-    ) -> tuple[float, tuple[int, JSON]]:
+    async def slots(self) -> contextlib.AsyncExitStack:
+        """Wait for a connection and a slot of the limiter, which are held until the stack is closed."""
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._connections.slot())
             if self.limiter is not None:
                 await stack.enter_async_context(self.limiter.slot())
-            started = time.monotonic()
-            try:
-                found = await self._send(url, payload, timeout)
-                if check is not None and found[0] < 400:
-                    check(found[1])
-            except ServiceError as error:
-                if self.limiter is not None:
-                    # One that answers too late has too much to do as well; one that says that it failed is
-                    # there.
-                    if error.status in BUSY or error.reason == "timeout":
-                        self.limiter.overloaded(error.retry_after)
-                    elif error.reason != "sandbox_error":
-                        self.limiter.failed()
-                raise
+            return stack.pop_all()
+
+    async def _try(
+        self, url: str, payload: JSON, timeout: float, check: Callable[[JSON], None] | None
+    ) -> tuple[int, JSON]:
+        try:
+            found = await self._send(url, payload, timeout)
+            if check is not None and found[0] < 400:
+                check(found[1])
+        except ServiceError as error:
             if self.limiter is not None:
-                self.limiter.succeeded()
-            return started, found
+                # One that answers too late has too much to do as well; one that says that it failed is there.
+                if error.status in BUSY or error.reason == "timeout":
+                    self.limiter.overloaded(error.retry_after)
+                elif error.reason != "sandbox_error":
+                    self.limiter.failed()
+            raise
+        self.answered_at = asyncio.get_running_loop().time()
+        if self.limiter is not None:
+            self.limiter.succeeded()
+        return found
 
     async def _send(self, url: str, payload: JSON, timeout: float) -> tuple[int, JSON]:
         try:
@@ -267,16 +300,88 @@ class ServiceClient:
         return {**self.__dict__, "_clients": {}}  # connections stay where they are
 
 
-def _backoff(until: float, error: Exception) -> bool | float:
-    """Say whether, and if somebody said so when, to try again."""
+class _Call:
+    """The time of one call of a service, which expires at `until`.
+
+    While the call waits for its first slot, `until` is later whenever the service has answered somebody: its
+    line moves. The clock is the event loop's.
+    """
+
+    def __init__(self, service: ServiceClient, ctx: ToolContext | None) -> None:
+        self._service, self._ctx = service, ctx
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self.began = self.now()
+        self._limit_s = seconds_left(ctx)
+        self._latest = self.began + service.patience.deadline_s
+        self._is_queueing = True
+        self.until = self._latest if self._limit_s is None else min(self._latest, self.began + self._limit_s)
+        self.expire: Callable[[], None] = lambda: None
+        self._timer = self._loop.call_at(self.until, self._ring)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until it expires, for a call of a tool; None for others."""
+        return None if self._limit_s is None else self.until - self.now()
+
+    async def slots(self) -> contextlib.AsyncExitStack:
+        """Wait for what a try needs; for the first one, as a wait in line.
+
+        Raises:
+            TimeoutError: If the time that is left is too short for a try.
+        """
+        if self._ctx is None or not self._is_queueing:
+            return await self._service.slots()
+        found, self._ctx = await self._ctx.queue(self._service.slots())
+        self._postpone()
+        self._is_queueing = False
+        left = seconds_left(self._ctx)
+        if left is not None:
+            self.until = min(self.until, self.now() + left)
+        if self._limit_s is not None and self.until - self.now() < LEAST_SHARE * self._limit_s:
+            await found.aclose()
+            raise TimeoutError
+        return found
+
+    def end(self) -> None:
+        """Let it never expire."""
+        self._timer.cancel()
+
+    def _postpone(self) -> None:
+        if self._is_queueing and self._limit_s is not None:
+            since = max(self.began, self._service.answered_at)
+            self.until = min(self._latest, since + self._limit_s)
+
+    def _ring(self) -> None:
+        self._postpone()
+        if self.now() < self.until:
+            self._timer = self._loop.call_at(self.until, self._ring)
+        else:
+            self.expire()
+
+
+def seconds_left(ctx: ToolContext | None) -> float | None:
+    """Return the seconds that a client may take for a call, a little less than its dispatcher allows.
+
+    Args:
+        ctx: The context of the call; None for one that has no deadline.
+    """
+    if ctx is None or ctx.deadline is None:
+        return None
+    left = ctx.deadline - asyncio.get_running_loop().time()
+    return left - min(MARGIN_S, MARGIN_SHARE * left)
+
+
+def _pause_s(tries: int, error: ServiceError | CircuitOpen, patience: Patience) -> float | None:
+    """Return how long to pause after so many tries, or None if another one is of no use."""
     if isinstance(error, CircuitOpen):
-        in_time = time.monotonic() + error.retry_after < until
-        return _longer(error.retry_after) if in_time else False
-    if not isinstance(error, ServiceError) or not error.is_transient:
-        return False
-    if error.retry_after is None:
-        return True
-    return _longer(min(error.retry_after, MAX_PAUSE_S))
+        return _longer(error.retry_after)
+    if not error.is_transient:
+        return None
+    if error.retry_after is not None:
+        return _longer(min(error.retry_after, MAX_PAUSE_S))
+    pause = patience.first_s * 2.0 ** min(tries - 1, 64) + patience.first_s * random.random()
+    return min(patience.longest_s, pause)
 
 
 def _longer(seconds: float) -> float:

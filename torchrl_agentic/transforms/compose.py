@@ -75,7 +75,8 @@ class ToolCompose(ToolList):
         tools: tools, look-alikes or typed functions.
         parser: a parser or a registered name.
         rate_limits: tool name → limiter; share the object among environments that use the same service.
-        per_call_timeout: seconds that one run may take, from its start; None: no bound.
+        per_call_timeout: seconds that one run of any tool may take, from its start and with its retries;
+            waiting for a slot of a limiter does not count. None: no bound.
         per_turn_timeout: seconds that all calls of a step may take, with their queueing; None: no bound.
         pass_state_to_tools: whether tools with `wants_state` get a read-only view of their row's state.
         tool_role: the role of the messages that carry results.

@@ -184,12 +184,14 @@ def test_a_server_of_2026_that_knows_no_initialize_is_used_and_tells_of_changes(
     assert results(step(env, begin(env), call("later7"))["next"])[0] == ["later7"]
 
 
-def test_a_timeout_of_the_toolset_stands_in_for_that_of_the_environment(demo):
-    transform = ToolCompose([], per_call_timeout=0.001)
-    transform.add_toolset(MCPToolset(demo(), tools=["hold"], request_timeout=0.3))
+@pytest.mark.parametrize(("per_call", "of_server", "smaller"), [(30.0, 0.2, "0.2"), (0.2, 30.0, "0.18")])
+def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server, smaller):
+    """The toolset ends it a little before the environment would, so that the server is told."""
+    transform = ToolCompose([], per_call_timeout=per_call)
+    transform.add_toolset(MCPToolset(demo(), tools=["hold"], request_timeout=of_server))
     env = chat_env((1,), transform)
     try:
         (held,) = results(step(env, begin(env), call("hold", label="x"))["next"])[0]
     finally:
         transform.close()
-    assert held == "Error: hold timed out: no answer within 0.3 s"
+    assert held == f"Error: hold timed out: no answer within {smaller} s"

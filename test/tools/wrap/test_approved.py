@@ -96,12 +96,14 @@ async def test_nobody_there_is_a_refusal():
     )  # fmt: skip
 
 
-async def test_the_tool_has_a_time_of_its_own_after_the_wait():
-    (result,) = await ask(Approved(Gated(), lambda *_: True, wait_s=60, timeout_s=0.01), {})
+async def test_the_tool_is_bounded_by_the_timeout_of_a_call_after_the_wait():
+    dispatcher = Dispatcher([Approved(Gated(), lambda *_: True, wait_s=60)], per_call_timeout=0.01)
+    (result,) = await dispatcher.session("t").run([ParsedCall("gated", {}, "c")])
+    await dispatcher.close()
     assert result.status is Status.TIMEOUT
 
 
-async def test_the_tool_knows_its_deadline_after_the_wait():
+async def test_the_deadline_that_the_tool_knows_is_later_by_the_wait():
     seen = []
 
     class Looks(Scripted):
@@ -109,18 +111,21 @@ async def test_the_tool_knows_its_deadline_after_the_wait():
             seen.append(ctx.deadline)
             return ToolResult(timing=Timing(0, 5.0, 0))
 
-    loop = asyncio.get_running_loop()
-    result = await by_hand(Approved(Looks(), lambda *_: True, wait_s=60, timeout_s=50))
-    assert loop.time() + 40 < seen[0] <= loop.time() + 50
+    async def policy(name, args, ctx):
+        seen.append(ctx.deadline)
+        await asyncio.sleep(0.02)
+        return True
+
+    dispatcher = Dispatcher([Approved(Looks(), policy, wait_s=60)], per_call_timeout=50)
+    await dispatcher.session("t").run([ParsedCall("scripted", {}, "c")])
+    await dispatcher.close()
+    assert seen[1] >= seen[0] + 0.02
+    result = await by_hand(Approved(Looks(), policy, wait_s=60))
+    assert seen[3] is None
     assert result.timing.queue_s >= 5.0
 
-    tool = Looks()
-    tool.has_deadline = True
-    await by_hand(Approved(tool, lambda *_: True, wait_s=60, timeout_s=50))
-    assert seen[1] is None
 
-
-@pytest.mark.parametrize("options", [{"wait_s": 0}, {"wait_s": float("nan")}, {"timeout_s": -1}])
-def test_times_that_mean_nothing_are_refused(options):
+@pytest.mark.parametrize("wait_s", [0, float("nan"), -1])
+def test_times_that_mean_nothing_are_refused(wait_s):
     with pytest.raises(ValueError, match="must be above 0"):
-        Approved(add, lambda *_: True, **options)
+        Approved(add, lambda *_: True, wait_s=wait_s)

@@ -1,7 +1,12 @@
 """A tool is tried again only for what may pass, only where that is safe, and never past its deadline."""
 
 import asyncio
+import errno
+import logging
+import socket
+import urllib.error
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +60,67 @@ async def test_what_will_not_pass_is_not(bad):
     assert len(tool.seen) == 1
 
 
+def of_library(package, name):
+    """An exception as a client raises it: a subclass of the one that is looked for."""
+    base = type(name, (Exception,), {"__module__": f"{package}.exceptions"})
+    return type("Special", (base,), {})("no answer")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ConnectionRefusedError("nobody there"),
+        BrokenPipeError(),
+        TimeoutError("late"),
+        socket.gaierror(-2, "no such name"),
+        urllib.error.URLError("unreachable"),
+        OSError(errno.EHOSTUNREACH, "no route"),
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("late"),
+        httpx.RemoteProtocolError("cut"),
+        of_library("aiohttp", "ClientConnectionError"),
+        of_library("requests", "ConnectionError"),
+        of_library("httpcore", "NetworkError"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_connection_that_fails_is_tried_again_and_nobodys_fault_in_the_end(lost):
+    (result,) = await ask(retrying(lost, lost, "fine"), {})
+    assert (result.text, result.metrics) == ("fine", {"retries": 2})
+    (result,) = await ask(retrying(lost), {})
+    assert result.status is (Status.TIMEOUT if isinstance(lost, TimeoutError) else Status.INFRA)
+    (result,) = await ask(retrying(lost, attempts=1), {})
+    assert result.status is (Status.TIMEOUT if isinstance(lost, TimeoutError) else Status.INFRA)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        FileNotFoundError(errno.ENOENT, "no file"),
+        PermissionError(errno.EACCES, "not yours"),
+        KeyError("x"),
+        urllib.error.HTTPError("http://x", 404, "Not Found", {}, None),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_other_exceptions_are_bugs_unless_they_are_named(bug, caplog):
+    caplog.set_level(logging.CRITICAL)
+    tool = retrying(bug, "fine")
+    (result,) = await ask(tool, {})
+    assert (result.status, len(tool.seen)) == (Status.CRASH, 1)
+    (result,) = await ask(retrying(bug, "fine", on=(type(bug),)), {})
+    assert (result.text, result.metrics) == ("fine", {"retries": 1})
+    (result,) = await ask(retrying(bug, on=[type(bug)]), {})
+    assert result.status is Status.INFRA
+    assert type(bug).__name__ in result.text
+
+
+@pytest.mark.parametrize("on", [KeyError, ("KeyError",), (ToolError,), (KeyboardInterrupt,)])
+def test_what_is_no_exception_to_try_again_after_is_refused(on):
+    with pytest.raises(TypeError):
+        retrying("x", on=on)
+
+
 async def test_the_first_try_that_is_answered_is_passed_on_as_it_is():
     whole = ToolResult.from_text("x")
     assert await by_hand(retrying(whole)) is whole
@@ -64,7 +130,8 @@ async def test_tries_come_to_an_end_and_whoever_runs_the_job_reads_how_many(capl
     (result,) = await ask(retrying(INFRA, attempts=4), {})
     assert (result.status, result.metrics) == (Status.INFRA, {"retries": 3})
     assert result.text == "Error: scripted is not available at the moment: overloaded"
-    assert "overloaded after 4 tries (trajectory t, turn 0, call c0)" in caplog.text
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "overloaded (trajectory t, turn 0, call c0)" in line
 
 
 async def test_retries_within_retries_are_added_up():

@@ -126,16 +126,43 @@ class Client:
         raise InfrastructureError(f"the MCP server {self.config.name!r} lists its tools without end")
 
     async def call(
-        self, name: str, args: Mapping[str, JSON], *, timeout: float | None, on_progress: ProgressFnT
+        self,
+        name: str,
+        args: Mapping[str, JSON],
+        *,
+        timeout: float | None,
+        left_s: float | None = None,
+        on_progress: ProgressFnT,
     ) -> tuple[CallToolResult, Sequence[str]]:
-        """Call a tool; give what it answered, and what the model should be told besides.
+        """Call a tool.
+
+        Args:
+            name: Name of the tool, as the server has it.
+            args: Its arguments.
+            timeout: Seconds that the server may take to answer; None: no bound.
+            left_s: Seconds until the call ends, with connecting where that is needed; None: no bound.
+            on_progress: Called with what the server says meanwhile.
+
+        Returns:
+            What the server answered, and what the model should be told besides.
 
         Raises:
-            ToolError: the server refuses the call.
-            TimeoutError: there was no answer in time; the server was told that nobody waits any more.
-            InfrastructureError: the server was lost, or does not keep to the protocol.
+            ToolError: The server refuses the call.
+            TimeoutError: There was no answer in time; the server was told that nobody waits any more.
+            InfrastructureError: The server was lost, cannot be connected to in time, or does not keep to the
+                protocol.
         """
-        connection = await self.connection()
+        until = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        try:
+            async with asyncio.timeout_at(until):
+                connection = await self.connection()
+        except TimeoutError:
+            raise InfrastructureError(
+                f"the MCP server {self.config.name!r} cannot be connected to within {left_s:.3g} s"
+            ) from None
+        if until is not None:
+            left_s = until - asyncio.get_running_loop().time()
+            timeout = left_s if timeout is None else min(timeout, left_s)
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(args)))
         try:
             async with asyncio.timeout(timeout):
@@ -145,7 +172,7 @@ class Client:
                     request, _RESULT, progress_callback=on_progress
                 )
         except TimeoutError:
-            raise TimeoutError(f"no answer within {timeout:g} s") from None
+            raise TimeoutError(f"no answer within {timeout:.3g} s") from None
         except MCPError as error:
             raise self._failure(connection, error) or ToolError(
                 error.message, {"code": error.code, "data": error.data}

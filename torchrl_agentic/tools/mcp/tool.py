@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +16,7 @@ from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 from torchrl_agentic.tools.mcp.parts import result_of
 from torchrl_agentic.tools.mcp.progress import MCPProgress
+from torchrl_agentic.tools.service import seconds_left
 
 if TYPE_CHECKING:
     import mcp_types
@@ -34,8 +35,6 @@ class MCPTool(Tool):
     The `meta` of its results: "structured" is the structured content, "progress" the last that was told of
     it, "restarts" how often the server was lost before.
     """
-
-    has_deadline: bool = True
 
     def __init__(self, toolset: MCPToolset, name: str, definition: mcp_types.Tool) -> None:
         self.toolset = toolset
@@ -68,7 +67,8 @@ class MCPTool(Tool):
         limiter, asked = self.toolset.limiter, time.monotonic()
         if limiter is None:
             return await self._call(client, args, ctx, asked)
-        async with limiter.slot():
+        async with contextlib.AsyncExitStack() as stack:
+            _, ctx = await ctx.queue(stack.enter_async_context(limiter.slot()))
             try:
                 result = await self._call(client, args, ctx, asked)
             except (InfrastructureError, TimeoutError):
@@ -90,7 +90,11 @@ class MCPTool(Tool):
                 self.toolset.on_progress(last[0])
 
         found, news = await client.call(
-            self.server_name, args, timeout=self.toolset.request_timeout, on_progress=told
+            self.server_name,
+            args,
+            timeout=self.toolset.request_timeout,
+            left_s=seconds_left(ctx),
+            on_progress=told,
         )
         result = result_of(found)
         meta: dict[str, Any] = dict(result.meta or {})
@@ -110,7 +114,7 @@ class MCPTool(Tool):
 class SessionMCPTool(MCPTool):
     """A tool of a server that each trajectory has a session of its own with; its other tools share that."""
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Self]:
         """Connect for this trajectory, or join the tools that have."""
         async with self.toolset.of_trajectory(trajectory) as client:

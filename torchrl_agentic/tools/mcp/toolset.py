@@ -40,7 +40,7 @@ class MCPToolset(Toolset):
         name_prefix: put before each name. Two servers with tools of one name need it; else that is an error.
             What models cannot write in a name becomes "_".
         request_timeout: seconds that the server may take for a call, from when it is sent; None: no bound.
-            It stands in for the `per_call_timeout` of ToolCompose.
+            The `per_call_timeout` of the ToolCompose bounds the call too: the smaller of both counts.
         start_timeout: seconds that it may take until it is ready, and again to list its tools.
         tools: names of the tools to offer, as the server has them; None: all.
         sessions: "shared": one connection for this process; "trajectory": one for each trajectory that

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self, cast
 
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Fields, fields_of
+from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.sandbox_fusion.capped import capped
-from torchrl_agentic.tools.service import Answer, Patience, ServiceClient, ServiceError
+from torchrl_agentic.tools.service import Answer, Patience, ServiceClient, ServiceError, seconds_left
 
 ENDPOINT = "SANDBOX_FUSION_ENDPOINT"
 """The environment variable that names the service where no URL is given."""
@@ -23,6 +24,10 @@ LANGUAGES = (
 )  # fmt: skip
 MARGIN_S = 10.0
 """How much longer than a run may take we wait for its answer."""
+ANSWER_S, ANSWER_SHARE = 2.0, 0.1
+"""How long before the end of a call a run has to end: so many seconds, or that share of what is left."""
+FAIR_SHARE = 0.9
+"""A run that was stopped before this share of its time is the service's fault: waiting took the rest."""
 
 
 class Outcome(StrEnum):
@@ -42,7 +47,7 @@ class RunResult:
     exit_code: negative for a signal; None where it was stopped. seconds, compile_seconds: as the service
     measured them. compile_output: what the compiler said. files: those asked for, by path. display: what
     cells showed besides text, by MIME type each. errors: what cells raised. undecodable: whether output was
-    no UTF-8.
+    no UTF-8. timeout_s: how long it was allowed to take.
     """
 
     outcome: Outcome
@@ -59,6 +64,7 @@ class RunResult:
     queue_s: float = 0.0
     run_s: float = 0.0
     tries: int = 1
+    timeout_s: float | None = None
 
     @property
     def undecodable(self) -> bool:
@@ -107,16 +113,25 @@ class SandboxFusionClient:
         files: Mapping[str, bytes] | None = None,
         fetch_files: Sequence[str] = (),
         cap_output: bool = True,
+        ctx: ToolContext | None = None,
     ) -> RunResult:
         """Run a program from its start to its end.
 
-        run_timeout, compile_timeout: seconds each; None: as long as the run. memory_limit_mb: -1 for none.
-        files: path → content, put there before; fetch_files: paths read afterwards. cap_output: for Python,
-        keep long output from blocking the service, see `capped`.
+        Args:
+            code: The program.
+            language: One of `LANGUAGES`.
+            run_timeout: Seconds that it may run; less if its call ends before.
+            compile_timeout: Seconds that compiling may take, likewise; None: as long as the run.
+            memory_limit_mb: -1 for none.
+            stdin: What the program can read.
+            files: Contents of files by path, put there before.
+            fetch_files: Paths that are read afterwards.
+            cap_output: For Python, keep long output from blocking the service, see `capped`.
+            ctx: The context of the tool call that this is for; its deadline bounds everything.
 
         Raises:
-            ServiceError: the service failed.
-            ValueError: there is no such language.
+            ServiceError: The service failed, or left the program less time than a call has.
+            ValueError: There is no such language.
         """
         if language not in LANGUAGES:
             raise ValueError(f"no language {language!r}; there are {', '.join(LANGUAGES)}")
@@ -124,15 +139,16 @@ class SandboxFusionClient:
         payload = {
             "code": capped(code) if cap_output and language == "python" else code,
             "language": language,
-            "compile_timeout": compile_s,
-            "run_timeout": run_timeout,
             "memory_limit_MB": memory_limit_mb,
             "stdin": stdin,
             "files": _packed(files),
             "fetch_files": list(fetch_files),
         }
-        answer = await self._post("/run_code", payload, run_timeout + compile_s + MARGIN_S)
-        return _code_result(answer)
+        times = _Times({"run_timeout": run_timeout, "compile_timeout": compile_s}, ctx)
+        if language != "python":  # it may take both, one after the other
+            times.share_s = run_timeout + compile_s
+        answer = await self._post("/run_code", payload, times, run_timeout + compile_s + MARGIN_S, ctx)
+        return times.checked(_code_result(answer), "run_timeout")
 
     async def run_jupyter(
         self,
@@ -143,26 +159,41 @@ class SandboxFusionClient:
         memory_limit_mb: int = -1,
         files: Mapping[str, bytes] | None = None,
         fetch_files: Sequence[str] = (),
+        ctx: ToolContext | None = None,
     ) -> RunResult:
         """Run cells one after the other in a new kernel; the later ones run after an error too.
 
+        Args:
+            cells: Their code.
+            total_timeout: Seconds that all may take; less if the call ends before.
+            cell_timeout: Seconds that each may take; 0 for no bound.
+            memory_limit_mb: -1 for none.
+            files: Contents of files by path, put there before.
+            fetch_files: Paths that are read afterwards.
+            ctx: The context of the tool call that this is for; its deadline bounds everything.
+
         Raises:
-            ServiceError: the service failed.
+            ServiceError: The service failed, or left the cells less time than a call has.
         """
         payload = {
             "cells": list(cells),
             "cell_timeout": cell_timeout,
-            "total_timeout": total_timeout,
             "memory_limit_MB": memory_limit_mb,
             "kernel": "python3",
             "files": _packed(files),
             "fetch_files": list(fetch_files),
         }
-        answer = await self._post("/run_jupyter", payload, total_timeout + 2 * MARGIN_S)
-        return _jupyter_result(answer)
+        times = _Times({"total_timeout": total_timeout}, ctx)
+        answer = await self._post("/run_jupyter", payload, times, total_timeout + 2 * MARGIN_S, ctx)
+        return times.checked(_jupyter_result(answer), "total_timeout")
 
-    async def _post(self, path: str, payload: Fields, timeout: float) -> Answer:
-        answer = await self.service.post(self.url + path, payload, timeout=timeout, check=_check)
+    async def _post(
+        self, path: str, payload: Fields, times: _Times, timeout: float, ctx: ToolContext | None
+    ) -> Answer:
+        def at_this_try(left_s: float | None) -> JSON:
+            return {**payload, **times.within(left_s)}
+
+        answer = await self.service.post(self.url + path, at_this_try, timeout=timeout, check=_check, ctx=ctx)
         if answer.status >= 400:
             raise ServiceError(
                 f"the sandbox service refused the request ({answer.status}): {str(answer.data)[:500]}",
@@ -182,6 +213,42 @@ class SandboxFusionClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class _Times:
+    """How long the service may take, cut so that its answer comes before the call ends.
+
+    Args:
+        wanted: Seconds by the names that they have in the request.
+        ctx: The context of the call.
+    """
+
+    def __init__(self, wanted: Mapping[str, float], ctx: ToolContext | None) -> None:
+        self._wanted = wanted
+        self.share_s = max(wanted.values())  # the longest that all of them take together
+        self._fair = self.within(seconds_left(ctx))
+        self._last = self._fair
+
+    def within(self, left_s: float | None) -> Mapping[str, float]:
+        """Return the seconds for a try that has to end in so many."""
+        self._last = self._wanted
+        if left_s is not None:
+            part = min(1.0, (left_s - min(ANSWER_S, ANSWER_SHARE * left_s)) / self.share_s)
+            self._last = {name: max(0.01, seconds * part) for name, seconds in self._wanted.items()}
+        return self._last
+
+    def checked(self, result: RunResult, name: str) -> RunResult:
+        """Return the result with the time that the run was allowed.
+
+        Raises:
+            ServiceError: If the program was stopped in less time than a call has that does not wait.
+        """
+        allowed, fair = self._last[name], self._fair[name]
+        stopped = result.outcome in (Outcome.RUN_TIMEOUT, Outcome.COMPILE_TIMEOUT)
+        if stopped and allowed < FAIR_SHARE * fair:
+            text = f"the sandbox service left the program only {allowed:.1f} of its {fair:.1f} s"
+            raise ServiceError(text, "deadline")
+        return replace(result, timeout_s=allowed)
 
 
 def service_url(url: str | None) -> str:

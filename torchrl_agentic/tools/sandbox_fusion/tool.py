@@ -48,14 +48,15 @@ class SandboxFusionTool(Tool):
         num_workers: how many calls of this process are under way at once.
         rate_limit: how many of all processes are; with enable_global_rate_limit=False, of this one alone.
             None: no limit. The limit belongs to the service: tools that name the same URL share it.
-        default_timeout: seconds that the code may run, and as many for compiling it.
+        default_timeout: seconds that the code may run, and as many for compiling it; less where the
+            `per_call_timeout` of the ToolCompose would end the call before: for longer runs, raise that too.
         default_language: one of the languages of the service.
         memory_limit_mb: -1 for none.
         files: path → content, put beside the code. fetch_files: paths that come back, as `FileRefPart`s
             and, for images, as `ImagePart`s.
         jupyter: run the code as a cell, whose last value and figures are shown.
         cap_output: keep long output of Python from blocking the service, see `capped`.
-        patience: how long to go on where the service is busy or fails.
+        patience: how long to go on where the service is busy or fails; `per_call_timeout` bounds it.
         output_max_chars: longer output loses its middle.
         strict: as the schema says it; None: it does not.
 
@@ -70,7 +71,6 @@ class SandboxFusionTool(Tool):
         "properties": {"code": {"type": "string", "description": "The code to execute."}},
         "required": ["code"],
     }
-    has_deadline: bool = True
 
     def __init__(
         self,
@@ -145,7 +145,6 @@ class SandboxFusionTool(Tool):
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run the code, and show what it printed and how it ended."""
-        del ctx
         if self._client is None:
             await self.setup()
         code = str(args["code"])
@@ -156,6 +155,7 @@ class SandboxFusionTool(Tool):
                 memory_limit_mb=self.memory_limit_mb,
                 files=self.files,
                 fetch_files=self.fetch_files,
+                ctx=ctx,
             )
         else:
             result = await self.client.run_code(
@@ -166,6 +166,7 @@ class SandboxFusionTool(Tool):
                 files=self.files,
                 fetch_files=self.fetch_files,
                 cap_output=self.cap_output,
+                ctx=ctx,
             )
         return self._shown(result)
 
@@ -208,7 +209,7 @@ class SandboxFusionTool(Tool):
             lines.append(trace if isinstance(trace, str) else "\n".join(map(str, trace)))
         if result.outcome in (Outcome.COMPILE_FAILED, Outcome.COMPILE_TIMEOUT):
             lines.append(f"[compiling failed]\n{result.compile_output.rstrip()}".rstrip())
-        seconds = f"{self.default_timeout:g} s"
+        seconds = f"{self.default_timeout if result.timeout_s is None else result.timeout_s:.3g} s"
         if result.outcome is Outcome.COMPILE_TIMEOUT:
             lines.append(f"[compiling was stopped after {seconds}]")
         elif result.outcome is Outcome.RUN_TIMEOUT:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torchrl_agentic.messages import JSON, Status, Timing, ToolResult, altered
@@ -32,25 +31,18 @@ class Approved(Wrapped):
         tool: the tool.
         policy: see `Policy`.
         wait_s: seconds that the policy may take, for human beings: the wait then counts as queueing, not as
-            the tool's time, and who does not answer refuses. None: it is part of the call, and of its
+            the tool's time, and no answer is a refusal. None: it is part of the call, and of its
             `per_call_timeout`.
-        timeout_s: seconds that the tool may take after such a wait; a tool with a deadline of its own keeps
-            that.
 
     Raises:
-        ValueError: `wait_s` or `timeout_s` is not above 0.
+        ValueError: `wait_s` is not above 0.
     """
 
-    def __init__(
-        self, tool: Any, policy: Policy, *, wait_s: float | None = None, timeout_s: float = 30.0
-    ) -> None:
+    def __init__(self, tool: Any, policy: Policy, *, wait_s: float | None = None) -> None:
         super().__init__(tool)
-        if not timeout_s > 0 or (wait_s is not None and not wait_s > 0):
-            raise ValueError(f"wait_s and timeout_s must be above 0; got {wait_s} and {timeout_s}")
+        if wait_s is not None and not wait_s > 0:
+            raise ValueError(f"wait_s must be above 0 seconds, or None; got {wait_s}")
         self.policy, self.wait_s = policy, wait_s
-        self.timeout_s = None if self.tool.has_deadline else timeout_s
-        if wait_s is not None:
-            self.has_deadline = True
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
         """Ask, then run it or say why not."""
@@ -78,15 +70,15 @@ class Approved(Wrapped):
     async def _after_waiting(self, args: Mapping[str, JSON], ctx: ToolContext, wait_s: float) -> ToolResult:
         clock = asyncio.get_running_loop().time
         began = clock()
-        try:
-            async with asyncio.timeout(wait_s):
-                verdict = await self._ask(args, ctx)
-        except TimeoutError:
-            verdict = f"nobody has approved it within {wait_s:g} s"
+        verdict, ctx = await ctx.queue(self._within(wait_s, args, ctx))
         waited = clock() - began
-        until = None if self.timeout_s is None else clock() + self.timeout_s
-        async with asyncio.timeout_at(until):
-            own = replace(ctx, deadline=until)
-            result = await (self.result(args, own) if verdict is True else self._obey(verdict, own))
+        result = await (self.result(args, ctx) if verdict is True else self._obey(verdict, ctx))
         queue_s = waited + (result.timing.queue_s if result.timing else 0.0)
         return altered(result, timing=Timing(0.0, queue_s, clock() - began - queue_s))
+
+    async def _within(self, wait_s: float, args: Mapping[str, JSON], ctx: ToolContext) -> Verdict:
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._ask(args, ctx)
+        except TimeoutError:
+            return f"nobody has approved it within {wait_s:g} s"

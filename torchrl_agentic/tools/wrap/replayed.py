@@ -121,7 +121,7 @@ class _Described(Tool):
             known = ensure_tool(tool)
             self.name, self.description = known.name, known.description
             self.input_schema, self.output_schema = known.input_schema, known.output_schema
-            self.effects, self.has_deadline = effects_of(known), known.has_deadline
+            self.effects = effects_of(known)
             self._spec = known.spec()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import errno
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+import socket
+import urllib.error
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tool import ToolContext, effects_of
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 
-logger = logging.getLogger(__name__)
+_NETWORK = frozenset(
+    {
+        errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+        errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.ETIMEDOUT,
+    }
+)  # fmt: skip
+_OF_LIBRARIES = frozenset(
+    {
+        ("aiohttp", "ClientConnectionError"), ("httpcore", "NetworkError"), ("httpcore", "TimeoutException"),
+        ("httpx", "TransportError"), ("requests", "ConnectionError"), ("requests", "Timeout"),
+    }
+)  # fmt: skip
+"""What HTTP clients raise where no answer came, by package and class: none is imported for it."""
 
 Outcome = ToolResult | InfrastructureError | TimeoutError
 IdempotencyKey = str | Callable[[Mapping[str, JSON], ToolContext], JSON]
 
 
 class Retrying(Wrapped):
-    """A tool that is tried again after it was not available or timed out (INFRA, TIMEOUT), for a while.
+    """A tool that is tried again after it was not available or timed out.
+
+    Tried again are
+
+    - results with the status INFRA or TIMEOUT, and `InfrastructureError`;
+    - `TimeoutError`, `ConnectionError`, failed look-ups of names and other errors of the network, also those
+      of httpx, aiohttp, requests and urllib; see `is_connection_error`;
+    - the exceptions in `on`.
+
+    Any other exception is a bug: its call is CRASH, and not tried again. A tool that fails for a reason that
+    may pass should raise `InfrastructureError`. Where the last try ends with a connection error or one of
+    `on`, the result is INFRA.
 
     The pause after the first try is `first_s` seconds and doubles, up to `longest_s`; each is longer by a
     random part, and as long as the service asked for. No try begins after the deadline of the call. Where
@@ -34,12 +59,14 @@ class Retrying(Wrapped):
         tool: the tool.
         attempts: tries at most, the first one included.
         first_s, longest_s: the first pause in seconds, and the longest.
+        on: further types of exceptions after which the tool is tried again.
         idempotency_key: see above. The same for all tries of a call, different for each call.
         call_later: where pauses come from, for tests; None: the event loop.
 
     Raises:
-        ValueError: the tool changes things and there is no key; the key names no argument of the tool; a
-            number that means nothing.
+        TypeError: If `on` holds something else than types of exceptions.
+        ValueError: If the tool changes things and there is no key, the key names no argument of the tool,
+            or a number is out of range.
     """
 
     def __init__(
@@ -49,6 +76,7 @@ class Retrying(Wrapped):
         *,
         first_s: float = 0.2,
         longest_s: float = 10.0,
+        on: Iterable[type[Exception]] = (),
         idempotency_key: IdempotencyKey | None = None,
         call_later: CallLater | None = None,
     ) -> None:
@@ -69,6 +97,7 @@ class Retrying(Wrapped):
             raise ValueError(f"{self.name!r} has no argument {idempotency_key!r}; it has: {', '.join(known)}")
         self.attempts, self.first_s, self.longest_s = attempts, first_s, longest_s
         self.idempotency_key, self.call_later = idempotency_key, call_later
+        self.on = _exceptions(on)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run it until it answers, or there is no try or no time left."""
@@ -85,8 +114,6 @@ class Retrying(Wrapped):
                 return outcome
             raise outcome
         if not isinstance(outcome, ToolResult):
-            where = f"(trajectory {ctx.trajectory}, turn {ctx.turn}, call {ctx.call_id})"
-            logger.warning("tool %s: %s after %s tries %s", self.name, outcome, retries + 1, where)
             outcome = ToolResult.from_error(outcome, self.name) or ToolResult(status=Status.INFRA)
         metrics = dict(outcome.metrics or {})
         metrics["retries"] = retries + metrics.get("retries", 0)
@@ -97,6 +124,12 @@ class Retrying(Wrapped):
             return await self.result(args, ctx)
         except (InfrastructureError, TimeoutError) as error:
             return error
+        except Exception as error:
+            if not isinstance(error, self.on) and not is_connection_error(error):
+                raise
+            lost = InfrastructureError(f"{type(error).__name__}: {error}".removesuffix(": "))
+            lost.__cause__ = error
+            return lost
 
     def _keyed(self, args: Mapping[str, JSON], ctx: ToolContext) -> tuple[Mapping[str, JSON], int]:
         """Give the arguments with their key, and how many tries they may have."""
@@ -104,6 +137,36 @@ class Retrying(Wrapped):
         if isinstance(key, str):
             return {key: f"{ctx.trajectory}/{ctx.call_id}", **args}, self.attempts
         return args, 1 if key is not None and key(args, ctx) is None else self.attempts
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Return whether an exception says that the other end was not reached, or did not answer.
+
+    True of `ConnectionError`, `socket.gaierror`, `TimeoutError`, `urllib.error.URLError` (not `HTTPError`,
+    which is an answer), an `OSError` with an error number of the network, and what httpx, httpcore, aiohttp
+    and requests raise for the same.
+    """
+    if isinstance(error, urllib.error.HTTPError):
+        return False
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror | urllib.error.URLError):
+        return True
+    if isinstance(error, OSError) and error.errno in _NETWORK:
+        return True
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    return not names.isdisjoint(_OF_LIBRARIES)
+
+
+def _exceptions(kinds: Iterable[type[Exception]]) -> tuple[type[Exception], ...]:
+    """Check the types of exceptions that `Retrying` is to try again after."""
+    if isinstance(kinds, type):
+        raise TypeError(f"on is a tuple of exceptions: on=({kinds.__name__},)")
+    found = tuple(kinds)
+    for kind in cast("tuple[object, ...]", found):
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(f"on holds types of exceptions; got {kind!r}")
+        if issubclass(kind, ToolError | StopSignal):
+            raise TypeError(f"{kind.__name__} is an answer for the model, after which no tool is tried again")
+    return found
 
 
 def is_transient(outcome: Outcome) -> bool:
