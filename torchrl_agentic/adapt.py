@@ -156,7 +156,7 @@ class DuckToolset(Toolset):
 
 
 class DuckWorld(DuckToolset):
-    """A look-alike of a toolset that opens a world per trajectory: its `session` is an async context manager."""
+    """A look-alike of a toolset with a world: its `session` returns an async context manager."""
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)

@@ -151,8 +151,8 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     opens_sessions: whether each trajectory gets something of its own; None means that it does if the class
     defines `session`. opens_at_reset: whether that opens when a trajectory begins, and not at the first call.
     wants_row: whether `ToolContext.row` and `current_row` are filled. origin: where it comes from and how to
-    give it another name, for the message about two tools of one name. is_strict: the key `strict` of its spec;
-    None: left out.
+    give it another name, for the message about two tools of one name. is_strict: the key `strict` of its
+    spec; None: left out.
     """
 
     name: str = ""

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.repl import SubprocessRepl, default_repl
-from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits
+from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, UnsafeSubprocessSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.testing import ToolContract
 from torchrl_agentic.tool import ToolContext
@@ -128,6 +129,60 @@ async def test_a_command_shows_both_outputs_and_how_it_ended(dispatcher: Dispatc
     assert (result.status, result.meta["exit_code"]) == (Status.ERROR, 3)
 
 
+@pytest.mark.parametrize(
+    ("command", "text", "code"),
+    [
+        ("cd /tmp && pwd", "/tmp\n[exit 0]", 0),
+        ("echo hi; exit 3", "hi\n[exit 3]", 3),
+        ("printf 'b\\na\\n' > f.txt && sort *.txt | head -1", "a\n[exit 0]", 0),
+        ("x=(1 2); echo ${#x[@]}", "2\n[exit 0]", 0),  # bash, not sh
+        ("exit 137", "[exit 137]", 137),
+    ],
+)
+async def test_a_command_has_the_meaning_that_it_has_in_a_shell(command: str, text: str, code: int):
+    dispatcher = Dispatcher([ShellTool()])
+    result = await _ask(dispatcher, "shell", command=command)
+    await dispatcher.close()
+    assert (result.text, result.meta["exit_code"], result.is_error) == (text, code, code != 0)
+
+
+async def test_sh_runs_a_command_where_there_is_no_bash(tmp_path: Path):
+    for program in ("sh", "echo"):
+        (tmp_path / program).symlink_to(f"/bin/{program}")
+    limits = ResourceLimits(env={"PATH": str(tmp_path)})
+    tool = ShellTool(UnsafeSubprocessSandbox(limits))
+    with pytest.warns(UserWarning, match="all your rights"):
+        result = await tool.run({"command": "echo $0 ok"}, ToolContext(call_id="c1"))
+    await tool.teardown()
+    assert result.text == "sh ok\n[exit 0]"
+
+
+async def test_shell_and_file_tools_without_a_sandbox_share_the_files_of_a_trajectory():
+    dispatcher = Dispatcher([ShellTool(), FileReadTool(), FileWriteTool(), FileEditTool()])
+    async with dispatcher.session("a") as one, dispatcher.session("b") as other:
+        calls = [
+            ParsedCall("file_write", {"path": "f", "content": "old"}, "c1"),
+            ParsedCall("file_edit", {"path": "f", "old": "old", "new": "new"}, "c2"),
+            ParsedCall("shell", {"command": "cat f; echo shell > g"}, "c3"),
+            ParsedCall("file_read", {"path": "g"}, "c4"),
+        ]
+        *_, said, read = await one.run(calls)
+        (alone,) = await other.run([ParsedCall("file_read", {"path": "g"}, "c1")])
+    await dispatcher.close()
+    assert (said.text, read.text) == ("new\n[exit 0]", "shell\n")
+    assert alone.status is Status.ERROR
+
+
+async def test_shell_and_file_tools_without_a_sandbox_work_by_hand():
+    ctx = ToolContext(call_id="c1")
+    for tool, args in (
+        (ShellTool(), {"command": "echo hi"}),
+        (FileWriteTool(), {"path": "f", "content": "x"}),
+    ):
+        assert not (await tool.run(args, ctx)).is_error
+        await tool.teardown()
+
+
 async def test_a_command_out_of_time_shows_what_it_printed(dispatcher: Dispatcher):
     result = await _ask(dispatcher, "shell", argv=["sh", "-c", "echo begun; sleep 60"])
     assert result.status is Status.TIMEOUT
@@ -141,6 +196,11 @@ async def test_a_command_out_of_time_shows_what_it_printed(dispatcher: Dispatche
         {"command": "ls", "argv": ["ls"]},
         {"command": "echo 'unclosed"},
         {"command": ""},
+        {"command": "  "},
+        {"command": "a\0b"},
+        {"command": "echo " + "x" * 200_000},
+        {"command": "no-such-command"},
+        {"command": "pwd", "cwd": "missing"},
         {"argv": []},
         {"argv": ["a\0b"]},
         {"argv": ["pwd"], "cwd": "/etc"},

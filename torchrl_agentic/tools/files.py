@@ -16,7 +16,7 @@ _PATH = {"type": "string", "description": "A path below /work, or relative to it
 
 
 class FileReadTool(WorkspaceTool):
-    """Reads a file in the trajectory's workspace."""
+    """Reads a file in the trajectory's workspace, or in a folder that the sandbox grants."""
 
     name: str = "file_read"
     description: str = "Read a file."

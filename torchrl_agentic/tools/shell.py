@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -15,31 +14,49 @@ from torchrl_agentic.tools.exchange import FileExchange
 from torchrl_agentic.tools.text import middle_out
 from torchrl_agentic.tools.workspace import WorkspaceTool
 
+_SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
+"""Runs its first argument with bash, or with sh where there is no bash."""
+
 
 class ShellTool(WorkspaceTool):
-    """Runs one command in a sandbox, one sandbox per trajectory. Files stay from call to call.
+    """Runs one shell command in a sandbox, one sandbox per trajectory. Files stay from call to call.
 
-    Tools that are given the same sandbox share their files.
+    `command` runs in bash, or in sh where the sandbox has no bash; each call is a new shell, so variables and
+    the current folder do not stay. `argv` runs a program with these arguments, without a shell.
 
-    A command is split into words; there is no shell, unless the model asks for one: `argv: ["sh", "-c", "a |
-    b"]`.
-    sandbox: a template, as for `PythonTool`. uploads, outputs: see `FileExchange`.
+    Args:
+        sandbox: A template, as for `PythonTool`; tools that are given the same share their files. None:
+            `default_sandbox()`, in a workspace that a trajectory has in common for all shell and file tools
+            that are given none.
+        output_max_chars: Longer output loses its middle.
+        uploads: See `FileExchange`.
+        outputs: See `FileExchange`.
+
+    Raises:
+        SandboxError: If no sandbox is given, and none works here.
     """
 
     name: str = "shell"
-    description: str = "Run a command. For pipes and redirections use argv ['sh', '-c', '...']."
+    description: str = "Run a shell command. Files stay from call to call; each call begins in /work."
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
-            "command": {"type": "string", "description": "The command in one string."},
-            "argv": {"type": "array", "items": {"type": "string"}, "description": "Or the command in words."},
+            "command": {
+                "type": "string",
+                "description": "A command line for the shell, e.g. 'grep -c x *.txt | sort > counts'.",
+            },
+            "argv": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Instead of command: a program and its arguments, run without a shell.",
+            },
             "cwd": {"type": "string", "description": "The folder to run it in, below /work."},
         },
     }
 
     def __init__(
         self,
-        sandbox: Sandbox,
+        sandbox: Sandbox | None = None,
         *,
         output_max_chars: int = 8192,
         uploads: str | None = None,
@@ -87,4 +104,8 @@ def _words(args: Mapping[str, JSON]) -> list[str]:
     argv, command = args.get("argv"), args.get("command")
     if (argv is None) == (command is None):
         raise ToolError("give either 'command' or 'argv'")
-    return [str(word) for word in argv] if argv is not None else shlex.split(str(command))
+    if argv is not None:
+        return [str(word) for word in argv]
+    if not str(command).strip():
+        raise ToolError("the command is empty")
+    return ["sh", "-c", _SHELL, "sh", str(command)]
