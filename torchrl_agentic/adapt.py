@@ -162,7 +162,7 @@ class DuckWorld(DuckToolset):
         super().__init__(target)
         self.name = getattr(target, "name", "") or type(target).__name__
 
-    def session(self, trajectory: str, row: RowData) -> AbstractAsyncContextManager[Any]:
+    def session(self, trajectory: str, row: RowData | None = None) -> AbstractAsyncContextManager[Any]:
         """Open the object's world."""
         takes_row = "row" in inspect.signature(self.target.session).parameters
         return self.target.session(trajectory, **({"row": row} if takes_row else {}))

@@ -13,6 +13,7 @@ from torchrl_agentic.sandbox import Sandbox
 ReplStatus = Literal["ok", "error", "timeout", "died", "limit"]
 KEPT = "interpreter state is kept"
 LOST = "interpreter state was lost (files in /work are kept)"
+KILLED = f"the interpreter was killed from outside while no code ran; {LOST}, and the code was not run"
 REPLAY_S = 60.0
 """How long each cell may take when cells are run again for a clone."""
 
@@ -107,6 +108,12 @@ class Repl(metaclass=Interface, members=("sandbox", "open", "close", "execute", 
 
         Code that exceeds it is interrupted; if it does not react, the interpreter is killed and begins anew
         at the next call. Either way the result says so. Cancelling does the same.
+
+        An interpreter that ends while a cell runs was ended by that cell: the result has the status "died".
+        One that gets SIGKILL between two cells was killed from outside, say by the kernel for want of memory:
+        the next call raises `InfrastructureError` without running its code, and a new interpreter serves the
+        call after that. If the last cell left threads or processes, or the system does not show whether it
+        did, the code counts as the cause here too, and the next result says that state was lost.
 
         Raises:
             InfrastructureError: the interpreter or its sandbox was lost through no fault of the code.

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
-from torchrl_agentic.repl.base import KEPT, LOST, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import KEPT, KILLED, LOST, ReplResult, ReplStatus
 from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
@@ -127,10 +127,18 @@ class JupyterRepl(SerialRepl):
             self._running = 0
 
     async def _ready(self) -> KernelLink:
-        """Give the kernel; a new one if there is none or it has ended since the last call."""
+        """Give the kernel; a new one if there is none or it has ended since the last call.
+
+        Raises:
+            InfrastructureError: If it was killed from outside since the last call.
+        """
         if self._live is not None and self._live.ended.done():
-            self._untold = True
+            outside = self._live.was_killed_idle
+            self._untold = not outside
             await self._end()
+            if outside:
+                self.cells.pop()
+                raise InfrastructureError(KILLED)
         if self._live is None:
             self._live = await self._start()
         return self._live

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError, SandboxError
-from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import KEPT, KILLED, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.images import MAX_IMAGES, is_image
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox.link import Link
@@ -47,6 +47,10 @@ class SupervisedRepl(SerialRepl):
 
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
         header, fields = await self._ask(await self._live(), code, left)
+        if header.get("killed"):
+            self.cells.pop()
+            self._untold = False
+            raise InfrastructureError(KILLED)
         return self._result(header, fields, timeout)
 
     async def _ask(self, link: Link, code: str, timeout: float | None) -> Answer:

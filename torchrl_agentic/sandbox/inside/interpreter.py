@@ -33,13 +33,18 @@ Answer = Callable[..., None]
 
 
 class Live:
-    """A worker and what connects us with it. is_child: whether we started it; a clone's is not."""
+    """A worker and what connects us with it.
+
+    is_child: whether we started it; a clone's is not. left_running: whether the last cell left threads or
+    processes, which may end the worker later.
+    """
 
     def __init__(self, control: socket.socket, out: Pipe, err: Pipe, pid: int, *, is_child: bool) -> None:
         self.control, self.out, self.err, self.pid, self.is_child = control, out, err, pid, is_child
         self.answers = Splitter(MAX_ANSWER)
         self.unsent = bytearray()
         self.pidfd: int | None = None
+        self.left_running = False
 
 
 class Cell:
@@ -69,6 +74,7 @@ class Interpreter:
         self._reactor, self._settings, self._program = reactor, settings, program
         self._seed: int | None = None
         self._lost = False  # state was lost, and no answer has said so
+        self._killed = False  # by somebody outside, and no answer has said so
         self._idle, self._scales = (Timer(lambda: None) for _ in range(2))
 
     def seed(self, value: int) -> None:
@@ -76,6 +82,17 @@ class Interpreter:
         self._seed = value
         if self.live is not None:
             self._send(self.live, pack(b"seed", b"%d" % value))
+
+    def take_killed(self) -> bool:
+        """Return, once, whether the worker was killed from outside since the last cell.
+
+        That is when it got SIGKILL while no cell ran, and the last cell had left no threads or processes that
+        could have sent it. Where the system does not show which there are, the code is to blame.
+        """
+        killed, self._killed = self._killed, False
+        if killed:
+            self._lost = False
+        return killed
 
     def run(self, code: bytes, timeout: float | None, answer: Answer) -> None:
         """Run a cell; the answer comes when it has ended."""
@@ -116,7 +133,7 @@ class Interpreter:
     def restart(self) -> None:
         """Forget all that was defined, because that was asked for."""
         self.end()
-        self._lost = False
+        self._lost = self._killed = False
 
     def dismiss(self) -> None:
         """Forget the worker, which has been killed."""
@@ -160,10 +177,10 @@ class Interpreter:
         live.err.close_end()
         self._reactor.watch(live.control.fileno(), lambda: self._hear(live))
         if live.is_child:
-            self._reactor.on_exit(live.pid, lambda code: self._ended(live, how(code)))
+            self._reactor.on_exit(live.pid, lambda code: self._exited(live, code))
         else:  # its parent is elsewhere, and its children may hold its connection open
             live.pidfd = os.pidfd_open(live.pid)
-            self._reactor.watch(live.pidfd, lambda: self._broken(live, "its process ended"))
+            self._reactor.watch(live.pidfd, lambda: self._exited(live, None))
 
     def _become_worker(self, parent: int, control: int, out: int, err: int) -> None:
         """Confine this process, a child of the supervisor's, and let it run cells for ever."""
@@ -204,10 +221,7 @@ class Interpreter:
             data = b""
         if not data:
             self._reactor.forget(live.control.fileno())
-            if live.is_child:
-                self._reactor.after(HANG_UP_S, lambda: self._broken(live, "it closed its connection"))
-            else:
-                self._broken(live, "its process ended")
+            self._reactor.after(HANG_UP_S, lambda: self._broken(live, "it closed its connection"))
             return
         try:
             for fields in live.answers.feed(data):
@@ -217,6 +231,14 @@ class Interpreter:
                 self._finish(live, cell, {}, fields[1:])
         except BadMessage as error:
             self._broken(live, f"it broke off: {error}")
+
+    def _exited(self, live: Live, code: int | None) -> None:
+        """Clear up behind a worker that has ended by itself, or was killed. code: None for a clone's."""
+        if self.live is not live:
+            return
+        if self.cell is None and code in (-signal.SIGKILL, None) and not live.left_running:
+            self._killed = True
+        self._ended(live, "its process ended" if code is None else how(code))
 
     def _broken(self, live: Live, why: str) -> None:
         """Give up on a worker that has not ended by itself."""
@@ -263,6 +285,7 @@ class Interpreter:
         header.update(
             count=cell.number, stopped=cell.stopped, lost_before=lost, omitted=omitted + more, seconds=seconds
         )
+        live.left_running = self.live is live and _leaves_something(live.pid)
         cell.answer(header, out, err, cell.background, *fields)
         self._watch_memory(WATCH_IDLE_S)
         if self._settings.get("idle_s"):
@@ -292,6 +315,15 @@ class Interpreter:
             self._watch_memory(WATCH_S)
         elif len(processes.everyone()) > 1:
             self._watch_memory(WATCH_IDLE_S)
+
+
+def _leaves_something(pid: int) -> bool:
+    """Return whether a worker has threads, or other processes run here; True where that cannot be seen."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    return len(threads) > 1 or any(other != pid for other in processes.others())
 
 
 def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:

@@ -141,9 +141,12 @@ class Supervisor:
         answer({"pid": os.getpid()})
 
     def _run_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Run a cell. timeout_s: from now."""
+        """Run a cell, unless what it could build on was killed from outside. timeout_s: from now."""
         if self._interpreter.cell is not None:
             raise ValueError("another cell runs")
+        if self._interpreter.take_killed():
+            answer({"killed": True})
+            return
         self._interpreter.run(fields[0], header["timeout_s"], answer)
 
     def _stop_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
