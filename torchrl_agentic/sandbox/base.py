@@ -160,19 +160,19 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file inside, making its folders.
+        """Write a file below /work, or below a folder in `fs_write_roots`, making its folders.
 
         Raises:
-            PermissionError: the path leaves the workspace or goes through a link.
+            PermissionError: the path lies elsewhere, or goes through a link.
         """
 
     @abstractmethod
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file inside, or its first `max_bytes`.
+        """Read a file below /work, or below a folder that the limits grant, or its first `max_bytes`.
 
         Raises:
             FileNotFoundError, IsADirectoryError: as for any file.
-            PermissionError: the path leaves the workspace, goes through a link, or is no regular file.
+            PermissionError: the path lies elsewhere, goes through a link, or is no regular file.
         """
 
     async def clones(self, n: int) -> Sequence[Sandbox]:

@@ -38,6 +38,7 @@ from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, serve, start
 from torchrl_agentic.sandbox.python import env_inside, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.roots import OWN_FOLDERS, check_roots
 from torchrl_agentic.sandbox.shell import shim
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
@@ -71,6 +72,9 @@ class BubblewrapSandbox(FolderSandbox):
             loopback too).
         bwrap_path: The program bubblewrap: a path, or a name that is looked up in PATH when the sandbox
             opens.
+
+    Raises:
+        ValueError: If code inside could not use a folder that the limits grant; see `check_roots`.
     """
 
     name: ClassVar[str] = "bubblewrap"
@@ -80,6 +84,7 @@ class BubblewrapSandbox(FolderSandbox):
         self, limits: ResourceLimits | None = None, *, bwrap_path: str | os.PathLike[str] = BWRAP
     ) -> None:
         super().__init__(limits)
+        check_roots(self.limits, OWN_FOLDERS)
         self.bwrap_path = os.fspath(bwrap_path)
 
     @property
@@ -112,7 +117,7 @@ class BubblewrapSandbox(FolderSandbox):
         total = self.limits.memory_total_bytes
         if total is not None and cgroups.why_not() is None:
             self._group = MemoryGroup(total)
-        self._workspace = Workspace()
+        self._workspace = Workspace(self.limits)
 
     async def close(self) -> None:
         """End all processes and remove all files."""

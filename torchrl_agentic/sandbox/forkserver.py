@@ -39,11 +39,13 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import bubblewrap, seccomp
 from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, checked
 from torchrl_agentic.sandbox.inside import namespaces, rights
-from torchrl_agentic.sandbox.inside.files import WORK, inside
+from torchrl_agentic.sandbox.inside.files import WORK, inside, located
+from torchrl_agentic.sandbox.inside.mounts import FOLDERS
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.link import Link, SocketStream
 from torchrl_agentic.sandbox.process import Streams, connected, how
-from torchrl_agentic.sandbox.python import env_inside, python_inside
+from torchrl_agentic.sandbox.python import env_inside, find_python, python_inside
+from torchrl_agentic.sandbox.roots import OWN_FOLDERS, below, check_roots
 from torchrl_agentic.sandbox.supervision import supervisor_settings
 from torchrl_agentic.sandbox.uncancelled import to_the_end
 from torchrl_agentic.sandbox.workspace import MAX_READ
@@ -74,6 +76,9 @@ class ForkServerSandbox(Sandbox):
             numpy, where it is installed.
         seed: of `random` and of numpy's global generator; the same code then gives the same output. Who asks
             the kernel for randomness gets it: `secrets`, `numpy.random.default_rng()`.
+
+    Raises:
+        ValueError: If code inside could not use a folder that the limits grant; see `check_roots`.
     """
 
     name: ClassVar[str] = "forkserver"
@@ -84,6 +89,7 @@ class ForkServerSandbox(Sandbox):
         self, limits: ResourceLimits | None = None, *, preload: Sequence[str] | None = None, seed: int = 0
     ) -> None:
         super().__init__(limits)
+        check_roots(self.limits, OWN_FOLDERS)
         self.preload = None if preload is None else tuple(preload)
         self.seed = seed
         self._pool: Pool | None = None
@@ -216,14 +222,14 @@ class ForkServerSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""
-        inside(path)
+        located(path, map(os.path.abspath, self.limits.fs_write_roots))
         link = await self.link()
         with _memory_file(data) as fds:
             _raise(await link.ask("write", fds=fds, path=path))
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         """Read a file inside, 64 MiB at most."""
-        inside(path)
+        located(path, map(os.path.abspath, (*self.limits.fs_read_roots, *self.limits.fs_write_roots)))
         wanted, link = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ), await self.link()
         with _memory_file(b"") as (fd,):
             _raise(await link.ask("read", fds=[fd], path=path, max_bytes=wanted))
@@ -387,6 +393,9 @@ def _limits(limits: ResourceLimits) -> dict[str, int | None]:
 def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
     program = seccomp.program(families=bubblewrap.families(limits), clones=True)
     assert program is not None  # without a filter for this processor, the canary fails
+    python = find_python()
+    shown = () if python is None or python[1] is None else (python[1],)
+    roots = below((*shown, *limits.fs_read_roots, *limits.fs_write_roots), [path for path, _ in FOLDERS])
     return Kind(
         command=(
             bubblewrap.bwrap(),
@@ -403,6 +412,9 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
             "scoped": True,
             "namespaces": namespaces.NESTED | (namespaces.NEW_NET if limits.network == "loopback" else 0),
             "quota": limits.disk_total_bytes or 0,
+            "roots": roots,
+            "read_roots": [*map(os.path.abspath, limits.fs_read_roots)],
+            "write_roots": [*map(os.path.abspath, limits.fs_write_roots)],
             "preload": list(PRELOADED if preload is None else preload),
             "strict": preload is not None,
         },

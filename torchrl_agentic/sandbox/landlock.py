@@ -45,6 +45,7 @@ from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import as_nobody, serve, start
 from torchrl_agentic.sandbox.program import program
 from torchrl_agentic.sandbox.python import env_on_host, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.roots import check_roots
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 
 if TYPE_CHECKING:
@@ -71,12 +72,19 @@ class LandlockSandbox(FolderSandbox):
 
     Where we are root they run as nobody. They have no /tmp, no /dev/shm and no /proc; HOME and TMPDIR are the
     folder. network in the limits: "none", or "full" (the host's, its loopback too).
+
+    Raises:
+        ValueError: If code inside could not use a folder that the limits grant; see `check_roots`.
     """
 
     name: ClassVar[str] = "landlock"
     cannot: ClassVar[frozenset[str]] = frozenset({"host_metadata"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
     _version = 0
+
+    def __init__(self, limits: ResourceLimits | None = None) -> None:
+        super().__init__(limits)
+        check_roots(self.limits)
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -104,7 +112,7 @@ class LandlockSandbox(FolderSandbox):
         if reason:
             raise SandboxError(reason)
         self._version = _landlock_version()
-        self._workspace = Workspace()
+        self._workspace = Workspace(self.limits)
 
     async def run(
         self,

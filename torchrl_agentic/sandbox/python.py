@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import stat
 import sys
@@ -14,8 +15,11 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.inside.files import WORK
 from torchrl_agentic.sandbox.limits import ResourceLimits
 
+logger = logging.getLogger(__name__)
+
 _SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
 _PACKAGES = "/opt/packages"
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 BASE_ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": WORK,
@@ -62,21 +66,49 @@ def python_inside() -> str:
 
 @functools.cache
 def find_packages() -> Mapping[str, str]:
-    """Give the folders of packages that are installed for the running Python, and where to show them inside.
+    """Give the folders of packages of the running Python, and where to show them inside.
 
-    Only if the interpreter inside is of the same version, and those that whoever runs inside may read.
+    That is its own folder, that of the user, and those that `.pth` files add, as far as they are folders of
+    packages: a project that is installed as editable is not shown, with whatever else lies in it. Only if the
+    interpreter inside is of the same version; what may not be read inside is left out with a warning.
     """
     found = find_python()
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if found is None or Path(found[0]).resolve().name != version:
+    if found is None:
         return {}
-    folders = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    shown = [
-        folder
-        for folder in folders
-        if os.path.isdir(folder) and not Path(folder).is_relative_to("/usr") and _readable(Path(folder))
-    ]
+    folders = package_folders()
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    inside = Path(found[0]).resolve().name
+    if inside != version:
+        if folders:
+            logger.warning(
+                "code in sandboxes sees no packages of this Python: %s is for root alone, so %s runs inside,"
+                " which is another version. Install Python where others than root may read it",
+                sys.base_prefix,
+                found[0],
+            )
+        return {}
+    shown: list[str] = []
+    for folder in folders:
+        if _readable(Path(folder)):
+            shown.append(folder)
+        else:
+            logger.warning(
+                "code in sandboxes does not see the packages in %s: it runs as nobody, since this program"
+                " runs as root, and may not go there: chmod o+x the folders above it, or install it elsewhere",
+                folder,
+            )
     return {folder: f"{_PACKAGES}/{number}" for number, folder in enumerate(shown)}
+
+
+def package_folders() -> list[str]:
+    """Return the folders of packages that the running Python imports from, in that order, below /usr none."""
+    own = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    added = [path for path in sys.path if path in own or os.path.basename(path) in _PACKAGE_FOLDERS]
+    return [
+        folder
+        for folder in dict.fromkeys((*added, *own))
+        if os.path.isdir(folder) and not Path(folder).is_relative_to("/usr")
+    ]
 
 
 def clean_env() -> Mapping[str, str]:
@@ -105,4 +137,5 @@ def _readable(folder: Path) -> bool:
     """Whether those who are not root can reach it, if we are root and give that up inside."""
     if os.geteuid() != 0:
         return True
-    return all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
+    reached = all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
+    return reached and bool(folder.stat().st_mode & stat.S_IROTH)

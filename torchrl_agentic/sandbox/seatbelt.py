@@ -104,7 +104,7 @@ class SeatbeltSandbox(FolderSandbox):
                 f"Seatbelt works on macOS only, and this is {sys.platform}; on Linux use BubblewrapSandbox, "
                 "or LandlockSandbox where no namespaces can be made"
             )
-        self._workspace = Workspace()
+        self._workspace = Workspace(self.limits)
         try:
             tried = await self.run(["/usr/bin/true"])
             if tried.exit_code != 0:

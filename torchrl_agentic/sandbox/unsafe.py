@@ -50,7 +50,7 @@ class UnsafeSubprocessSandbox(FolderSandbox):
                 "UnsafeSubprocessSandbox runs code with all your rights; for a model's use BubblewrapSandbox",
                 stacklevel=2,
             )
-            self._workspace = Workspace()
+            self._workspace = Workspace(self.limits)
 
     async def run(
         self,

@@ -7,13 +7,20 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
-from torchrl_agentic.sandbox.inside.files import copy_tree, inside, open_to_read, open_to_write
+from torchrl_agentic.sandbox.inside.files import (
+    WORK,
+    copy_tree,
+    inside,
+    located,
+    open_to_read,
+    open_to_write,
+)
+from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.roots import NOBODY
 
 __all__ = ["MAX_READ", "NOBODY", "Workspace", "inside"]
-NOBODY = 65534
-"""The user and group that take root's place."""
 MAX_READ = 64 << 20
 """What `read` reads at most, whatever was asked."""
 
@@ -23,9 +30,15 @@ class Workspace:
 
     Code inside may rename folders and plant links while we read or write: every step of a path is opened
     relative to the folder before it, and none may be a link.
+
+    Args:
+        limits: Whose granted folders can be read and written as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ResourceLimits | None = None) -> None:
+        limits = limits or ResourceLimits()
+        self._readable = [*map(os.path.abspath, (*limits.fs_read_roots, *limits.fs_write_roots))]
+        self._writable = [*map(os.path.abspath, limits.fs_write_roots)]
         self.path = tempfile.mkdtemp(prefix="torchrl_agentic-")
         if os.geteuid() == 0:
             os.chown(self.path, NOBODY, NOBODY)
@@ -40,13 +53,28 @@ class Workspace:
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, making its folders; see `Sandbox.write_file`."""
-        with open_to_write(self.path, path, _own) as fd, os.fdopen(fd, "wb", closefd=False) as file:
+        folder, steps, user = self._place(path, self._writable)
+        with open_to_write(folder, steps, path, _own, user) as fd, os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)
 
     def read(self, path: str, max_bytes: int | None) -> bytes:
         """Read a file; see `Sandbox.read_file`."""
-        with open_to_read(self.path, path) as fd, os.fdopen(fd, "rb", closefd=False) as file:
+        folder, steps, user = self._place(path, self._readable)
+        with open_to_read(folder, steps, path, user) as fd, os.fdopen(fd, "rb", closefd=False) as file:
             return file.read(min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ))
+
+    def _place(self, path: str, roots: Sequence[str]) -> tuple[str, tuple[str, ...], int | None]:
+        """Give the host's folder from which a path is walked, the steps, and who has to be allowed to.
+
+        In a granted folder, we may do no more than code inside, which is nobody where we are root.
+        """
+        root, steps = located(path, roots)
+        if root == WORK and WORK not in roots:
+            return self.path, steps, None
+        real = os.path.realpath(root)
+        if not steps and not os.path.isdir(real):
+            real, steps = os.path.dirname(real), (os.path.basename(real),)
+        return real, steps, NOBODY if os.geteuid() == 0 else None
 
     def copy_to(self, other: Workspace) -> None:
         """Copy all that is in it into another; what is there under the same name is replaced."""

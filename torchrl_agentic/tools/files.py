@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, ToolResult
@@ -29,6 +29,11 @@ class FileReadTool(WorkspaceTool):
         },
         "required": ["path"],
     }
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        super().__init__(sandbox)
+        limits = self.sandbox.limits
+        self.input_schema = _naming(self.input_schema, (*limits.fs_read_roots, *limits.fs_write_roots))
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Read the file as UTF-8; what is none is replaced."""
@@ -57,6 +62,10 @@ class FileWriteTool(WorkspaceTool):
         "required": ["path", "content"],
     }
 
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        super().__init__(sandbox)
+        self.input_schema = _naming(self.input_schema, self.sandbox.limits.fs_write_roots)
+
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Write the file as UTF-8."""
         await self.sandbox.open()
@@ -81,6 +90,10 @@ class FileEditTool(WorkspaceTool):
         "required": ["path", "old", "new"],
     }
 
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        super().__init__(sandbox)
+        self.input_schema = _naming(self.input_schema, self.sandbox.limits.fs_write_roots)
+
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Replace the text; a file that is no UTF-8, or larger than is read, stays as it is."""
         await self.sandbox.open()
@@ -100,6 +113,14 @@ class FileEditTool(WorkspaceTool):
         await _write(self.sandbox, path, text.replace(old, args["new"]))
         places = "1 place" if count == 1 else f"{count} places"
         return ToolResult.from_text(f"changed {places} in {path}", meta={"replaced": count})
+
+
+def _naming(schema: Schema, roots: Sequence[str]) -> Schema:
+    """Name the granted folders in what the model reads of `path`; without any, the schema stays as it is."""
+    if not roots:
+        return schema
+    path = {**_PATH, "description": f"{_PATH['description']} Or a path below {', '.join(roots)}."}
+    return {**schema, "properties": {**schema["properties"], "path": path}}
 
 
 async def _write(sandbox: Sandbox, path: str, text: str) -> int:

@@ -1,4 +1,4 @@
-"""Opening files below /work without following anybody's links, from inside and from the host."""
+"""Opening files below /work and granted folders without following links, from inside and from the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Optional
 
@@ -37,59 +37,126 @@ def inside(path: str) -> tuple[str, ...]:
     return steps
 
 
+def located(path: str, roots: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Find what a virtual path lies in: one of the granted roots, the innermost, or else /work.
+
+    Returns:
+        The root, and the steps from it to the path.
+
+    Raises:
+        PermissionError: If it lies elsewhere.
+    """
+    pure = PurePosixPath(WORK, path)
+    for root in sorted(roots, key=len, reverse=True):
+        above = PurePosixPath(root).parts
+        if pure.parts[: len(above)] == above and ".." not in pure.parts and "\0" not in path:
+            return root, pure.parts[len(above) :]
+    return WORK, inside(path)
+
+
+def may(found: os.stat_result, wanted: int, user: int) -> bool:
+    """Return whether a user, whose group has the same number, may do that with a file; as in `os.access`."""
+    shift = 6 if found.st_uid == user else 3 if found.st_gid == user else 0
+    return found.st_mode >> shift & wanted == wanted
+
+
 @contextlib.contextmanager
-def open_to_read(root: str, path: str) -> Generator[int]:
-    """Open a regular file below the folder that stands for /work.
+def open_to_read(
+    folder: str,
+    steps: Sequence[str],
+    path: str,
+    user: Optional[int] = None,  # noqa: UP045  as above
+) -> Generator[int]:
+    """Open a regular file, these steps below a folder, that is called `path` inside.
+
+    user: who must be allowed to read it, where we may do more than code inside.
 
     Raises:
         FileNotFoundError, IsADirectoryError: as for any file.
-        PermissionError: the path leaves the folder, goes through a link, or is no regular file.
+        PermissionError: the path goes through a link, is no regular file, or is not for this user.
     """
     with (
-        _folder_of(root, path, False, None) as (folder, name),
-        _opened(name, os.O_RDONLY, folder, path) as fd,
+        _folder_of(folder, steps, path, False, None, user) as (last, name),
+        _opened(name, os.O_RDONLY, last, path) as fd,
     ):
+        _check(os.fstat(fd), os.R_OK, user, path)
         yield fd
 
 
 @contextlib.contextmanager
-def open_to_write(root: str, path: str, own: Owner = None) -> Generator[int]:
-    """Open a regular file below the folder that stands for /work, empty; its folders are made.
+def open_to_write(
+    folder: str,
+    steps: Sequence[str],
+    path: str,
+    own: Owner = None,
+    user: Optional[int] = None,  # noqa: UP045
+) -> Generator[int]:
+    """Open a regular file, these steps below a folder, empty; its folders are made.
 
-    own: called with each file and folder on the way.
+    own: called with each file and folder that is made. user: as for `open_to_read`.
 
     Raises:
         IsADirectoryError, PermissionError: as for `open_to_read`.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with _folder_of(root, path, True, own) as (folder, name), _opened(name, flags, folder, path) as fd:
-        if own is not None:
-            own(fd)
-        yield fd
+    with _folder_of(folder, steps, path, True, own, user) as (last, name):
+        made = _is_missing(name, last)
+        if made:
+            _check(os.fstat(last), os.W_OK | os.X_OK, user, path)
+        with _opened(name, os.O_WRONLY | os.O_CREAT, last, path) as fd:
+            if made and own is not None:
+                own(fd)
+            _check(os.fstat(fd), os.W_OK, user, path)
+            os.ftruncate(fd, 0)
+            yield fd
+
+
+def _check(found: os.stat_result, wanted: int, user: Optional[int], path: str) -> None:  # noqa: UP045
+    if user is not None and not may(found, wanted, user):
+        raise PermissionError(f"{path} cannot be opened: {os.strerror(errno.EACCES)}")
+
+
+def _is_missing(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return True
+    return False
 
 
 @contextlib.contextmanager
-def _folder_of(root: str, path: str, make: bool, own: Owner) -> Generator[tuple[int, str]]:
+def _folder_of(
+    start: str,
+    steps: Sequence[str],
+    path: str,
+    make: bool,
+    own: Owner,
+    user: Optional[int],  # noqa: UP045
+) -> Generator[tuple[int, str]]:
     """Open the folder that a virtual path lies in, step by step.
 
     Code inside may rename folders and plant links meanwhile: every step is opened relative to the folder
     before it, and none may be a link.
     """
-    steps = inside(path)
     if not steps:
         raise IsADirectoryError(f"{path} is a folder")
-    folder = os.open(root, _FOLDER)
+    with _refusals(path):
+        folder = os.open(start, _FOLDER)
     try:
         for step in steps[:-1]:
-            if make:
+            _check(os.fstat(folder), os.X_OK, user, path)
+            made = False
+            if make and _is_missing(step, folder):
+                _check(os.fstat(folder), os.W_OK, user, path)
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(step, 0o755, dir_fd=folder)
+                    made = True
             with _refusals(path):
                 below = os.open(step, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = below
-            if own is not None:
+            if made and own is not None:
                 own(folder)
+        _check(os.fstat(folder), os.X_OK, user, path)
         yield folder, steps[-1]
     finally:
         os.close(folder)
@@ -127,24 +194,32 @@ def _opened(name: str, flags: int, folder: int, path: str) -> Generator[int]:
         os.close(fd)
 
 
-def copy_tree(source: int, target: int, own: Owner = None) -> None:
+def copy_tree(
+    source: int,
+    target: int,
+    own: Owner = None,
+    device: Optional[int] = None,  # noqa: UP045  as above
+) -> None:
     """Copy what lies in an open folder into another: files, folders and links as such, nothing else.
 
     Whoever owns the source may change it meanwhile: nothing in it is opened through a link. What has the same
-    name in the target is replaced. own: called with each file and folder that is made.
+    name in the target is replaced. own: called with each file and folder that is made. device: copy only what
+    is of this one, and nothing that is mounted there.
     """
     for name in os.listdir(source):
         with contextlib.suppress(FileNotFoundError):
-            _copy(name, source, target, own)
+            _copy(name, source, target, own, device)
 
 
-def _copy(name: str, source: int, target: int, own: Owner) -> None:
+def _copy(name: str, source: int, target: int, own: Owner, device: Optional[int]) -> None:  # noqa: UP045
     found = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if device is not None and found.st_dev != device:
+        return
     if stat.S_ISDIR(found.st_mode):
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=target)
         with _fd(name, _FOLDER, source) as below, _fd(name, _FOLDER, target) as into:
-            copy_tree(below, into, own)
+            copy_tree(below, into, own, device)
             _finish(into, found, own)
         return
     with contextlib.suppress(FileNotFoundError):

@@ -28,7 +28,7 @@ _ENTERED = (
 )  # fmt: skip
 """The names of these below /proc/self/ns, in the order in which a process may enter them."""
 _CLONE, _KCMP, _KCMP_VM, _IPC_RMID = 56, 312, 1, 0
-_NOSUID, _NODEV, _NOEXEC, _REC, _PRIVATE = 2, 4, 8, 16384, 1 << 18
+_NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 
 _FLAGS = {"proc": _NODEV | _NOEXEC, "devpts": _NOEXEC}
 
@@ -97,6 +97,12 @@ def mount(kind: str, path: str, options: str = "") -> None:
     flags = _NOSUID | _FLAGS.get(kind, _NODEV)
     name = kind.encode()
     _check(_libc.mount(name, path.encode(), name, flags, options.encode()), "mount " + path)
+
+
+def bind(fd: int, path: str) -> None:
+    """Show an open file or folder of this mount namespace at a path, too; what is read-only stays so."""
+    source = "/proc/self/fd/%d" % fd  # noqa: UP031  as in the rest of what is loaded inside
+    _check(_libc.mount(source.encode(), path.encode(), None, _BIND | _REC, None), "bind " + path)
 
 
 def keep_mounts_private() -> None:

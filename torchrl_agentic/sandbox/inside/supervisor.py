@@ -172,14 +172,18 @@ class Supervisor:
         answer({})
 
     def _write(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Write a file of the host's to a path below /work."""
-        with _answering(answer, handed), files.open_to_write(files.WORK, header["path"]) as target:
-            answer({"bytes": files.pour(handed[0], target)})
+        """Write a file of the host's to a path below /work or a folder that can be written."""
+        with _answering(answer, handed):
+            place = _place(header["path"], self._settings["write_roots"])
+            with files.open_to_write(*place, header["path"]) as target:
+                answer({"bytes": files.pour(handed[0], target)})
 
     def _read(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Read a file below /work, or its first max_bytes, into one of the host's."""
-        with _answering(answer, handed), files.open_to_read(files.WORK, header["path"]) as source:
-            answer({"bytes": files.pour(source, handed[0], header["max_bytes"])})
+        """Read a file below /work or a granted folder, or its first max_bytes, into one of the host's."""
+        with _answering(answer, handed):
+            place = _place(header["path"], self._settings["read_roots"] + self._settings["write_roots"])
+            with files.open_to_read(*place, header["path"]) as source:
+                answer({"bytes": files.pour(source, handed[0], header["max_bytes"])})
 
     def _clone(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
         """Make clones; see `Cloning.run`. Commands that still run are ended."""
@@ -204,6 +208,15 @@ class Supervisor:
         if not self._cloning.supervisors:
             os._exit(0)
         self._reactor.after(LEAVE_S, self._leave_if_alone)
+
+
+def _place(path: str, roots: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Give the folder from which a path is to be walked, and the steps; no link on the way to a root either.
+
+    The folders that lead to a root may be the code's, which can put links in their place.
+    """
+    root, steps = files.located(path, roots)
+    return (root, steps) if root == files.WORK else ("/", (*root.strip("/").split("/"), *steps))
 
 
 @contextlib.contextmanager
