@@ -416,6 +416,20 @@ def test_a_file_of_verl_has_verls_bound_on_results_and_a_file_of_tools_has_none(
     assert _load(trainer, SANDBOX_FUSION).tokenizer_options == {}
 
 
+def test_settings_go_before_those_of_the_files_that_are_named(tmp_path: Path):
+    (tmp_path / "inner.yaml").write_text(
+        "tools: [stop]\nmulti_turn: {format: glm, max_turns: 9, use_inference_chat_template: true}\n"
+    )
+    loaded = _load(
+        tmp_path,
+        "actor_rollout_ref: {rollout: {multi_turn: {tool_config_path: inner.yaml, format: hermes,"
+        " max_tool_response_length: 99}}}\n",
+    )
+    assert (loaded.parser, loaded.max_turns) == ("hermes", 9)
+    assert loaded.tokenizer_options["max_tool_response_chars"] == 99
+    assert loaded.tokenizer_options["use_inference_chat_template"] is True
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

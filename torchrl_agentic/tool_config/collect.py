@@ -175,6 +175,9 @@ class Collection:
             self._add_files(section.tool_config_path, spot.at("tool_config_path"))
 
     def _add_multi_turn(self, section: MultiTurnSection, spot: Spot) -> None:
+        """Add the tools of a section; its settings go before those of the files that it names."""
+        with self._selected(section.tool_selected_list, spot.at("tool_selected_list")):
+            self._add_paths(section, spot)
         self.parser = section.format or self.parser
         self.max_calls_per_turn = section.max_parallel_calls or self.max_calls_per_turn
         self.max_turns = section.max_assistant_turns or section.max_turns or self.max_turns
@@ -182,7 +185,7 @@ class Collection:
         if section.interaction_config_path:
             where = spot.at("interaction_config_path")
             self.interaction_config_path = where.path(section.interaction_config_path)
-        self.tokenizer_options = section.tokenizer_options()
+        self.tokenizer_options = section.tokenizer_options(self.tokenizer_options)
         kept = {"left": "head", "right": "tail"}.get(section.tool_response_truncate_side or "")
         if kept:
             logger.warning(
@@ -190,8 +193,6 @@ class Collection:
                 spot.at("tool_response_truncate_side"),
                 kept,
             )
-        with self._selected(section.tool_selected_list, spot.at("tool_selected_list")):
-            self._add_paths(section, spot)
 
     def _add_functions(self, name: str, spot: Spot) -> None:
         path = spot.path(name)

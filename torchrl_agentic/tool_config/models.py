@@ -97,15 +97,22 @@ class MultiTurnSection(TrainerSection):
     tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "disable", "off"] | None = "strict"
     interaction_config_path: str | None = None
 
-    def tokenizer_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `TurnTokenizer` that these settings mean."""
+    def tokenizer_options(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of `TurnTokenizer` that these settings mean.
+
+        Args:
+            known: Those of another section, which only what this one says itself replaces.
+        """
         mode = self.tokenization_sanity_check_mode or "strict"
-        return {
+        made = {
             "max_tool_response_chars": self.max_tool_response_length,
             "tool_response_truncate_side": self.tool_response_truncate_side or "middle",
             "use_inference_chat_template": bool(self.use_inference_chat_template),
             "tokenization_sanity_check_mode": "disable" if mode == "off" else mode,
         }
+        names = {"max_tool_response_length": "max_tool_response_chars"}
+        own = {names.get(key, key) for key in self.model_fields_set}
+        return {**made, **known, **{name: value for name, value in made.items() if name in own}}
 
 
 def _switch(value: Any) -> Any:
