@@ -129,6 +129,14 @@ def test_an_empty_function_that_is_not_closed_is_unclosed():
     assert seen(get_parser("qwen3_coder").parse(text)) == ["unclosed"]
 
 
+def test_null_is_a_value_of_what_is_nullable():
+    text = "<tool_call>\n<function=f>\n<parameter=n>\nnull\n</parameter>\n</function>\n</tool_call>"
+    for schema, value in (({"type": "integer", "nullable": True}, None), ({"type": "integer"}, "null")):
+        tools = {"f": {"type": "object", "properties": {"n": schema}}}
+        (call,) = get_parser("qwen3_coder").parse(text, tools=tools).calls
+        assert call.args == {"n": value}
+
+
 def test_prose_about_calls_swallows_none():
     call = get_parser("minimax_m2").render_call(ParsedCall("f", {}, "c"))
     assert seen(get_parser("minimax_m2").parse(f'Use <invoke name="f"> to call. {call}')) == [F]
