@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from each import each
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser
@@ -1091,23 +1092,19 @@ def verify(parser: ToolCallParser, message: Any, expected: list[Any], tools: Any
             assert stream.close() == result
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        pytest.param(name, row, id=f"{name}-{index}")
-        for name, rows in TABLES.items()
-        for index, row in enumerate(rows)
-    ],
-)
-def test_each_attempt_becomes_a_call_or_an_error(name: str, row: Row):
-    verify(get_parser(name), *row)
+@pytest.mark.parametrize("name", TABLES)
+def test_each_attempt_becomes_a_call_or_an_error(name: str):
+    each(TABLES[name], lambda *row: verify(get_parser(name), *row))
 
 
-@pytest.mark.parametrize("index", range(len(BAD_JSON)))
 @pytest.mark.parametrize("name", WRAPPED)
-def test_bad_json_is_an_error_among_good_neighbours(name: str, index: int):
-    (bad, error), wrap = BAD_JSON[index], WRAPPED[name]
-    verify(get_parser(name), "\n".join(map(wrap, ('{"a": 1}', bad, '{"a": 1}'))), [ADD, error, ADD])
+def test_bad_json_is_an_error_among_good_neighbours(name: str):
+    wrap = WRAPPED[name]
+
+    def check(bad: str, error: str) -> None:
+        verify(get_parser(name), "\n".join(map(wrap, ('{"a": 1}', bad, '{"a": 1}'))), [ADD, error, ADD])
+
+    each(BAD_JSON, check)
 
 
 @pytest.mark.parametrize("name", CUTS)
