@@ -62,9 +62,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try few examples if that is asked for."""
+    """Try few examples if that is asked for; spread tests over the processes of `-n` by file or group."""
     if config.getoption("--quick"):
         settings.load_profile("quick")
+    if config.getoption("dist", "no") == "load":  # what -n means by itself
+        config.option.dist, config.option.loadscopereorder = "loadgroup", False
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
