@@ -6,7 +6,13 @@ import pytest
 from legacy_chats import call, divide, run
 from torchrl.envs import StepCounter
 from torchrl.envs.llm.transforms import (
+    BrowserTransform,
+    ExecuteToolsInOrder,
+    MCPToolTransform,
+    PythonInterpreter,
     SimpleToolTransform,
+    ToolRegistry,
+    XMLBlockParser,
 )
 
 from torchrl_agentic import ToolResult, as_tool
@@ -116,3 +122,52 @@ def test_two_names_of_one_transform_are_two_tools(chat):
     chat = chat(1, as_tool(simple, name="f"), as_tool(simple, name="g"))
     assert chat.step(call("g")) == [["g"]]
     assert chat.step(call("f", a=1, b=1)) == [['{"quotient": 1.0}']]
+
+
+class Named(Own):
+    name = "mine"
+
+
+class Sum:
+    """Adds."""
+
+    name = "sum"
+    schema_in, schema_out = {"a": int}, {"sum": int}
+
+    def __call__(self, a):
+        return {"sum": a}
+
+
+def registry(*names):
+    services = [Sum() for _ in names]
+    for service, name in zip(services, names, strict=True):
+        service.name = name
+    return ExecuteToolsInOrder(ToolRegistry(services), XMLBlockParser())
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (PythonInterpreter, "python"),
+        (BrowserTransform, "browser"),
+        (lambda: SimpleToolTransform(tools={"divide": divide}), "divide"),
+        (lambda: registry("sum"), "sum"),
+        (Named, "mine"),
+    ],
+)
+def test_without_a_name_it_is_called_as_the_only_tool_that_the_transform_has(make, name):
+    assert as_tool(make()).name == name
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SimpleToolTransform(tools={"f": divide, "g": divide}), "has the tools f, g"),
+        (lambda: registry("a", "b"), "has the tools a, b"),
+        (lambda: MCPToolTransform({}), "MCPToolTransform has no name of its own"),
+        (Own, "Own has no name of its own"),
+    ],
+)
+def test_a_transform_with_several_tools_or_without_a_name_needs_one(make, words):
+    with pytest.raises(TypeError, match=rf"{words}: as_tool\(\w+\(\.\.\.\), name='\.\.\.'\)$"):
+        as_tool(make())

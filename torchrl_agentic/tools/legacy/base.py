@@ -51,6 +51,12 @@ class Layer(ABC):
         del name
         return "", ANY
 
+    @property
+    def names(self) -> list[str]:
+        """The names that the transform itself has for its tools; none if it does not tell."""
+        name = getattr(self.transform, "name", None)
+        return [name] if isinstance(name, str) and name else []
+
     def claim(self, row: int, trajectory: object) -> None:
         """Take a row for a trajectory.
 

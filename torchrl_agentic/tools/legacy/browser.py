@@ -29,6 +29,11 @@ class BrowserLayer(NamedLayer):
 
     rows_have_state = True
 
+    @property
+    def names(self) -> list[str]:
+        """What it is called here."""
+        return ["browser"]
+
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
         kind = cast("type[Any]", type(transform))

@@ -62,6 +62,11 @@ class MCPLayer(Layer):
         is_error = getattr(answer, "isError", False) or getattr(answer, "is_error", False)
         return ToolResult(tuple(map(_part, answer.content)), bool(is_error))
 
+    @property
+    def names(self) -> list[str]:
+        """The tools of all servers that are connected, as "server.tool"."""
+        return [f"{server}.{tool}" for server, tools in self.transform._tools_cache.items() for tool in tools]
+
     def offer(self, name: str) -> tuple[str, Schema]:
         """Read what the server has told of the tool when it was connected."""
         server, tool = self._server_and_tool(name)

@@ -21,6 +21,14 @@ class NamedLayer(ThreadLayer):
         """Call the function of that name."""
         return outcome(self.transform._execute_tool(call.name, json.dumps(call.args)))
 
+    @property
+    def names(self) -> list[str]:
+        """The keys of `tools`."""
+        tools = getattr(self.transform, "tools", None)
+        return (
+            list(map(str, cast("Mapping[str, Any]", tools))) if isinstance(tools, Mapping) else super().names
+        )
+
     def offer(self, name: str) -> tuple[str, Schema]:
         """Read `tool_schemas`, or else the signature of the function."""
         known = _told(getattr(self.transform, "tool_schemas", None), name)

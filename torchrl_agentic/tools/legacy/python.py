@@ -32,6 +32,11 @@ class PythonLayer(ThreadLayer):
             return ToolResult.from_text(text, status=Status.TIMEOUT)
         return ToolResult.from_text(text, is_error=not done["success"])
 
+    @property
+    def names(self) -> list[str]:
+        """What it is called here."""
+        return ["python"]
+
     def offer(self, name: str) -> tuple[str, Schema]:
         """Tell of the code."""
         return "", _CODE

@@ -63,6 +63,11 @@ class ServiceLayer(ThreadLayer):
             return ToolResult.from_text(str(cast("Mapping[str, Any]", output)["error"]), is_error=True)
         return ToolResult.from_value(output)
 
+    @property
+    def names(self) -> list[str]:
+        """The services of the registry, which has no public list of them."""
+        return list(map(str, getattr(self.transform.registry, "_svc", ())))
+
     def offer(self, name: str) -> tuple[str, Schema]:
         """Read `schema_in`: a JSON Schema, or names with Python's types."""
         registry = self.transform.registry

@@ -25,7 +25,7 @@ from torchrl_agentic.tools.legacy.text import RenderCall, TextLayer
 def as_tool(
     transform: Any,
     *,
-    name: str,
+    name: str | None = None,
     input_schema: Schema | None = None,
     description: str = "",
     wants_state: bool = False,
@@ -39,7 +39,8 @@ def as_tool(
         transform: `PythonInterpreter`, `SimpleToolTransform`, `BrowserTransform`, `MCPToolTransform`,
             `ExecuteToolsInOrder`, or one of your own. It must not be part of an environment as well.
         name: what the model calls it. Where the transform holds several tools, this is the one that is meant:
-            the key of `SimpleToolTransform(tools=…)`, "server.tool" for MCP, the service of a registry.
+            the key of `SimpleToolTransform(tools=…)`, "server.tool" for MCP, the service of a registry. None:
+            the name of the only tool that the transform has; "python" and "browser" for TorchRL's own.
         input_schema: what the model is told; None: what the transform knows (`tool_schemas`, the signature of
             a function, `schema_in`, what an MCP server says), or else any object.
         description: what the model is told; empty: what the transform knows.
@@ -48,7 +49,8 @@ def as_tool(
             syntax is not `<tool name="…" tag="…">{json}</tool>`.
 
     Raises:
-        TypeError: it is no tool transform.
+        TypeError: it is no tool transform; or no name is given, and the transform has several tools, or no
+            name.
         ValueError: it is part of an environment.
     """
     kind = type(transform).__name__
@@ -65,7 +67,24 @@ def as_tool(
             f"the role {role!r} of {kind} is not used here: say ToolCompose(..., tool_role={role!r})",
             stacklevel=2,
         )
+    name = _only_name(transform, render_call) if name is None else name
     return LegacyTool(transform, name, input_schema, description, wants_state, render_call)
+
+
+def _only_name(transform: Any, render_call: RenderCall | None) -> str:
+    """Return the name of the only tool that a transform has.
+
+    Raises:
+        TypeError: If it has several, or does not tell.
+    """
+    names = _layer_of(transform, render_call).names
+    if len(names) == 1:
+        return names[0]
+    kind = type(transform).__name__
+    known = f"{kind} has the tools {', '.join(names)}" if names else f"{kind} has no name of its own"
+    raise TypeError(
+        f"as_tool needs the name that the model calls, and {known}: as_tool({kind}(...), name='...')"
+    )
 
 
 class LegacyTool(Tool):
