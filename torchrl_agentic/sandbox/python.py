@@ -94,7 +94,7 @@ def find_packages() -> Mapping[str, str]:
         else:
             logger.warning(
                 "code in sandboxes does not see the packages in %s: it runs as nobody, since this program"
-                " runs as root, and may not go there: chmod o+x the folders above it, or install it elsewhere",
+                " runs as root, and may not go there: chmod o+rx it and all above it, or move it",
                 folder,
             )
     return {folder: f"{_PACKAGES}/{number}" for number, folder in enumerate(shown)}
