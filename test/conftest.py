@@ -35,12 +35,23 @@ SLOW = (
     "rollout",
     "tool_config/test_sources.py",
     "dispatch/test_pool.py",
+    "test_cli.py",
+    "test_cli_load.py",
+    "test_cli_replay.py",
     "test_cli_serve.py",
     "test_docs.py",
     "test_migration.py",
     "test_readme.py",
 )
 """Files and folders whose tests start sandboxes, servers, Ray or a model, longest first: all are `slow`."""
+
+MACHINE = (
+    "limits/test_ray.py",
+    "sandbox/test_cgroups.py",
+    "sandbox/test_forkserver.py::test_a_zygote_that_cannot_fork",
+    "test_tutorials.py::test_a_tutorial_runs[06_services_and_cluster_limits]",
+)
+"""Tests of which no two may run at once: they start Ray, or change the quotas of a user. Begun first."""
 
 # Examples per property test, for `--hypothesis-profile`. Tests share the machine, hence no deadlines.
 settings.register_profile("quick", max_examples=10, deadline=None)
@@ -62,16 +73,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try few examples if that is asked for; spread tests over the processes of `-n` by file or group."""
+    """Try few examples if that is asked for; keep the order of files for xdist."""
     if config.getoption("--quick"):
         settings.load_profile("quick")
-    if config.getoption("dist", "no") == "load":  # what -n means by itself
-        config.option.dist, config.option.loadscopereorder = "loadgroup", False
+    config.option.loadscopereorder = False  # we have an order, see below
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import slow files if only quick tests are asked for."""
     return True if config.getoption("--quick") and _place(collection_path) < len(SLOW) else None
+
+
+def _needs_machine(nodeid: str) -> bool:
+    """Return whether a test is one of `MACHINE`."""
+    return nodeid.removeprefix("test/").startswith(MACHINE)
 
 
 def _place(path: Path) -> int:
@@ -112,17 +127,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, _place(item.path)))
+        items.sort(key=lambda item: (not _needs_machine(item.nodeid), _place(item.path)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each file to one process, for its fixtures' sake, and each `xdist_group` of several files too."""
-    from xdist.scheduler import LoadGroupScheduling
+    """Give each file to one process, for its fixtures' sake, and all of `MACHINE` to one too."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    class ByFileOrGroup(LoadGroupScheduling):
+    class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return nodeid.partition("::")[0] if group == nodeid else group
+            return "machine" if _needs_machine(nodeid) else nodeid.partition("::")[0]
 
-    return ByFileOrGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return (
+        ByFile(config, log) if config.getvalue("dist") == "load" else None
+    )  # which is what -n means by itself

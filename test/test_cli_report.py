@@ -86,6 +86,7 @@ def test_json_has_all_figures_and_nothing_else_is_printed(tmp_path: Path):
     assert [step["trajectories"] for step in both["second"]["steps"]] == [40, 20]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_picture_is_drawn(tmp_path: Path, runs: int):
     """Names of tools are foreign: formulas, control characters and signs that no font has."""

@@ -29,6 +29,7 @@ def test_importing_the_package_loads_no_torch_and_starts_no_thread():
 PLAIN = "dispatch report parsers sandbox repl tools records limits tool_config interactions viewer.html"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [*PLAIN.split(), "viewer.app"])
 def test_parts_below_the_transforms_load_no_torch(module: str):
     code = (

@@ -8,7 +8,6 @@ import pytest
 from torchrl_agentic.parsers import PARSERS
 
 TUTORIALS = sorted((Path(__file__).parent.parent / "tutorials").glob("*.py"))
-WITH_RAY = [path for path in TUTORIALS if "ray.init(" in path.read_text("utf-8")]
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +24,7 @@ def registered(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(
-            path, marks=[pytest.mark.xdist_group("machine")] if path in WITH_RAY else [], id=path.stem
-        )
-        for path in TUTORIALS
-    ],
-)
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("own_environ", "own_ray")
 def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

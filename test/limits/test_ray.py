@@ -28,7 +28,6 @@ from torchrl_agentic.limits.ray import NAMESPACE, RayTransport
 pytestmark = [
     *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("ResourceWarning", "FutureWarning")),
     pytest.mark.timeout(240),
-    pytest.mark.xdist_group("machine"),
 ]
 TTL = 1.0
 
@@ -36,6 +35,12 @@ TTL = 1.0
 @pytest.fixture(scope="module")
 def nodes(own_ray: None) -> Generator[list[str]]:
     """Start a cluster of two nodes; give their ids."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchrl_agentic.limits.cluster.LINGER_S", 0.2)
+        yield from _cluster()
+
+
+def _cluster() -> Generator[list[str]]:
     from ray.cluster_utils import Cluster
 
     quiet = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 << 20}
@@ -52,8 +57,17 @@ def nodes(own_ray: None) -> Generator[list[str]]:
         yield [node["NodeID"] for node in ray.nodes()]
     finally:
         with _rays_threads_may_fail():
+            _reports_have_ended()
             ray.shutdown()
             cluster.shutdown()
+
+
+def _reports_have_ended() -> None:
+    """Wait for the threads that report: Ray ends a process in which a thread uses it as it shuts down."""
+    for thread in threading.enumerate():
+        if thread.name == "torchrl_agentic-lease":
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 @contextlib.contextmanager

@@ -194,6 +194,7 @@ with Recorder({path!r}, suffix={suffix!r}) as recorder:
 """
 
 
+@pytest.mark.slow
 @BOTH
 def test_several_processes_write_to_one_file(tmp_path: Path, suffix: str):
     """Lines of 100 KB each: written in pieces, they would mix."""

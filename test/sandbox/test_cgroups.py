@@ -5,7 +5,6 @@ import pytest
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, cgroups
 from torchrl_agentic.sandbox.bubblewrap import why_not
 
-pytestmark = pytest.mark.xdist_group("machine")
 works = pytest.mark.skipif(
     cgroups.why_not() is not None or why_not() is not None, reason=f"{cgroups.why_not() or why_not()}"
 )

@@ -225,7 +225,6 @@ async def test_files_in_flight_of_one_trajectory_do_not_harm_others() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.xdist_group("machine")
 async def test_a_zygote_that_cannot_fork_keeps_its_trajectories() -> None:
     uid = os.geteuid() or 65534
     running = 0

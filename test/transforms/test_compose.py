@@ -1362,6 +1362,7 @@ class TestHostileMessages:
         td = step(env, begin(env), call("add", a=2, b=3) + junk)["next"]
         assert results(td)[0][0] == "5"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("parser", ["hermes", "xml", "json", "openai", "anthropic"])
     @pytest.mark.parametrize("opening", ["[", '{"a":', "<tool_call>", '<tool name="add">', "<think>"])
     def test_a_hundred_thousand_openings_are_read_in_time(self, parser, opening):

@@ -390,6 +390,7 @@ def showing_env():
     return dataset_env(1, ToolCompose([show], media=True))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("parallel", [False, True])
