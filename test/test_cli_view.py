@@ -124,7 +124,7 @@ def test_verls_command_opens_the_same_viewer(tmp_path: Path):
         )
         assert done.returncode == code
         assert (done.stdout, done.stderr) == (same.stdout, same.stderr)
-        assert "score 0.5" in done.stdout or "the viewer needs a terminal" in done.stderr.replace("\n", " ")
+        assert "score 0.5" in done.stdout or "the viewer needs a terminal" in " ".join(done.stderr.split())
 
 
 def test_an_empty_folder_prints_nothing(tmp_path: Path):

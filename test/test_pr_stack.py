@@ -178,14 +178,6 @@ async def _() -> None:
         await HttpTool().run({"url": "ftp://example.org/"}, ToolContext(call_id="c"))
 
 
-@row(DIFFERENT, "`read_file` and `write_file` of sandboxes")
-@pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
-async def _() -> None:
-    async with UnsafeSubprocessSandbox(ResourceLimits(fs_read_roots=("/usr",))) as sandbox:
-        with pytest.raises(PermissionError):
-            await sandbox.read_file("/usr/bin/env")
-
-
 @row(DIFFERENT, "`default_sandbox()` on Linux")
 def _() -> None:
     assert [kind for kind, _ in TIERS][:3] == [ForkServerSandbox, BubblewrapSandbox, LandlockSandbox]

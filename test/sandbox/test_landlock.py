@@ -521,9 +521,10 @@ async def test_files_of_the_models_do_not_get_into_the_trusted_process(monkeypat
             await sandbox.write_file(f"{name}.py", b"import os; os.write(2, b'got in')")
         monkeypatch.chdir(folder)
         limits = ResourceLimits(env={"PYTHONPATH": folder, "PATH": "/usr/bin:/bin"})
-        for each in (None, limits):
-            result = await sandbox.run(["true"], limits=each)
-            assert (result.exit_code, result.stderr) == (0, "")
+        async with opened(limits) as other:
+            for each in (sandbox, other):
+                result = await each.run(["true"])
+                assert (result.exit_code, result.stderr) == (0, "")
 
 
 @works

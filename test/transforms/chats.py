@@ -37,7 +37,7 @@ async def echo(text: str) -> str:
 class Counter(Tool):
     """Counts the calls of each trajectory, and keeps a diary of its sessions."""
 
-    name = "count"
+    name, description = "count", "Count the calls."
 
     def __init__(self):
         self.diary = []

@@ -11,7 +11,14 @@ from talks import Says, Talk
 from torchrl.envs import Compose, StepCounter, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 
-from torchrl_agentic import EndTrajectory, Tool, ToolCompose, ToolRewardTransform, TurnTokenizer
+from torchrl_agentic import (
+    EndTrajectory,
+    Tool,
+    ToolCompose,
+    ToolResult,
+    ToolRewardTransform,
+    TurnTokenizer,
+)
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms.history import require_list_to_stack
 
@@ -28,7 +35,7 @@ class Scored(Tool):
         return _one(Scored())
 
     async def run(self, args, ctx):
-        return "scored", args["n"]
+        return ToolResult.from_value("scored", reward=args["n"])
 
     async def finish(self):
         return 10.0

@@ -97,7 +97,7 @@ class TestReplayed(AroundAdd):
     @pytest.fixture(autouse=True)
     def record(self, tmp_path: Any) -> None:
         self.cassette = Cassette(tmp_path / "cassette.jsonl")
-        for trajectory in ("t", "t0", "t1", "t2", ""):
+        for trajectory in ("t", "0.0", "1.0", "2.0", ""):
             self.cassette.append(trajectory, "add", "c1", self.good, ToolResult.from_value(3), 0.0)
 
     def make(self) -> Replayed:
