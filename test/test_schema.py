@@ -562,3 +562,27 @@ def test_a_schema_that_refers_elsewhere_is_refused_and_nothing_is_fetched(scheme
             Validator({"type": "object", "properties": {"a": {"$ref": addresses[scheme]}}})
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": ["string", "null"], "nullable": True}, ["x", None]),
+        ({"type": "string", "enum": ["x", None], "nullable": True}, ["x", None]),
+        ({"const": 3, "nullable": True}, [3, None]),
+        ({"anyOf": [{"type": "integer"}, {"type": "boolean"}], "nullable": True}, [1, True, None]),
+        ({"allOf": [{"type": "integer"}], "nullable": True}, [1, None]),
+        ({"type": "array", "items": {"type": "integer", "nullable": True}}, [[1, None]]),
+    ],
+)
+def test_a_nullable_schema_accepts_null_and_what_it_did_before(schema, values):
+    whole = {"type": "object", "properties": {"a": schema}, "dependentSchemas": {"enum": {}}}
+    for value in values:
+        validate_args({"a": value}, whole)
+    with pytest.raises(SchemaValidationError):
+        validate_args({"a": {"other": 1}}, whole)
+
+
+def test_nullable_is_read_below_names_that_are_keywords():
+    schema = {"dependentSchemas": {"enum": {"properties": {"y": {"type": "string", "nullable": True}}}}}
+    validate_args({"enum": 1, "y": None}, {"type": "object", **schema})

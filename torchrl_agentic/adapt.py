@@ -25,6 +25,9 @@ class DuckTool(Tool):
         self.input_schema = getattr(target, "input_schema", None) or {"type": "object"}
         self.output_schema = getattr(target, "output_schema", None)
         self.wants_state = bool(getattr(target, "wants_state", False))
+        self.wants_row = bool(getattr(target, "wants_row", False))
+        self.opens_at_reset = bool(getattr(target, "opens_at_reset", False))
+        self.is_strict = getattr(target, "is_strict", None)
         self.effects = getattr(target, "effects", None)
         self._callee = Callee(target.run)
 
@@ -39,6 +42,18 @@ class DuckTool(Tool):
     async def teardown(self) -> None:
         """Call the object's `teardown` if it has one."""
         await _call(self.target, "teardown")
+
+    async def greeting(self) -> Any:
+        """Return what the object says in the first prompt, if it says anything."""
+        return await _call(self.target, "greeting")
+
+    async def finish(self) -> float | None:
+        """Return what the object says of the whole trajectory, if it says anything."""
+        return await _call(self.target, "finish")
+
+    def check_row(self, row: RowData) -> None:
+        """Let the object look at a row, if it does."""
+        getattr(self.target, "check_row", lambda _: None)(row)
 
 
 class DuckSessionTool(DuckTool):

@@ -62,8 +62,7 @@ class RowData:
         Raises:
             ValueError: they do not have the shape that is expected, or are needed and missing.
         """
-        extra = fields_of(columns.get(EXTRA)) or {}
-        asked = {key: columns.get(key, extra.get(key)) for key in KEYS}
+        asked = said_of(columns)
         kwargs = _tools_kwargs(asked["tools_kwargs"])
         if asked["need_tools_kwargs"] and not kwargs:
             raise ValueError("need_tools_kwargs is set, but the row has no tools_kwargs")
@@ -94,6 +93,12 @@ class RowData:
 
 
 NO_DATA = RowData()
+
+
+def said_of(columns: Columns) -> dict[str, Any]:
+    """Return what a row says to tools, by key: the column, or what `extra_info` has under its name."""
+    extra = fields_of(columns.get(EXTRA)) or {}
+    return {key: extra.get(key) if columns.get(key) is None else columns[key] for key in KEYS}
 
 
 def read_selections(value: Any) -> tuple[tuple[int, frozenset[str]], ...]:

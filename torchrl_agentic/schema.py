@@ -17,7 +17,7 @@ import jsonschema_rs
 import pydantic
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tidy import ANNOTATIONS, DEFINITIONS, Schema, tidy
+from torchrl_agentic.tidy import ANNOTATIONS, BY_NAME, DEFINITIONS, ONE_OR_MANY, Schema, tidy
 
 MAX_REPORTED = 3
 """How many mistakes one error message names; a model mends the first ones first."""
@@ -178,27 +178,34 @@ def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
 def with_null(schema: Schema) -> dict[str, JSON]:
     """Return a schema in which `nullable: true`, a keyword of OpenAPI, is said in JSON Schema.
 
-    The model still reads `nullable`; this is what its arguments are checked against.
+    The model still reads `nullable`; this is what its arguments are checked against. A nullable schema stays
+    in its place, where pointers find it, unless it combines others.
     """
     made: dict[str, JSON] = {}
     for key, value in schema.items():
-        if key in ("default", "const", "enum", "examples"):
-            made[key] = value
-        elif key in ("properties", "patternProperties", "$defs") and isinstance(value, Mapping):
+        if key in BY_NAME and isinstance(value, Mapping):
             made[key] = {name: _with_null(inner) for name, inner in cast("Schema", value).items()}
-        elif isinstance(value, list):
-            made[key] = [_with_null(inner) for inner in cast("list[JSON]", value)]
+        elif key in ONE_OR_MANY:
+            many = cast("list[JSON]", value) if isinstance(value, list | tuple) else None
+            made[key] = _with_null(value) if many is None else [_with_null(inner) for inner in many]
         else:
-            made[key] = _with_null(value)
+            made[key] = value
     if made.get("nullable") is not True:
         return made
-    kind, values = made.get("type"), made.get("enum")
-    if kind is None or not made.keys().isdisjoint(("anyOf", "oneOf", "allOf", "const", "not", "$ref")):
+    if not made.keys().isdisjoint(_COMBINING):
         return {"anyOf": [{"type": "null"}, made]}
-    made["type"] = [*(cast("list[JSON]", kind) if isinstance(kind, list) else [kind]), "null"]
-    if isinstance(values, list):
-        made["enum"] = [*cast("list[JSON]", values), None]
+    for key, null in (("type", "null"), ("enum", None), ("anyOf", {"type": "null"})):
+        known = made.get(key)
+        values = cast("list[JSON]", known) if isinstance(known, list) else [known]
+        if key in made and null not in values:
+            made[key] = [*values, null]
+    if "const" in made:
+        made["enum"] = [made.pop("const"), None]
     return made
+
+
+_COMBINING = ("oneOf", "allOf", "not", "if", "$ref", "$dynamicRef", "$recursiveRef")
+"""Keywords through which a schema may refuse null wherever else it is allowed."""
 
 
 def _with_null(node: JSON) -> JSON:

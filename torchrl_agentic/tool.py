@@ -75,6 +75,11 @@ class Clock(Protocol):
         """Let it run again, and return the new deadline on the event loop's clock; None if there is none."""
         ...
 
+    @property
+    def deadline(self) -> float | None:
+        """The deadline as it is now, on the event loop's clock; None if there is none."""
+        ...
+
 
 class Threads(Protocol):
     """Something that runs blocking functions off the event loop."""
@@ -294,6 +299,11 @@ class Toolset(ABC):
     name: str = ""
     revision: int = 0
 
+    @property
+    def world(self) -> Toolset | None:
+        """The toolset whose `session` opens the worlds of these tools; None if they have none."""
+        return self if type(self).session is not Toolset.session else None
+
     @abstractmethod
     async def setup(self) -> Sequence[Tool]:
         """Open the resource and give its tools."""
@@ -346,11 +356,6 @@ class Toolset(ABC):
         """
         del world
         return None
-
-
-def has_world(toolset: Toolset) -> bool:
-    """Return whether the tools of a toolset share a world in each trajectory."""
-    return type(toolset).session is not Toolset.session
 
 
 def world_name(toolset: Toolset) -> str:

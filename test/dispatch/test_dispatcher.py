@@ -15,6 +15,7 @@ from torchrl_agentic.function import tool
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import CallError, ParsedCall, Status, ToolResult
 from torchrl_agentic.parsers import get_parser
+from torchrl_agentic.row import RowData
 from torchrl_agentic.tool import Effects, Tool, ToolContext
 
 
@@ -597,3 +598,52 @@ async def test_a_parser_reads_an_argument_by_the_type_that_is_checked(schema: di
     async with dispatcher.session("t") as session:
         (result,) = await session.run(parser.parse(text, tools=dispatcher.schemas).calls)
     assert (result.status, result.text) == (Status.OK, '{"n": "12"}')
+
+
+async def test_a_tool_that_takes_the_place_of_another_opens_once_after_that_one_has_closed():
+    diary = []
+
+    class Numbered(Tool):
+        name, description, effects = "n", "Return a number.", Effects.PURE
+
+        def __init__(self, number):
+            self.number = number
+
+        @asynccontextmanager
+        async def session(self, trajectory):
+            diary.append(("open", self.number))
+            yield self
+            await asyncio.sleep(0)
+            diary.append(("close", self.number))
+
+        async def run(self, args, ctx):
+            return self.number
+
+    dispatcher = Dispatcher([Numbered(1)])
+    session = dispatcher.session("t")
+    await session.run([ParsedCall("n", {}, "a")])
+    dispatcher.remove("n")
+    dispatcher.add(Numbered(2))
+    found = await session.run([ParsedCall("n", {}, "b"), ParsedCall("n", {}, "c")])
+    await dispatcher.close()
+    assert [result.text for result in found] == ["2", "2"]
+    assert diary == [("open", 1), ("close", 1), ("open", 2), ("close", 2)]
+
+
+async def test_a_branch_may_use_the_tools_that_its_source_may():
+    class Named(Tool):
+        description = "Return its name."
+
+        def __init__(self, name):
+            self.name = name
+
+        async def run(self, args, ctx):
+            return self.name
+
+    session = Dispatcher([Named("f"), Named("g")]).session("t")
+    session.data = RowData(selections=((0, frozenset({"f"})),))
+    await session.run([ParsedCall("f", {}, "a")])
+    other = session.dispatcher.session("u")
+    await session.branch([other])
+    results = await other.run([ParsedCall("f", {}, "a"), ParsedCall("g", {}, "b")])
+    assert [result.status for result in results] == [Status.OK, Status.UNKNOWN_TOOL]

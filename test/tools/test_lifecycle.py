@@ -15,7 +15,7 @@ from PIL import Image
 from torchrl_agentic import ImagePart, ParsedCall, RowData, Status, ToolContext
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.testing import ToolContract
-from torchrl_agentic.tools import LifecycleTool
+from torchrl_agentic.tools import LifecycleTool, Renamed
 from torchrl_agentic.tools.answers import Gsm8kTool
 from torchrl_agentic.tools.verl import (
     BaseTool,
@@ -525,3 +525,32 @@ async def test_base_tool_itself_lives_and_dies():
     async with Dispatcher([tool]).session(uuid.uuid4().hex) as session:
         assert (await session.run([call(1)]))[0].status is Status.OK
     assert session.worth == {"count": 0.0}
+
+
+async def test_none_of_columnar_files_is_no_argument():
+    """Files of columns fill up with None what only other rows have."""
+
+    class Strict(Counter):
+        async def create(self, instance_id=None, start: int = 3):
+            return await super().create(instance_id, start)
+
+    tool = LifecycleTool(Strict())
+    row = RowData.of({"tools_kwargs": {"count": {"create_kwargs": {"start": None, "level": None}}}})
+    tool.check_row(row)
+    session = Dispatcher([tool]).session("t")
+    session.data = row
+    (result,) = await session.run([call(1, by=1)])
+    await session.close()
+    assert result.text == "4"
+
+
+async def test_a_renamed_tool_gets_what_the_row_has_for_its_new_name():
+    tool = Renamed(LifecycleTool(Counter()), "tally")
+    session = Dispatcher([tool]).session("t")
+    session.data = RowData.of({"tools_kwargs": {"tally": KWARGS}})
+    session.data.check(session.dispatcher.bound)
+    (result,) = await session.run([ParsedCall("tally", {"by": 1}, "c")])
+    await session.close()
+    assert result.text == "12"
+    with pytest.raises(ValueError, match="no parameter 'why_not'"):
+        tool.check_row(RowData.of({"tools_kwargs": {"tally": {"release_kwargs": {"why_not": 1}}}}))

@@ -15,6 +15,7 @@ from torchrl.envs.llm import DatasetChatEnv
 from torchrl_agentic import EndTrajectory, Injected, Tool, ToolCompose, Toolset, collate_rows, tool
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.testing import call_tool
 from torchrl_agentic.tool import Effects
 from torchrl_agentic.tools import Renamed
 
@@ -142,6 +143,59 @@ def test_a_look_alike_of_a_toolset_has_a_world_too():
     td = advance(env, begin(env), call("add", n=3) + call("double"))
     assert results(td) == [["3", "6"]]
     assert flags(step(env, td, "end")["next"], "trajectory_reward") == [6.0]
+    env.close()
+
+
+def test_a_toolset_of_a_configuration_keeps_its_world(tmp_path, monkeypatch):
+    (tmp_path / "worlds_of_a_file.py").write_text(
+        "import contextlib\n"
+        "from torchrl_agentic import Injected, Toolset\n"
+        "def look(world: Injected[str]) -> str:\n"
+        "    'Look.'\n"
+        "    return world\n"
+        "class World(Toolset):\n"
+        "    name = 'w'\n"
+        "    async def setup(self): return [look]\n"
+        "    async def teardown(self): pass\n"
+        "    @contextlib.asynccontextmanager\n"
+        "    async def session(self, trajectory): yield 'all of it'\n"
+        "    async def finish(self, world): return 2.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = tmp_path / "tools.yaml"
+    config.write_text("tools:\n  - {class_name: worlds_of_a_file.World, config: {}}\n")
+    env = chat_env((1,), ToolCompose.from_config(config), EndTrajectory(when_no_calls=True))
+    td = advance(env, begin(env), call("look"))
+    assert results(td) == [["all of it"]]
+    assert flags(step(env, td, "end")["next"], "trajectory_reward") == [2.0]
+    env.close()
+
+
+def test_columns_that_are_given_by_hand_reach_the_world():
+    env = env_of(Ledger(), 1)
+    td = begin(env)
+    td.set_non_tensor("start", 7)
+    assert results(step(env, td, call("double"))["next"]) == [["14"]]
+    env.close()
+
+
+def test_one_call_by_hand_finds_the_world():
+    assert call_tool(Ledger(), {"n": 4}, name="add").text == "4"
+
+
+def test_a_world_that_opens_too_late_is_worth_nothing():
+    class Late(Ledger):
+        @contextlib.asynccontextmanager
+        async def session(self, trajectory):
+            await asyncio.sleep(0.2)
+            yield [100]
+
+    compose = ToolCompose([], per_call_timeout=0.05)
+    compose.add_toolset(Late())
+    env = chat_env((1,), compose, EndTrajectory(when_no_calls=True))
+    td = advance(env, begin(env), call("add", n=1))
+    assert "did not finish" in results(td)[0][0]
+    assert flags(step(env, td, "end")["next"], "trajectory_reward") == [0.0]
     env.close()
 
 
@@ -311,10 +365,13 @@ def test_a_callback_chooses_the_tools_of_each_turn_before_the_row():
     assert len({trajectory for trajectory, _, _ in seen}) == 1
 
 
-def test_a_callback_that_names_no_tool_is_told_so():
-    env = select_env(None, tool_selection=lambda trajectory, turn, row: ["showm"])
-    with pytest.raises(ValueError, match=r"tool_selection names the tool 'showm'.*did you mean 'shown'"):
-        statuses(env)
+def test_a_callback_that_fails_costs_no_row_its_step(caplog):
+    env = select_env(None, tool_selection=lambda trajectory, turn, row: ["shown", "showm"])
+    assert statuses(env, 1) == [[False, True]]
+    assert "tool_selection names the tool 'showm', which is not there" in caplog.text
+    env = select_env(["hidden"], tool_selection=lambda trajectory, turn, row: 1 / 0)
+    assert statuses(env, 1) == [[True, False]]
+    assert "division by zero" in caplog.text
 
 
 @pytest.mark.parametrize("selection", ["shown", {"first": ["shown"]}, {"0": "shown"}, 3])

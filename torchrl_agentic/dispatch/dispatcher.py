@@ -18,7 +18,7 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.row import RowData
 from torchrl_agentic.schema import Schema, Validator
-from torchrl_agentic.tool import Effects, Tool, Toolset, effects_of, has_sessions, has_world, world_name
+from torchrl_agentic.tool import Effects, Tool, Toolset, effects_of, has_sessions, world_name
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Dispatcher:
             origins = filter(None, (self.bound[tool.name].tool.origin, tool.origin))
             told = f": one comes from {', one from '.join(origins)}" if tool.origin else ""
             raise ValueError(f"two tools are named {tool.name!r}; give one another name{told}")
-        world = toolset if toolset is not None and has_world(toolset) else None
+        world = None if toolset is None else toolset.world
         entry = self._bind(tool, limiter or self._limits.get(tool.name), world)
         if limiter is not None:
             self._limits[tool.name] = limiter

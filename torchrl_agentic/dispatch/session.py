@@ -41,12 +41,17 @@ class _Owner:
         opener: The tool or toolset.
         session: The trajectory.
         source: What another trajectory has of it, from which this one goes on.
+        after: The owner in whose place this one comes; it closes first.
     """
 
-    def __init__(self, opener: Tool | Toolset, session: Session, source: Any = None) -> None:
+    def __init__(
+        self, opener: Tool | Toolset, session: Session, source: Any = None, after: _Owner | None = None
+    ) -> None:
         self.opener = opener
         self.name = world_name(opener) if isinstance(opener, Toolset) else opener.name
         self.source = source
+        self.after = after
+        self.is_used = False
         self.session = session
         self.trajectory = session.trajectory
         self.ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -58,10 +63,13 @@ class _Owner:
         wants_row = isinstance(self.opener, Toolset) or self.opener.wants_row
         current_row.set(self.session.data if wants_row else NO_DATA)
         try:
+            if self.after is not None:
+                await self.after.close()
             async with self._opening() as live:
                 self.ready.set_result(live)
                 await self.closing.wait()
-                if isinstance(self.opener, Toolset) or has_finish(live):
+                # A world that no call has seen, since it opened too late, is not the trajectory's doing.
+                if self.is_used if isinstance(self.opener, Toolset) else has_finish(live):
                     await self._finish(live)
         except BaseException as error:
             if self.ready.done():
@@ -167,12 +175,13 @@ class Session:
         """
         key = opener if isinstance(opener, Toolset) else opener.name
         owner = self._owners.get(key)
-        if owner is not None and owner.opener is not opener:  # another one has taken its place
-            await asyncio.shield(owner.close())
-            owner = None
         if owner is None or (owner.task.done() and owner.ready.exception() is not None):
             owner = self._owners[key] = _Owner(opener, self)
-        return await asyncio.shield(owner.ready)
+        elif owner.opener is not opener:  # another one has taken its place
+            owner = self._owners[key] = _Owner(opener, self, after=owner)
+        live = await asyncio.shield(owner.ready)
+        owner.is_used = True
+        return live
 
     async def branch(self, into: Sequence[Session]) -> None:
         """Let other trajectories, in which nothing was called yet, go on from where this one is.
@@ -183,10 +192,12 @@ class Session:
         """
         try:
             for session in into:
-                session.turn, session._ids = self.turn, dict(self._ids)
+                session.turn, session.n_calls, session.data = self.turn, self.n_calls, self.data
+                session._ids = dict(self._ids)
                 for key, owner in self._owners.items():
                     live = await asyncio.shield(owner.ready)
                     copy = session._owners[key] = _Owner(owner.opener, session, live)
+                    copy.is_used = owner.is_used
                     await asyncio.shield(copy.ready)
         except BaseException:
             await asyncio.gather(*(session.close() for session in into))
@@ -195,15 +206,20 @@ class Session:
     def begin_turn(self) -> None:
         """Work out which tools the trajectory may use in this turn: what the callback says, or else its row.
 
-        Raises:
-            ValueError: If the callback names a tool that is not there.
+        A callback that raises is logged, and the row decides; so is a name of a tool that is not there.
         """
         self.allowed = self.data.selection_at(self.turn)
         choose = self.dispatcher.tool_selection
-        names = None if choose is None else choose(self.trajectory, self.turn, self.data)
-        if names is not None:
-            self.allowed = frozenset(names)
-            check_names("tool_selection", self.allowed, self.dispatcher.bound)
+        if choose is None:
+            return
+        try:
+            names = choose(self.trajectory, self.turn, self.data)
+            if names is not None:
+                self.allowed = frozenset(names)
+                check_names("tool_selection", self.allowed, self.dispatcher.bound)
+        except Exception as error:
+            where = f"(trajectory {self.trajectory}, turn {self.turn})"
+            logger.error("tool_selection: %s %s", error, where, exc_info=not isinstance(error, ValueError))
 
     def take_worth(self) -> float:
         """Give what the trajectory was worth to its tools, in sum, and forget it: it is to be told once."""

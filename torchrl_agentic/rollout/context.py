@@ -39,7 +39,7 @@ def _places(model: Any) -> Iterator[tuple[Any, str]]:
     yield getattr(model, "engine_args", None), "max_model_len"
 
 
-class RoomySampler(TensorDictModuleBase):
+class BoundedSampler(TensorDictModuleBase):
     """Sample answers that fit: a prompt that is too long gets an empty answer, and the model never sees it.
 
     Reads ("tokens", "prompt"), and ("agentic", "tokens_left") where `TurnTokenizer` has a bound. Writes what
@@ -51,7 +51,7 @@ class RoomySampler(TensorDictModuleBase):
         max_new_tokens: Bound of an answer.
         length: Tokens of prompt and answer that the model takes together; None if that is not known.
         log_probs: Whether empty answers have log-probabilities as others do.
-        clips: Whether the sampler itself keeps to `length`, as vLLM does.
+        respects_length: Whether the sampler itself keeps to `length`, as vLLM does.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class RoomySampler(TensorDictModuleBase):
         max_new_tokens: int,
         length: int | None,
         log_probs: bool,
-        clips: bool,
+        respects_length: bool,
     ) -> None:
         super().__init__()
         self.in_keys: Any = list(sampler.in_keys)
         self.out_keys: Any = [*sampler.out_keys, ROOM]
         self.sampler = sampler
         self.max_new_tokens, self.length = max_new_tokens, length
-        self.log_probs, self.clips = log_probs, clips
+        self.log_probs, self.respects_length = log_probs, respects_length
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Sample in each row that has room."""
@@ -99,5 +99,5 @@ class RoomySampler(TensorDictModuleBase):
             row.set(ROOM, torch.tensor([min(known)], device=row.device))
             if min(known) <= 0:
                 return 0
-        kept = known if not self.clips else [of_bound] if of_bound is not None else []
+        kept = known if not self.respects_length else [of_bound] if of_bound is not None else []
         return min([self.max_new_tokens, *kept])

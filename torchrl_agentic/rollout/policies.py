@@ -13,7 +13,7 @@ from torchrl.modules.llm.policies import TransformersWrapper
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools
 from torchrl_agentic.rollout.answers import FullSequence, HistoryToTokens, TokensToHistory
-from torchrl_agentic.rollout.context import RoomySampler, context_length
+from torchrl_agentic.rollout.context import BoundedSampler, context_length
 from torchrl_agentic.rollout.engine import EngineSampler, is_engine, structural_tag
 from torchrl_agentic.transforms.tokens import stop_ids
 
@@ -105,12 +105,12 @@ def agent_policy(
     else:
         raise TypeError(f"a transformers model or a vLLM engine is needed; got {type(model).__name__}")
     length = context_length(model) if max_context is None else max_context
-    sampler = RoomySampler(
+    sampler = BoundedSampler(
         sampler,
         max_new_tokens=max_new_tokens,
         length=length,
         log_probs=return_log_probs,
-        clips=isinstance(sampler, EngineSampler),
+        respects_length=isinstance(sampler, EngineSampler),
     )
     modules: list[Any] = [sampler, TokensToHistory(tokenizer, stop_token_ids)]
     if mode == "history":

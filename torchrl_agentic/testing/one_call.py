@@ -10,7 +10,7 @@ from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.row import RowData
-from torchrl_agentic.tool import Tool
+from torchrl_agentic.tool import Tool, Toolset
 
 
 def call_tool(
@@ -46,7 +46,7 @@ def call_tool(
         traceback.
 
     Raises:
-        TypeError: If `tool` is none, or `args` is no mapping.
+        TypeError: If `tool` is not a tool, or `args` is not a mapping.
         ValueError: If the row lacks what the tool needs, or a toolset has no tool of that name.
         Exception: Whatever the `setup` of the tool, or of the toolset, raises.
     """
@@ -54,8 +54,9 @@ def call_tool(
         raise TypeError(f"args maps names of arguments to values; got {args!r} ({type(args).__name__})")
     data = RowData.of(row or {})
 
-    async def call(called: Tool) -> ToolResult:
-        dispatcher = Dispatcher([called], per_call_timeout=timeout)
+    async def call(called: Tool, toolset: Toolset | None = None) -> ToolResult:
+        dispatcher = Dispatcher(per_call_timeout=timeout)
+        dispatcher.add(called, toolset=toolset)
         called.check_row(data)
         try:
             async with dispatcher.session(trajectory) as session:
@@ -73,7 +74,7 @@ def call_tool(
             tools = {each.name: each for each in map(ensure_tool, await opened.setup())}
             if name not in tools:
                 raise ValueError(f"the toolset has no tool {name!r}; its tools: {', '.join(tools) or 'none'}")
-            return await call(tools[name])
+            return await call(tools[name], opened)
         finally:
             await opened.teardown()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.tool_config.mistakes import ConfigError, nearest
 from torchrl_agentic.tool_config.spot import Spot
@@ -91,13 +92,18 @@ class ConfiguredToolset(Toolset):
         """That of the toolset."""
         return getattr(self.toolset, "revision", 0)
 
+    @property
+    def world(self) -> Toolset | None:
+        """That of the toolset."""
+        return self.toolset.world
+
     async def setup(self) -> Sequence[Tool]:
         """Open it, and give those of its tools that are selected.
 
         Raises:
             ConfigError: another source has a tool of one of these names, or one that is selected is nowhere.
         """
-        tools = await self.toolset.setup()
+        tools = [ensure_tool(tool) for tool in await self.toolset.setup()]
         try:
             chosen = self._chosen(tools)
             if not self._has_said:
@@ -122,7 +128,7 @@ class ConfiguredToolset(Toolset):
     async def refresh(self) -> Sequence[Tool]:
         """Give the selected ones of what it offers now."""
         toolset: Any = self.toolset
-        return self._chosen(await toolset.refresh())
+        return self._chosen([ensure_tool(tool) for tool in await toolset.refresh()])
 
     def _chosen(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         for selection in self._selections:

@@ -100,6 +100,10 @@ class LifecycleTool(Tool):
             except ValueError as error:
                 raise ValueError(f"tools_kwargs: {self.name}: {name}_kwargs: {error}") from None
 
+    def stage(self, name: str) -> _Stage:
+        """Return what a method takes from a row."""
+        return self._stages[name]
+
     @cached_property
     def _stages(self) -> dict[str, _Stage]:
         return {name: _Stage(name, getattr(self.target, name)) for name in _METHODS}
@@ -151,23 +155,35 @@ class _Stage:
                 continue
             if each.default is each.empty and each.name != "agent_data":
                 self.needed.append(each.name)
-            if each.default is None:
+            if each.default is not each.empty:
                 self.optional.add(each.name)
             adapter = _adapter(hints.get(each.name, Any))
             if adapter is not None:
                 self.hints[each.name], self.adapters[each.name] = hints.get(each.name, Any), adapter
 
+    def given(self, row: Columns) -> Columns:
+        """Return the arguments of a row without those that are None for want of a value.
+
+        Files of columns fill up with None what only other rows have.
+        """
+        if self.takes_all_in_one:
+            return row
+        return {
+            name: value
+            for name, value in row.items()
+            if value is not None or (name in self.keywords and name not in self.optional)
+        }
+
     def check(self, row: Columns, *, needs_all: bool) -> None:
         if self.takes_all_in_one:
             return
-        for name, value in row.items():
+        for name, value in self.given(row).items():
             if name in self.positional:
                 raise ValueError(f"{self.name}() gets {name!r} from the trajectory, not from the row")
             if name not in self.keywords:
                 known = ", ".join(sorted(self.keywords.names - self.positional)) or "none"
                 raise ValueError(f"{self.name}() has no parameter {name!r}; parameters: {known}")
-            is_absent = value is None and name in self.optional
-            if name in self.adapters and not is_absent and not _fits(self.adapters[name], value):
+            if name in self.adapters and not _fits(self.adapters[name], value):
                 expected = inspect.formatannotation(self.hints[name])
                 met = f"{shorten(value)} ({type(value).__name__})"
                 raise ValueError(f"parameter {name!r} of {self.name}() is annotated {expected}; got {met}")
@@ -260,7 +276,7 @@ class _Life(Tool):
             raise RuntimeError(f"release() of {self.name!r} raised {error!r}") from error
 
     async def _call(self, name: str, *args: Any, ctx: ToolContext | None = None) -> Any:
-        row = self.row.kwargs(self.name, f"{name}_kwargs")
+        row = self.tool.stage(name).given(self.row.kwargs(self.name, f"{name}_kwargs"))
         kwargs = _arguments(self.tool.keywords[name], name, row, self.data)
         threads = ctx.threads if ctx is not None else getattr(current_session.get(), "threads", None)
         off_loop = ctx or ToolContext(call_id="", threads=threads)

@@ -12,9 +12,15 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import telemetry
 
 TOKENS_LEFT = (telemetry.KEY, "tokens_left")
-"""Tokens that the prompt leaves of `TurnTokenizer`'s `max_trajectory_tokens`; int64, [*B, 1]."""
+"""Tokens that the prompt leaves of `max_trajectory_tokens`; int64, [*B, 1].
+
+`TurnTokenizer` writes it for the next turn; `agent_policy` reads it.
+"""
 ROOM = (telemetry.KEY, "room")
-"""Tokens that the prompt left for the answer, says `agent_policy`; int64, [*B, 1]; 0 or less: no room."""
+"""Tokens that the prompt left for the answer; int64, [*B, 1]; 0 or less: no room.
+
+`agent_policy` writes it into the root of a step; `EndTrajectory` and `TurnTokenizer` read it.
+"""
 
 
 def out_of_room(tensordict: TensorDictBase) -> list[bool]:

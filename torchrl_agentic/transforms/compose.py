@@ -30,7 +30,7 @@ from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.row import trajectory_name
-from torchrl_agentic.tool import Tool, has_world
+from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config import LoadedTools, load_tools
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
@@ -209,14 +209,15 @@ class ToolCompose(ToolList):
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows = border.prompts(next_tensordict)
         active = stepped(tensordict)
-        has_row_data = opening.says_something(tensordict.keys())
+        given = opening.columns_given(tensordict) if self._has_worlds else ()
+        has_row_data = bool(given) or opening.has_row_keys(tensordict.keys())
         work: list[RowTurn] = []
         for index, row in enumerate(rows):
             if active[index]:
                 lengths = border.length(before[index]), border.length(written[index])
                 rows[index], message = read_turn(row, *lengths, self.eos_strings)
                 session = self._session(index)
-                if has_row_data and session.turn == 0 and not opening.says_something(session.data.columns):
+                if has_row_data and session.turn == 0 and opening.lacks(session.data, given):
                     session.data = opening.row_data_by_hand(self._tools, tensordict, index)
                 work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
             else:
@@ -242,8 +243,6 @@ class ToolCompose(ToolList):
         if not busy:
             return
         live = self._live()
-        if self._runtime is not None and not self._runtime.toolsets_open:
-            self._reopen_toolsets(self._runtime)
         for item in busy:
             item.calls = item.session.unique(item.parsed.calls)
         batch = [(item.session, item.calls, self._state(tensordict, item.row)) for item in busy]
@@ -340,12 +339,15 @@ class ToolCompose(ToolList):
         tensordict_reset.set(telemetry.KEY, told)
         return tensordict_reset
 
+    @property
+    def _has_worlds(self) -> bool:
+        return any(added.toolset.world is not None for added in self._toolsets)
+
     def _begin(
         self, tensordict_reset: TensorDictBase, chosen: Sequence[int], rows: list[border.Conversation]
     ) -> None:
         """Tell new trajectories what the data set says of them, and let tools speak first."""
-        has_worlds = any(has_world(added.toolset) for added in self._toolsets)
-        if not has_worlds and not opening.has_something_to_say(self._tools, tensordict_reset):
+        if not self._has_worlds and not opening.has_something_to_say(self._tools, tensordict_reset):
             return
         for row in chosen:
             self._session(row).data = opening.row_data(self._tools, tensordict_reset, row)

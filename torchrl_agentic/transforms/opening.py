@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.messages import Message, ParsedCall, ParseResult
-from torchrl_agentic.row import EXTRA, KEYS, SELECTION, RowData, read_selections
+from torchrl_agentic.row import EXTRA, KEYS, SELECTION, RowData, read_selections, said_of
 from torchrl_agentic.tool import Tool
 from torchrl_agentic.transforms.columns import columns
 from torchrl_agentic.transforms.turn import RowTurn
@@ -26,10 +26,10 @@ _OURS = frozenset((
 def has_something_to_say(tools: Sequence[Tool], tensordict: TensorDictBase) -> bool:
     """Whether tools want to know, or rows of the data set restrict them."""
     wanted = any(tool.wants_row or tool.opens_at_reset for tool in tools)
-    return wanted or says_something(tensordict.keys())
+    return wanted or has_row_keys(tensordict.keys())
 
 
-def says_something(columns: Container[object]) -> bool:
+def has_row_keys(columns: Container[object]) -> bool:
     """Return whether columns of these names say something to tools."""
     return any(key in columns for key in (*KEYS, EXTRA))
 
@@ -50,6 +50,21 @@ def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> Row
     except ValueError as error:
         raise ValueError(f"row {row} of the data set: {error}") from None
     return data
+
+
+def columns_given(tensordict: TensorDictBase) -> list[str]:
+    """Return the names of the entries of a TensorDict that may be columns of a data set."""
+    return [key for key in tensordict.keys() if key not in _OURS]
+
+
+def lacks(data: RowData, given: Sequence[str]) -> bool:
+    """Return whether a row was read without columns that are there: they came with `env.reset` by hand.
+
+    Args:
+        data: The row, as it was read at the reset.
+        given: Names of columns that are there now, for worlds; others look at those for tools alone.
+    """
+    return not has_row_keys(data.columns) or any(name not in data.columns for name in given)
 
 
 def row_data_by_hand(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> RowData:
@@ -78,9 +93,8 @@ def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
     keys = [key for key in (SELECTION, EXTRA) if key in tensordict.keys()]
     if not keys:
         return None
-    found = columns(tensordict, 0, [SELECTION, (EXTRA, SELECTION)])
-    selections = read_selections(found.get(SELECTION, found.get((EXTRA, SELECTION))))
-    return RowData(selections=selections).selection_at(0)
+    found: Any = columns(tensordict, 0, keys)
+    return RowData(selections=read_selections(said_of(found)[SELECTION])).selection_at(0)
 
 
 def open_at_reset(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:

@@ -138,8 +138,13 @@ class ToolList(Compose):
             self.add_toolset(added.toolset, rate_limits=added.limits)
 
     def _refresh_toolsets(self) -> None:
-        """Offer what open toolsets have now."""
-        if self._runtime is None or not (self._runtime.is_ours and self._runtime.toolsets_open):
+        """Open toolsets again after `close` or in another process; offer what open ones have now."""
+        if not self._toolsets:
+            return
+        self._live()
+        assert self._runtime is not None
+        if not self._runtime.toolsets_open:
+            self._reopen_toolsets(self._runtime)
             return
         for place, added in enumerate(self._toolsets):
             if added.is_current:

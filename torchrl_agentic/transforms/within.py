@@ -42,7 +42,7 @@ def stepped(tensordict: TensorDictBase) -> list[bool]:
 
 
 def keep_ended(tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-    """Leave rows that were over before a step over: `done` and its kin of the root stay true."""
+    """Keep `done`, `terminated` and `truncated` of rows that had ended before a step."""
     done = tensordict.get("done", None)
     if done is not None and done.any():
         for key in ("done", "terminated", "truncated"):

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wrap_tools import Notes, Scripted, ask, by_hand, ctx
 
+from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.limits import CircuitOpen
-from torchrl_agentic.messages import Status, ToolResult
+from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.testing import VirtualClock
-from torchrl_agentic.tool import Effects
-from torchrl_agentic.tools import Retrying
+from torchrl_agentic.tool import Effects, Tool
+from torchrl_agentic.tools import Approved, Retrying
 from torchrl_agentic.tools.wrap.retrying import pause_s
 
 INFRA = InfrastructureError("overloaded")
@@ -211,3 +212,27 @@ def test_pauses_grow_up_to_a_bound_and_a_bit(retries, first_s, chance):
 def test_numbers_that_mean_nothing_are_refused(options):
     with pytest.raises(ValueError, match="expected attempts"):
         retrying("x", **options)
+
+
+async def test_a_try_that_queued_leaves_the_next_one_its_time():
+    """Waiting for approval moves the deadline: what was read before it is over."""
+    outcomes = iter([InfrastructureError("gone"), None])
+
+    class Fails(Tool):
+        name, description, effects = "f", "Fail once.", Effects.PURE
+
+        async def run(self, args, ctx):
+            if error := next(outcomes):
+                raise error
+            assert ctx.deadline > asyncio.get_running_loop().time()
+            return "fine"
+
+    async def slowly(*_):
+        await asyncio.sleep(0.4)
+        return True
+
+    inner = Approved(Fails(), slowly, wait_s=5)
+    dispatcher = Dispatcher([Retrying(inner, first_s=0.01)], per_call_timeout=0.3)
+    (result,) = await dispatcher.session("t").run([ParsedCall("f", {}, "a")])
+    await dispatcher.close()
+    assert result.text == "fine"

@@ -8,6 +8,7 @@ import random
 import socket
 import urllib.error
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
@@ -105,6 +106,8 @@ class Retrying(Wrapped):
         retries, outcome = 0, await self._try(args, ctx)
         while is_transient(outcome) and retries + 1 < tries:
             seconds = pause_s(retries, outcome, self.first_s, self.longest_s, random.random())
+            if ctx.clock is not None:
+                ctx = replace(ctx, deadline=ctx.clock.deadline)  # a try that queued has moved it
             if ctx.deadline is not None and asyncio.get_running_loop().time() + seconds >= ctx.deadline:
                 break
             await pause(seconds, self.call_later)
