@@ -6,13 +6,24 @@ import json
 
 import pytest
 from chats import advance, begin, call, chat_env, flags, results, step
+from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from talks import sample
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torchrl.envs.llm import DatasetChatEnv
 
-from torchrl_agentic import EndTrajectory, Injected, Tool, ToolCompose, Toolset, collate_rows, tool
+from torchrl_agentic import (
+    EndTrajectory,
+    Injected,
+    Tool,
+    ToolCompose,
+    Toolset,
+    TurnTokenizer,
+    collate_rows,
+    tool,
+)
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.testing import call_tool
@@ -168,6 +179,20 @@ def test_a_toolset_of_a_configuration_keeps_its_world(tmp_path, monkeypatch):
     td = advance(env, begin(env), call("look"))
     assert results(td) == [["all of it"]]
     assert flags(step(env, td, "end")["next"], "trajectory_reward") == [2.0]
+    env.close()
+
+
+def test_a_selection_of_the_data_set_is_not_late_where_others_write_into_the_first_step():
+    compose = ToolCompose([])
+    compose.add_toolset(Ledger())
+    tokenizer = FAMILIES["qwen2_5"].tokenizer()
+    rows = [{"query": "q", "start": 1, "tool_selection": ["add"]}]
+    env = DatasetChatEnv.from_dataloader(DataLoader(rows, collate_fn=collate_rows), batch_size=(1,))
+    for transform in (compose, TurnTokenizer(tokenizer, tools=compose.tools)):
+        env.append_transform(transform)
+    td = sample(env.reset(), tokenizer, [call("add", n=2)])
+    td.set_non_tensor("policy_version", "v1")
+    assert results(env.step(td)["next"]) == [["3"]]
     env.close()
 
 

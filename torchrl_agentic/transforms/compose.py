@@ -218,7 +218,7 @@ class ToolCompose(ToolList):
                 rows[index], message = read_turn(row, *lengths, self.eos_strings)
                 session = self._session(index)
                 if has_row_data and session.turn == 0 and opening.lacks(session.data, given):
-                    session.data = opening.row_data_by_hand(self._tools, tensordict, index)
+                    session.data = opening.row_data_by_hand(self._tools, tensordict, index, session.data)
                 work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
             else:
                 rows[index] = before[index]

@@ -67,14 +67,22 @@ def lacks(data: RowData, given: Sequence[str]) -> bool:
     return not has_row_keys(data.columns) or any(name not in data.columns for name in given)
 
 
-def row_data_by_hand(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> RowData:
+def row_data_by_hand(tools: Sequence[Tool], tensordict: TensorDictBase, row: int, known: RowData) -> RowData:
     """Read what was given to `env.reset` by hand, which transforms see at the first step only.
+
+    Args:
+        tools: The tools.
+        tensordict: The root of the first step, [*B].
+        row: The row, through the flattened batch.
+        known: The row as it was read at the reset.
 
     Raises:
         ValueError: If it is wrong, or comes too late: a tool that opens at the reset has arguments for that,
             or a selection was to be shown in a prompt of tokens.
     """
     data = row_data(tools, tensordict, row)
+    if has_row_keys(known.columns):
+        return data
     late = [f"create_kwargs of {tool.name!r}" for tool in tools
             if tool.opens_at_reset and data.kwargs(tool.name, "create_kwargs")]  # fmt: skip
     if data.selections and ("tokens", "prompt") in tensordict.keys(True):
