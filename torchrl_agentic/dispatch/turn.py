@@ -48,17 +48,20 @@ class _RunClock:
     queued_s: how long it has stood still.
     """
 
-    __slots__ = ("_expire", "_loop", "_stopped_at", "_stops", "_timer", "deadline", "queued_s")
+    __slots__ = ("_entry", "_expire", "_loop", "_stopped_at", "_stops", "_timer", "deadline", "queued_s")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float | None, expire: Callable[[], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deadline: float | None,
+        expire: Callable[[_Entry], None],
+        entry: _Entry,
     ) -> None:
-        self._loop, self._expire = loop, expire
+        self._loop, self._expire, self._entry = loop, expire, entry
         self._stops = 0
-        self._stopped_at = 0.0
         self.queued_s = 0.0
-        self.deadline = None if seconds is None else loop.time() + seconds
-        self._timer = self._armed()
+        self.deadline = deadline
+        self._timer = None if deadline is None else loop.call_at(deadline, expire, entry)
 
     def stop(self) -> None:
         """Stop it; it goes on after as many calls of `go_on`."""
@@ -91,7 +94,8 @@ class _RunClock:
             self.deadline += stood_still
 
     def _armed(self) -> asyncio.TimerHandle | None:
-        return None if self.deadline is None else self._loop.call_at(self.deadline, self._expire)
+        deadline = self.deadline
+        return None if deadline is None else self._loop.call_at(deadline, self._expire, self._entry)
 
 
 class _Entry:
@@ -215,8 +219,9 @@ class TurnRun:
                 entry.slot = bound.limiter.slot()
                 await entry.slot.acquire()
             entry.began = self._loop.time()
-            expire = functools.partial(self._expire_call, entry)
-            entry.clock = _RunClock(self._loop, dispatcher.per_call_timeout, expire)
+            seconds = dispatcher.per_call_timeout
+            deadline = None if seconds is None else entry.began + seconds
+            entry.clock = _RunClock(self._loop, deadline, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             world = None if bound.world is None else await self._session.live(bound.world)
             value = await live.run(entry.args, self._context(entry, bound, live, world, entry.clock))
@@ -306,6 +311,7 @@ class TurnRun:
         if entry.clock is not None:
             entry.clock.end()
             queued_s = entry.clock.queued_s
+            entry.clock = None  # each knows the other: no garbage that only the collector finds
         if result.timing is not None:  # of a tool that waits in a line of its own
             queued_s = max(queued_s, result.timing.queue_s)
         began = min(now, began + queued_s)
