@@ -11,8 +11,8 @@ from torchrl_agentic.callee import Callee, is_async
 from torchrl_agentic.function import FunctionTool
 from torchrl_agentic.look_alike import derives, lacking
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.row import RowData
-from torchrl_agentic.tool import Tool, ToolContext, Toolset
+from torchrl_agentic.row import NO_DATA, RowData
+from torchrl_agentic.tool import Tool, ToolContext, Toolset, open_world
 
 
 class DuckTool(Tool):
@@ -177,10 +177,9 @@ class DuckWorld(DuckToolset):
         super().__init__(target)
         self.name = getattr(target, "name", "") or type(target).__name__
 
-    def session(self, trajectory: str, row: RowData | None = None) -> AbstractAsyncContextManager[Any]:
+    def session(self, trajectory: str, row: RowData = NO_DATA) -> AbstractAsyncContextManager[Any]:
         """Open the object's world."""
-        takes_row = "row" in inspect.signature(self.target.session).parameters
-        return self.target.session(trajectory, **({"row": row} if takes_row else {}))
+        return open_world(self.target, trajectory, row)
 
     def branch(self, world: Any, trajectory: str) -> AbstractAsyncContextManager[Any]:
         """Let the object open a branch, if it can."""

@@ -86,9 +86,9 @@ class RowData:
         """Return the names of the tools that the trajectory may use in a turn; None: all."""
         return next((names for first, names in reversed(self.selections) if first <= turn), None)
 
-    def allows(self, tool: str, turn: int = 0) -> bool:
-        """Return whether the trajectory may use a tool in a turn."""
-        names = self.selection_at(turn)
+    def allows(self, tool: str) -> bool:
+        """Return whether the trajectory may use a tool from its first turn on."""
+        names = self.selection_at(0)
         return names is None or tool in names
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -356,6 +357,12 @@ class Toolset(ABC):
         """
         del world
         return None
+
+
+def open_world(toolset: Any, trajectory: str, row: RowData) -> AbstractAsyncContextManager[Any]:
+    """Call `session` of a toolset or of a look-alike, with the row if it takes one."""
+    takes_row = "row" in inspect.signature(toolset.session).parameters
+    return toolset.session(trajectory, **({"row": row} if takes_row else {}))
 
 
 def world_name(toolset: Toolset) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from torchrl_agentic.tool import (
     current_row,
     current_session,
     has_finish,
+    open_world,
     world_name,
 )
 
@@ -94,10 +94,9 @@ class _Owner:
     def _opening(self) -> AbstractAsyncContextManager[Any]:
         if self.source is not None:
             return self.opener.branch(self.source, self.trajectory)
-        open_session: Callable[..., AbstractAsyncContextManager[Any]] = self.opener.session
-        if isinstance(self.opener, Toolset) and "row" in inspect.signature(open_session).parameters:
-            return open_session(self.trajectory, row=self.session.data)
-        return open_session(self.trajectory)
+        if isinstance(self.opener, Toolset):
+            return open_world(self.opener, self.trajectory, self.session.data)
+        return self.opener.session(self.trajectory)
 
     async def close(self) -> None:
         self.closing.set()

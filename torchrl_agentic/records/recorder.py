@@ -41,8 +41,7 @@ class Recorder(TrajectoryHook):
     >>> recorder.step = 3  # from now on, trajectories that begin go to rollouts/3.jsonl
 
     Each record has the id of its run. A recorder that adds to a file whose last record is of another run logs
-    one
-    warning: figures of such a file mix the two.
+    one warning: figures of such a file mix the two.
 
     Args:
         path: a folder, which gets a file per step; or a file, with its suffix, for all.

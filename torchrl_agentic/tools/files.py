@@ -47,12 +47,21 @@ class FileReadTool(WorkspaceTool):
         return ToolResult.from_text(data.decode("utf-8", "replace"), meta={"bytes": len(data)})
 
 
-class FileWriteTool(WorkspaceTool):
+class _WritingTool(WorkspaceTool):
+    """A tool that changes files; its schema names the folders that it may write to."""
+
+    effects = Effects(writes=["workspace"])
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        super().__init__(sandbox)
+        self.input_schema = _naming(self.input_schema, self.sandbox.limits.fs_write_roots)
+
+
+class FileWriteTool(_WritingTool):
     """Writes a whole file in the trajectory's workspace, making its folders."""
 
     name: str = "file_write"
     description: str = "Write a file; what it held before is gone."
-    effects = Effects(writes=["workspace"])
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
@@ -62,10 +71,6 @@ class FileWriteTool(WorkspaceTool):
         "required": ["path", "content"],
     }
 
-    def __init__(self, sandbox: Sandbox | None = None) -> None:
-        super().__init__(sandbox)
-        self.input_schema = _naming(self.input_schema, self.sandbox.limits.fs_write_roots)
-
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Write the file as UTF-8."""
         await self.sandbox.open()
@@ -73,12 +78,11 @@ class FileWriteTool(WorkspaceTool):
         return ToolResult.from_text(f"wrote {size} bytes to {args['path']}", meta={"bytes": size})
 
 
-class FileEditTool(WorkspaceTool):
+class FileEditTool(_WritingTool):
     """Replaces a piece of a file in the trajectory's workspace."""
 
     name: str = "file_edit"
     description: str = "Replace a piece of text in a file. It must occur exactly once, unless all=true."
-    effects = Effects(writes=["workspace"])
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
@@ -89,10 +93,6 @@ class FileEditTool(WorkspaceTool):
         },
         "required": ["path", "old", "new"],
     }
-
-    def __init__(self, sandbox: Sandbox | None = None) -> None:
-        super().__init__(sandbox)
-        self.input_schema = _naming(self.input_schema, self.sandbox.limits.fs_write_roots)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Replace the text; a file that is no UTF-8, or larger than is read, stays as it is."""

@@ -53,3 +53,15 @@ def spec_with_truncated(done_spec: Any) -> Any:
         shape = torch.Size((*done_spec.shape, 1))
         done_spec["truncated"] = Binary(n=1, shape=shape, dtype=torch.bool, device=done_spec.device)
     return done_spec
+
+
+def truncate(next_tensordict: TensorDictBase, cut: torch.Tensor) -> TensorDictBase:
+    """End rows as truncated; those that have ended already stay as they are.
+
+    Args:
+        next_tensordict: The "next" of a step, [*B].
+        cut: The rows to end, bool, [*B, 1].
+    """
+    known = next_tensordict.get("truncated", None)
+    next_tensordict.set("truncated", cut if known is None else known | cut)
+    return next_tensordict.set("done", next_tensordict.get("done") | cut)

@@ -209,16 +209,16 @@ class ToolCompose(ToolList):
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows = border.prompts(next_tensordict)
         active = stepped(tensordict)
-        given = opening.columns_given(tensordict) if self._has_worlds else ()
-        has_row_data = bool(given) or opening.has_row_keys(tensordict.keys())
         work: list[RowTurn] = []
         for index, row in enumerate(rows):
             if active[index]:
                 lengths = border.length(before[index]), border.length(written[index])
                 rows[index], message = read_turn(row, *lengths, self.eos_strings)
                 session = self._session(index)
-                if has_row_data and session.turn == 0 and opening.lacks(session.data, given):
-                    session.data = opening.row_data_by_hand(self._tools, tensordict, index, session.data)
+                if session.turn == 0:
+                    session.data = opening.completed(
+                        session.data, self._tools, tensordict, index, has_worlds=self._has_worlds
+                    )
                 work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
             else:
                 rows[index] = before[index]

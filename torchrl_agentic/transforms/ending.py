@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torchrl.envs.transforms import Transform
 
 from torchrl_agentic.arguments import check_count
-from torchrl_agentic.transforms.bounds import out_of_room, spec_with_truncated, with_truncated
+from torchrl_agentic.transforms.bounds import out_of_room, spec_with_truncated, truncate, with_truncated
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.within import beside, stepped
 
@@ -45,8 +45,6 @@ class EndTrajectory(Transform):
             raise RuntimeError("EndTrajectory reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
         composes = list(beside(self, ToolCompose))
-        truncated = next_tensordict.get("truncated", None)
-        truncated = torch.zeros_like(done) if truncated is None else truncated
         active, full = stepped(tensordict), out_of_room(tensordict)
         active, full = (torch.tensor(rows, device=done.device).reshape(done.shape) for rows in (active, full))
         cut = active & full
@@ -55,13 +53,12 @@ class EndTrajectory(Transform):
             answered = active & ~cut & ~next_tensordict.get(("agentic", "any_tool_calls"))
             _say(composes, answered, "no_calls")
             next_tensordict.set("terminated", next_tensordict.get("terminated") | answered)
-            done = done | answered
+            next_tensordict.set("done", done | answered)
         if self.max_turns is not None:
             late = active & (next_tensordict.get(("agentic", "turn")) >= self.max_turns)
             _say(composes, late, "max_turns")
             cut = cut | late
-        next_tensordict.set("truncated", truncated | cut)
-        done = next_tensordict.set("done", done | cut).get("done")
+        done = truncate(next_tensordict, cut).get("done")
         for compose in composes:
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict

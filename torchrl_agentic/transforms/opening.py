@@ -52,36 +52,28 @@ def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> Row
     return data
 
 
-def columns_given(tensordict: TensorDictBase) -> list[str]:
-    """Return the names of the entries of a TensorDict that may be columns of a data set."""
-    return [key for key in tensordict.keys() if key not in _OURS]
-
-
-def lacks(data: RowData, given: Sequence[str]) -> bool:
-    """Return whether a row was read without columns that are there: they came with `env.reset` by hand.
+def completed(
+    known: RowData, tools: Sequence[Tool], tensordict: TensorDictBase, row: int, *, has_worlds: bool
+) -> RowData:
+    """Return the row with what was given to `env.reset` by hand, which transforms see at the first step only.
 
     Args:
-        data: The row, as it was read at the reset.
-        given: Names of columns that are there now, for worlds; others look at those for tools alone.
-    """
-    return not has_row_keys(data.columns) or any(name not in data.columns for name in given)
-
-
-def row_data_by_hand(tools: Sequence[Tool], tensordict: TensorDictBase, row: int, known: RowData) -> RowData:
-    """Read what was given to `env.reset` by hand, which transforms see at the first step only.
-
-    Args:
+        known: The row as it was read at the reset.
         tools: The tools.
         tensordict: The root of the first step, [*B].
         row: The row, through the flattened batch.
-        known: The row as it was read at the reset.
+        has_worlds: Whether any column may be for a world; tools alone take `tools_kwargs` and its like.
 
     Raises:
         ValueError: If it is wrong, or comes too late: a tool that opens at the reset has arguments for that,
             or a selection was to be shown in a prompt of tokens.
     """
+    keys = tensordict.keys()
+    is_new = has_row_keys(keys) and not has_row_keys(known.columns)
+    if not is_new and not (has_worlds and any(key not in known.columns for key in keys if key not in _OURS)):
+        return known
     data = row_data(tools, tensordict, row)
-    if has_row_keys(known.columns):
+    if not is_new:
         return data
     late = [f"create_kwargs of {tool.name!r}" for tool in tools
             if tool.opens_at_reset and data.kwargs(tool.name, "create_kwargs")]  # fmt: skip

@@ -19,7 +19,7 @@ from torchrl_agentic.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import media, telemetry
-from torchrl_agentic.transforms.bounds import ROOM, TOKENS_LEFT, spec_with_truncated, with_truncated
+from torchrl_agentic.transforms.bounds import ROOM, TOKENS_LEFT, spec_with_truncated, truncate, with_truncated
 from torchrl_agentic.transforms.clip import Clip, Side
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.drift import INCONSISTENT, Mode, find_drift
@@ -192,10 +192,7 @@ class TurnTokenizer(Transform):
     def _truncated(self, stack: TensorDictBase, full: Sequence[bool]) -> TensorDictBase:
         """End rows that are full, and close what their trajectories hold open."""
         done = stack.get("done")
-        cut = torch.tensor(full, device=done.device).reshape(done.shape)
-        known = stack.get("truncated", None)
-        stack.set("truncated", cut if known is None else known | cut)
-        stack.set("done", done | cut)
+        truncate(stack, torch.tensor(full, device=done.device).reshape(done.shape))
         if any(full):
             for compose in beside(self, ToolCompose):
                 compose.recordings.because(full, "max_trajectory_tokens")
