@@ -147,7 +147,7 @@ async def test_a_worn_zygote_is_replaced(monkeypatch):
     monkeypatch.setattr(zygotes, "RECYCLED_AFTER", 1)
     kind = ForkServerSandbox(ResourceLimits(disk_total_bytes=9 << 20))
     async with kind as first, kind.fresh() as second:
-        assert first._zygote is not second._zygote
+        assert first._trajectory.zygote is not second._trajectory.zygote
 
 
 async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch):

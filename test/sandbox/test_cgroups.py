@@ -44,6 +44,6 @@ def test_without_groups_the_limit_is_reported_as_not_enforced(monkeypatch):
 
 
 def test_a_group_that_cannot_be_made_says_why(monkeypatch):
-    monkeypatch.setattr(cgroups, "_parent", lambda: None)
+    monkeypatch.setattr(cgroups, "_hierarchy", lambda: None)
     with pytest.raises(PermissionError):
         cgroups.MemoryGroup(1 << 20)

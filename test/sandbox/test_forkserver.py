@@ -267,7 +267,7 @@ async def test_a_killed_zygote_is_no_fault_of_the_code() -> None:
     await asyncio.gather(*(repl.open() for repl in repls))
     tasks = [asyncio.create_task(repl.execute("import time; time.sleep(1000)")) for repl in repls]
     await asyncio.sleep(0.2)
-    for zygote in {repl.sandbox._zygote for repl in repls}:
+    for zygote in {repl.sandbox._trajectory.zygote for repl in repls}:
         zygote._process.send_signal(signal.SIGKILL)
     async with asyncio.timeout(10):
         found = await asyncio.gather(*tasks, return_exceptions=True)
@@ -280,8 +280,8 @@ async def test_a_killed_zygote_is_replaced_at_once() -> None:
         pool = first._pool
         while len(pool._spares) < 4:
             await asyncio.sleep(0.01)
-        first._zygote._process.send_signal(signal.SIGKILL)
-        first._zygote._process.wait()
+        first._trajectory.zygote._process.send_signal(signal.SIGKILL)
+        first._trajectory.zygote._process.wait()
         async with first.fresh() as second:
             await up(second)
 
@@ -390,7 +390,7 @@ async def test_cancelled_openings_leave_nothing() -> None:
 async def test_closed_pools_are_made_anew() -> None:
     first = of_its_own()
     await first.open()
-    pool, process = first._pool, first._zygote._process
+    pool, process = first._pool, first._trajectory.zygote._process
     pool.close()
     assert process.poll() is not None
     async with asyncio.timeout(5):

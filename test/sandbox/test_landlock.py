@@ -506,7 +506,7 @@ async def test_neither_command_nor_environment_can_be_read_by_other_users():
         found = Path("/proc", str(process.process.pid))
         assert "TOKEN" not in found.joinpath("cmdline").read_text()
         if os.geteuid() == 0:
-            assert found.joinpath("environ").read_bytes() == b""
+            assert b"sesame" not in found.joinpath("environ").read_bytes()
         else:
             with pytest.raises(PermissionError):
                 found.joinpath("environ").read_bytes()
@@ -656,7 +656,7 @@ async def test_cancelling_while_it_starts_leaves_nothing(monkeypatch):
         await until(lambda: mark not in processes())
 
 
-@pytest.mark.parametrize("machine", ["aarch64", "riscv64"])
+@pytest.mark.parametrize("machine", ["armv7l", "riscv64"])
 def test_other_processors_are_refused_by_name(monkeypatch, machine):
     monkeypatch.setattr("platform.machine", lambda: machine)
     assert machine in why_not.__wrapped__()
@@ -734,5 +734,5 @@ def test_an_answer_that_a_signal_interrupts_is_given_again(monkeypatch):
             raise InterruptedError
 
     monkeypatch.setattr(gate_module.fcntl, "ioctl", ioctl)
-    gate_module.Gate(-1, None).answer()
+    gate_module.Gate(-1, [], None).answer()
     assert calls == [gate_module._RECEIVE, gate_module._SEND, gate_module._SEND]

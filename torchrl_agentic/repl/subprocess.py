@@ -56,8 +56,7 @@ class SubprocessRepl(SupervisedRepl):
         argv = (*(self._python_argv or self.sandbox.python_argv), "-s", "-B", "-c", BOOT)
         self._process = process = await self.sandbox.spawn(argv)
         try:
-            out_of_sight = not {"host_processes", "host_metadata"} & self.sandbox.cannot
-            settings = supervisor_settings(self.sandbox.limits, own_ipc=out_of_sight)
+            settings = supervisor_settings(self.sandbox.limits)
             await process.send(start_message("supervisor", "alone", settings))
             self._link = link = Link(_ProcessStream(process), output_bytes=self.sandbox.limits.output_bytes)
             await link.ask("start", seed=self.seed)

@@ -23,6 +23,7 @@ CLAIMS: Mapping[str, str] = {
     "host_processes": "see, signal or share memory with processes of the host or of another sandbox",
     "network": "reach a network that was not granted",
     "privileges": "gain rights, change the machine, or use parts of the kernel that only attacks need",
+    "file_locks": "lock files that host or other sandboxes have in common with it, with flock(2)",
     "terminal": "use terminals of the trainer or of another sandbox",
     "memory": "take more memory than its limits",
     "cpu": "take more processor time than its limits",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 _LOAD, _AND, _JUMP_EQUAL, _JUMP_FROM_ON, _JUMP_WITH_ANY, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCH, ARG0, ARG1 = 0, 4, 16, 24
+NUMBER, ARCH, ARG0, ARG1, ARG3 = 0, 4, 16, 24, 40
 """Where to load from: the number of the system call, the architecture, the low halves of the arguments."""
 
 
@@ -50,6 +50,11 @@ def unless(value: int, block: bytes) -> bytes:
 def from_on(value: int, block: bytes) -> bytes:
     """Run a block if the loaded word is a value or greater."""
     return _instruction(_JUMP_FROM_ON, 0, len(block) // 8, value) + block
+
+
+def below(value: int, block: bytes) -> bytes:
+    """Run a block if the loaded word is less than a value."""
+    return _instruction(_JUMP_FROM_ON, len(block) // 8, 0, value) + block
 
 
 def with_any(bits: int, block: bytes) -> bytes:

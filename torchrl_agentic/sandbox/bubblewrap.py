@@ -11,6 +11,7 @@ Stops:
 Does not stop:
 - many processes together using max_processes × memory_bytes where no control group can be made
 - many files together filling the host's disk
+- locks on files below /usr, which others who lock them notice
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
 """
@@ -32,7 +33,6 @@ from typing import Any, ClassVar
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups, seccomp
 from torchrl_agentic.sandbox.base import WORK, SandboxResult, checked
-from torchrl_agentic.sandbox.cgroups import MemoryGroup
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
@@ -40,7 +40,7 @@ from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, s
 from torchrl_agentic.sandbox.python import env_inside, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, check_roots
 from torchrl_agentic.sandbox.shell import shim
-from torchrl_agentic.sandbox.workspace import Workspace, inside
+from torchrl_agentic.sandbox.workspace import inside
 
 BWRAP = "bwrap"
 TMPFS_BYTES = 64 << 20
@@ -78,6 +78,7 @@ class BubblewrapSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "bubblewrap"
+    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
 
     def __init__(
@@ -101,8 +102,6 @@ class BubblewrapSandbox(FolderSandbox):
             "seccomp": seccomp.program() is not None,
         }
 
-    _group: MemoryGroup | None = None
-
     def fresh(self) -> BubblewrapSandbox:
         """Make another one with the same settings, not open yet."""
         return BubblewrapSandbox(self.limits, bwrap_path=self.bwrap_path)
@@ -114,17 +113,7 @@ class BubblewrapSandbox(FolderSandbox):
         reason = await off_loop(why_not, self.bwrap_path)
         if reason:
             raise SandboxError(reason)
-        total = self.limits.memory_total_bytes
-        if total is not None and cgroups.why_not() is None:
-            self._group = MemoryGroup(total)
-        self._workspace = Workspace(self.limits)
-
-    async def close(self) -> None:
-        """End all processes and remove all files."""
-        await super().close()
-        group, self._group = self._group, None
-        if group is not None:
-            await off_loop(group.remove)
+        self._make_place()
 
     async def run(
         self,

@@ -1,102 +1,245 @@
 """Control groups: the kernel bounds what all processes of a sandbox take together, where we may make them.
 
-See cgroups(7). As root on a machine of one's own that is mostly so; in containers they can mostly be read
-only, and under systemd a unit needs Delegate=yes.
+See cgroups(7). They count what no supervisor can see: memory of the kernel's own, and pages that nobody maps
+any more. As root on a machine of one's own they can mostly be made; in containers they can mostly be read
+only, and under systemd a unit or scope needs Delegate=yes.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
 import os
+import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
-_FILES = {"memory": "memory.limit_in_bytes", "": "memory.max"}
-"""The file that holds the limit of memory, by the name of the hierarchy: version 1 has one per resource."""
+ROOT = Path("/sys/fs/cgroup")
+_MEMORY = "memory"
 _PATIENCE_S = 1.0
 _numbers = itertools.count()
 
 
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where groups can be made, and the names of their files in this version of control groups.
+
+    Attributes:
+        parent: The folder of the group that ours are made in.
+        limit: The file with the most bytes that the processes of a group may take.
+        swap: The file that bounds swap; it need not exist.
+        events: The file that counts how often the kernel killed a process of the group, as `oom_kill N`.
+    """
+
+    parent: Path
+    limit: str
+    swap: str
+    events: str
+
+    @classmethod
+    def below(cls, parent: Path, *, version: int) -> Hierarchy:
+        """Return the hierarchy of this version with its groups in `parent`."""
+        if version == 1:
+            return cls(parent, "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control")
+        return cls(parent, "memory.max", "memory.swap.max", "memory.events")
+
+    def set_limit(self, folder: Path, limit: int) -> None:
+        """Bound the memory of a group, swap included."""
+        _write(folder / self.limit, str(limit))
+        with contextlib.suppress(OSError):  # the kernel may not count swap
+            # Version 1 bounds memory and swap together, version 2 swap alone.
+            _write(folder / self.swap, str(limit) if "memsw" in self.swap else "0")
+
+
 class MemoryGroup:
-    """A group whose processes together take no more memory than so many bytes; who exceeds it is killed.
+    """A group whose processes together take no more memory than so many bytes; one that exceeds it is killed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: If it cannot be made.
     """
 
     def __init__(self, limit: int) -> None:
-        found = _parent()
-        if found is None:
+        hierarchy = _hierarchy()
+        if hierarchy is None:
             raise PermissionError(why_not())
-        parent, file = found
-        self._folder = parent / f"torchrl_agentic-{os.getpid()}-{next(_numbers)}"
+        self._events = hierarchy.events
+        self._folder = hierarchy.parent / f"torchrl_agentic-{os.getpid()}-{next(_numbers)}"
         self._folder.mkdir()
         try:
-            (self._folder / file).write_text(str(limit))
+            hierarchy.set_limit(self._folder, limit)
         except OSError:
             self._folder.rmdir()
             raise
 
     def entering(self, command: Sequence[str]) -> list[str]:
-        """Make a command that enters the group and then becomes another one."""
-        script = 'echo $$ > "$0" && exec "$@"'
-        return ["/bin/sh", "-c", script, str(self._folder / "cgroup.procs"), *command]
+        """Return a command that enters the group and then becomes another one."""
+        return ["/bin/sh", "-c", _ENTER, str(self._folder / "cgroup.procs"), *command]
 
-    def remove(self) -> None:
-        """Remove it, once its processes are gone."""
-        until = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until:
+    @contextlib.contextmanager
+    def opened(self) -> Generator[tuple[int, int]]:
+        """Open the file that a process writes its number to, to enter, and that which counts kills.
+
+        The writer needs no rights of its own: the kernel asks for those of the process that opened the file.
+        """
+        entrance = os.open(self._folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            events = os.open(self._folder / self._events, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(entrance)
+            raise
+        try:
+            yield entrance, events
+        finally:
+            os.close(entrance)
+            os.close(events)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no process is in it."""
+        return not (self._folder / "cgroup.procs").read_text()
+
+    def remove(self, patience_s: float = _PATIENCE_S) -> None:
+        """Remove it once its processes are gone, or leave it after `patience_s`."""
+        until = time.monotonic() + patience_s
+        while True:
             try:
                 self._folder.rmdir()
             except FileNotFoundError:
                 return
             except OSError:
+                if time.monotonic() > until:
+                    return
                 time.sleep(0.005)
             else:
                 return
 
 
+class MemoryGroups:
+    """Groups with one limit, used again once they are empty: to make one takes longer than to enter it.
+
+    For any thread.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free: collections.deque[MemoryGroup] = collections.deque()
+        self._lock = threading.Lock()
+
+    def take(self) -> MemoryGroup:
+        """Return a group without processes.
+
+        Raises:
+            OSError: If none can be made.
+        """
+        with self._lock:
+            for _ in range(len(self._free)):
+                group = self._free.popleft()
+                if group.is_empty:
+                    return group
+                self._free.append(group)
+        return MemoryGroup(self._limit)
+
+    def give_back(self, group: MemoryGroup) -> None:
+        """Note that whoever took a group needs it no more; its processes may still be ending."""
+        with self._lock:
+            self._free.append(group)
+
+    def close(self) -> None:
+        """Remove those that were given back, as far as they are empty."""
+        with self._lock:
+            while self._free:
+                self._free.popleft().remove()
+
+
 @functools.cache
 def why_not() -> str | None:
-    """Say why no group can be made here; None if one can. Tries it, once per process."""
-    if not _ROOT.is_dir():
-        return f"there is no {_ROOT}"
-    if _parent() is None:
-        return "control groups of memory cannot be written here"
+    """Return why no group can be made here; None if one can. Tries it, once per process."""
+    if not ROOT.is_dir():
+        return f"there is no {ROOT}"
+    if _hierarchy() is None:
+        return (
+            "control groups of memory cannot be made here: they need root on a machine of one's own, or a "
+            "delegated group, as by 'systemd-run --user --scope -p Delegate=yes'"
+        )
     return None
 
 
 @functools.cache
-def _parent() -> tuple[Path, str] | None:
-    """Find the folder to make groups in, and the name of the file for the limit."""
+def _hierarchy() -> Hierarchy | None:
+    """Return the first hierarchy that takes a group with a process in it."""
     try:
-        ours = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        ours = Path("/proc/self/cgroup").read_text()
     except OSError:
         return None
-    for _, controllers, path in ours:
-        file = next((_FILES[name] for name in controllers.split(",") if name in _FILES), None)
-        if file is None:
+    found = next(filter(_takes, candidates(ours, ROOT)), None)
+    if found is not None:
+        _sweep(found.parent)
+    return found
+
+
+def candidates(ours: str, root: Path) -> list[Hierarchy]:
+    """Return where groups might be made: in our own group of memory, then in each one above it.
+
+    Args:
+        ours: The text of /proc/self/cgroup.
+        root: Where the hierarchies are mounted.
+    """
+    found: list[Hierarchy] = []
+    for line in ours.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if _MEMORY in controllers.split(","):
+            mount, version = root / controllers, 1
+        elif not controllers:
+            mount, version = root, 2
+        else:
             continue
-        mount = _ROOT / controllers
-        for folder in (mount / path.lstrip("/"), mount):
-            if _takes(folder, file):
-                return folder, file
-    return None
+        folder = mount / path.strip("/")
+        while folder.is_relative_to(mount):
+            found.append(Hierarchy.below(folder, version=version))
+            folder = folder.parent
+    return found
 
 
-def _takes(folder: Path, file: str) -> bool:
-    probe = folder / f"torchrl_agentic-{os.getpid()}-probe"
-    with contextlib.suppress(OSError):
+def _takes(hierarchy: Hierarchy) -> bool:
+    """Return whether a group can be made here, limited, and entered; hands memory on to groups first."""
+    with contextlib.suppress(OSError):  # it is on already, or cannot be switched on while there are processes
+        _write(hierarchy.parent / "cgroup.subtree_control", "+memory")
+    probe = hierarchy.parent / f"torchrl_agentic-{os.getpid()}-probe"
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         probe.mkdir()
         try:
-            (probe / file).write_text(str(1 << 30))
-            return True
-        except OSError:
-            return False
+            hierarchy.set_limit(probe, 1 << 30)
+            entered = subprocess.run(
+                ["/bin/sh", "-c", _ENTER, str(probe / "cgroup.procs"), "/bin/true"],
+                stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False,
+            )  # fmt: skip
+            return entered.returncode == 0
         finally:
             probe.rmdir()
     return False
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of the kernel's; what is not there is not made."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove empty groups of programs that were killed before they could."""
+    for folder in parent.glob("torchrl_agentic-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+_ENTER = 'echo $$ > "$0" && exec "$@"'

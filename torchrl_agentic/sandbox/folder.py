@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox import cgroups
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
@@ -15,14 +16,15 @@ C = TypeVar("C", bound=Child)
 
 
 class FolderSandbox(Sandbox):
-    """A sandbox with its files in a `Workspace`.
+    """A sandbox with its files in a `Workspace`, and its processes in a group that bounds their memory.
 
-    A subclass makes that in `open`, and hands the children it starts to `_keep` or `_run_to_end`.
+    A subclass calls `_make_place` in `open`, and hands the children it starts to `_keep` or `_run_to_end`.
     """
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         super().__init__(limits)
         self._workspace: Workspace | None = None
+        self._group: cgroups.MemoryGroup | None = None
         self._children: set[Child] = set()
 
     @property
@@ -36,8 +38,18 @@ class FolderSandbox(Sandbox):
         for child in children:
             await child.kill()
         workspace, self._workspace = self._workspace, None
+        group, self._group = self._group, None
         if workspace is not None:
             await off_loop(workspace.remove)
+        if group is not None:
+            await off_loop(group.remove)
+
+    def _make_place(self) -> None:
+        """Make the folder for files and, where one can be made, the control group for processes."""
+        total = self.limits.memory_total_bytes
+        if total is not None and cgroups.why_not() is None:
+            self._group = cgroups.MemoryGroup(total)
+        self._workspace = Workspace(self.limits)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""

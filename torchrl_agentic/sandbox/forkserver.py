@@ -10,11 +10,15 @@ Stops:
 - gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
 - typing into the trainer's terminal; reading the trainer's environment, arguments or open files
 - one process using more memory or file size than its limits; a command more processor time
-- all processes of a trajectory together using more memory than their limit, looked at five times a second
+- all processes of a trajectory together, with its files and the kernel's own memory for it, using more memory
+  than their limit, where a control group can be made
 - more processes, or more bytes and files in /work, /tmp and /dev/shm, than the limits
 - output without end costing the trainer memory or time
 - forged or broken messages doing more than spoiling the answer to the cell that sent them
 Does not stop:
+- where no control group can be made, memory that no process maps: what is mapped is looked at five times a
+  second
+- locks on files below /usr, which others who lock them notice
 - a cell or its background threads using the processor up to its deadline
 - trajectories noticing each other by the load they cause; all of a zygote ending with it
 - bugs in the kernel: for code of strangers, put a virtual machine around it
@@ -30,13 +34,12 @@ import logging
 import math
 import os
 import platform
-import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox import bubblewrap, seccomp
+from torchrl_agentic.sandbox import bubblewrap, cgroups, seccomp
 from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, checked
 from torchrl_agentic.sandbox.inside import namespaces, rights
 from torchrl_agentic.sandbox.inside.files import WORK, inside, located
@@ -49,7 +52,7 @@ from torchrl_agentic.sandbox.roots import OWN_FOLDERS, below, check_roots
 from torchrl_agentic.sandbox.supervision import supervisor_settings
 from torchrl_agentic.sandbox.uncancelled import to_the_end
 from torchrl_agentic.sandbox.workspace import MAX_READ
-from torchrl_agentic.sandbox.zygotes import START_S, Kind, Pool, Zygote, pool_of
+from torchrl_agentic.sandbox.zygotes import START_S, Kind, Pool, Trajectory, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +85,7 @@ class ForkServerSandbox(Sandbox):
     """
 
     name: ClassVar[str] = "forkserver"
+    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
     fork: ClassVar[bool] = True
 
@@ -93,7 +97,7 @@ class ForkServerSandbox(Sandbox):
         self.preload = None if preload is None else tuple(preload)
         self.seed = seed
         self._pool: Pool | None = None
-        self._zygote: Zygote | None = None
+        self._trajectory: Trajectory | None = None
         self._stream: SocketStream | None = None
         self._link: Link | None = None
         self.interpreter_taken = False
@@ -108,7 +112,8 @@ class ForkServerSandbox(Sandbox):
     def limits_enforced(self) -> dict[str, bool]:
         """Say of each limit, by name, whether it holds here; that of processor time for commands only."""
         names = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
-        return dict.fromkeys((*names, "network", "seccomp"), True)
+        held = dict.fromkeys((*names, "network", "seccomp"), True)
+        return {**held, "memory_total": cgroups.why_not() is None}
 
     def fresh(self) -> ForkServerSandbox:
         """Make another one with the same settings, not open yet."""
@@ -143,8 +148,7 @@ class ForkServerSandbox(Sandbox):
         if reason:
             raise SandboxError(reason)
         self._pool = pool_of(_kind(self.limits, self.preload))
-        self._zygote, connection = await self._pool.acquire()
-        self._connect(connection)
+        self._connect(await self._pool.acquire())
         try:
             async with asyncio.timeout(START_S):
                 await (await self.link()).ask("start", seed=self.seed)
@@ -167,7 +171,7 @@ class ForkServerSandbox(Sandbox):
             return
         assert self._stream is not None
         assert self._pool is not None
-        assert self._zygote is not None
+        assert self._trajectory is not None
         try:
             self._stream.finish()
             with contextlib.suppress(TimeoutError):
@@ -176,7 +180,7 @@ class ForkServerSandbox(Sandbox):
         finally:
             await link.close()
             self._stream.close()
-            self._pool.release(self._zygote)
+            self._pool.release(self._trajectory)
 
     async def run(
         self,
@@ -264,44 +268,46 @@ class ForkServerSandbox(Sandbox):
         return clones
 
     async def _some_clones(self, n: int) -> Sequence[Sandbox]:
-        link, pairs = await self.link(), [socket.socketpair() for _ in range(n + 1)]
-        try:
-            found, _ = await link.ask("clone", fds=[theirs.fileno() for _, theirs in pairs])
-        except BaseException as error:
-            _close(ours for ours, _ in pairs)
-            if isinstance(error, asyncio.CancelledError):
-                await link.close()  # nobody says any more whether the interpreter is still there
-            raise
-        finally:
-            _close(theirs for _, theirs in pairs)
+        link = await self.link()
+        assert self._pool is not None
+        assert self._trajectory is not None
+        with contextlib.ExitStack() as handed:
+            made, fds = self._pool.prepare(self._trajectory.zygote, n + 1, handed)
+            try:
+                found, _ = await link.ask("clone", fds=fds)
+            except BaseException as error:
+                self._pool.release(*made)
+                if isinstance(error, asyncio.CancelledError):
+                    await link.close()  # nobody says any more whether the interpreter is still there
+                raise
         if "error" in found:
-            _close(ours for ours, _ in pairs)
+            self._pool.release(*made)
             logger.info("a sandbox is cloned without its interpreter: %s", found["error"])
             return await super().clones(n)
-        await self._move(link, pairs[0][0])
-        return [self._around(ours) for ours, _ in pairs[1:]]
+        await self._move(link, made[0])
+        return [self._around(trajectory) for trajectory in made[1:]]
 
-    async def _move(self, link: Link, connection: socket.socket) -> None:
-        """Go on with another connection: we are a clone ourselves by now."""
-        stream = self._stream
+    async def _move(self, link: Link, trajectory: Trajectory) -> None:
+        """Go on as another trajectory: we are a clone ourselves by now."""
+        stream, before = self._stream, self._trajectory
+        assert self._pool is not None
         assert stream is not None
-        self._connect(connection)
+        assert before is not None
+        self._connect(trajectory)
         await link.close()
         stream.close()
+        self._pool.release(before)
 
-    def _around(self, connection: socket.socket) -> ForkServerSandbox:
+    def _around(self, trajectory: Trajectory) -> ForkServerSandbox:
         clone = self.fresh()
-        assert self._pool is not None
-        assert self._zygote is not None
-        clone._pool, clone._zygote = self._pool, self._zygote
-        self._pool.adopt(self._zygote)
-        clone._connect(connection)
+        clone._pool = self._pool
+        clone._connect(trajectory)
         clone.has_live_clone = True
         return clone
 
     def become(self, made: ForkServerSandbox) -> None:
         """Take over what another one with the same settings has opened; to be used instead of it."""
-        self._pool, self._zygote = made._pool, made._zygote
+        self._pool, self._trajectory = made._pool, made._trajectory
         self._stream, self._link = made._stream, made._link
         self.interpreter_taken, self.has_live_clone = made.interpreter_taken, made.has_live_clone
 
@@ -310,8 +316,9 @@ class ForkServerSandbox(Sandbox):
         """The command that starts Python inside."""
         return (python_inside(),)
 
-    def _connect(self, connection: socket.socket) -> None:
-        self._stream = SocketStream(connection)
+    def _connect(self, trajectory: Trajectory) -> None:
+        self._trajectory = trajectory
+        self._stream = SocketStream(trajectory.connection)
         self._link = Link(self._stream, output_bytes=self.limits.output_bytes)
 
     def _command(self, argv: Sequence[str], limits: ResourceLimits, cwd: str | None) -> dict[str, Any]:
@@ -353,11 +360,6 @@ async def _stop(link: Link, number: int, answer: asyncio.Future[Any]) -> None:
             await asyncio.wait((answer,))
 
 
-def _close(sockets: Iterable[socket.socket]) -> None:
-    for connection in sockets:
-        connection.close()
-
-
 def _raise(answer: tuple[dict[str, Any], list[bytes]]) -> None:
     found, _ = answer
     if "error" in found:
@@ -391,7 +393,9 @@ def _limits(limits: ResourceLimits) -> dict[str, int | None]:
 
 
 def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
-    program = seccomp.program(families=bubblewrap.families(limits), clones=True)
+    # With a loopback it has a network namespace of its own; else it shares names of sockets with its zygote.
+    scope = seccomp.SCOPED if limits.network == "loopback" else rights.landlock_version()
+    program = seccomp.program(families=bubblewrap.families(limits), enters=True, landlock=scope)
     assert program is not None  # without a filter for this processor, the canary fails
     python = find_python()
     shown = () if python is None or python[1] is None else (python[1],)
@@ -407,7 +411,7 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
         python=python_inside(),
         env=env_inside(limits),
         settings={
-            **supervisor_settings(limits, own_ipc=True),
+            **supervisor_settings(limits),
             "limits": {**_limits(limits), "cpu_seconds": None},
             "scoped": True,
             "namespaces": namespaces.NESTED | (namespaces.NEW_NET if limits.network == "loopback" else 0),
@@ -419,6 +423,7 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
             "strict": preload is not None,
         },
         program=program,
+        memory_bytes=limits.memory_total_bytes if cgroups.why_not() is None else None,
     )
 
 
@@ -428,7 +433,7 @@ def cannot_work() -> str | None:
     reason = bubblewrap.why_not()
     if reason is not None:
         return reason
-    if platform.machine() != "x86_64":
+    if seccomp.program() is None:
         return f"the fork server knows no system call filter for {platform.machine()}"
     if rights.landlock_version() < 2:
         return "the fork server needs a kernel with Landlock, version 2 or later (Linux 5.19)"

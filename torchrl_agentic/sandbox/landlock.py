@@ -16,13 +16,16 @@ Does not stop:
 - changing rights, times and attributes of files by their path, where the user is the trainer's: not as root
 - with the network "full": the host's loopback, its abstract sockets with Landlock before version 6, its
   sockets by path
-- many processes together using max_processes × memory_bytes, or many files together filling the host's disk
+- many processes together using max_processes × memory_bytes where no control group can be made
+- many files together filling the host's disk
+- locks on files below /usr, which others who lock them notice
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import marshal
 import math
@@ -31,14 +34,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox import seccomp, unshared
+from torchrl_agentic.sandbox import cgroups, seccomp
 from torchrl_agentic.sandbox.asked import AskedCommand, AskedServed
 from torchrl_agentic.sandbox.base import SandboxResult, checked
+from torchrl_agentic.sandbox.cgroups import MemoryGroup
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.offloop import off_loop
@@ -46,15 +49,15 @@ from torchrl_agentic.sandbox.process import as_nobody, serve, start
 from torchrl_agentic.sandbox.program import program
 from torchrl_agentic.sandbox.python import env_on_host, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.roots import check_roots
-from torchrl_agentic.sandbox.workspace import Workspace, inside
+from torchrl_agentic.sandbox.shell import OPEN_FILES
+from torchrl_agentic.sandbox.workspace import inside
 
 if TYPE_CHECKING:
     from torchrl_agentic.sandbox.inside.confine import Order
 
-OPEN_FILES = 1024
 INSTALL = (
-    "Landlock needs Linux 5.13 or later on x86-64, with 'landlock' in /sys/kernel/security/lsm; in a "
-    "container its system calls and seccomp(2) must be allowed, as Docker 23 and later do"
+    "Landlock needs Linux 5.13 or later on x86-64 or aarch64, with 'landlock' in /sys/kernel/security/lsm; "
+    "in a container its system calls and seccomp(2) must be allowed, as Docker 23 and later do"
 )
 
 _READ = (
@@ -78,7 +81,7 @@ class LandlockSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "landlock"
-    cannot: ClassVar[frozenset[str]] = frozenset({"host_metadata"})
+    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_metadata"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
     _version = 0
 
@@ -92,7 +95,7 @@ class LandlockSandbox(FolderSandbox):
         return {
             "cpu_seconds": True,
             "memory_bytes": True,
-            "memory_total": False,
+            "memory_total": cgroups.why_not() is None,
             "max_processes": True,
             "disk_bytes": True,
             "disk_total": False,
@@ -112,7 +115,7 @@ class LandlockSandbox(FolderSandbox):
         if reason:
             raise SandboxError(reason)
         self._version = _landlock_version()
-        self._workspace = Workspace(self.limits)
+        self._make_place()
 
     async def run(
         self,
@@ -128,9 +131,14 @@ class LandlockSandbox(FolderSandbox):
         try:
             os.set_blocking(status_fd, False)
             order = self._order(checked(argv), effective, cwd=cwd, status_fd=status_end)
-            with _starting(order) as (command, fds):
+            with _starting(order, self._group) as (command, fds):
                 child = await start(
-                    command, env={}, cwd="/", stdin=stdin, pass_fds=(*fds, status_end), drop_root=True
+                    command,
+                    env={},
+                    cwd="/",
+                    stdin=stdin,
+                    pass_fds=(*fds, status_end),
+                    drop_root=True,
                 )
         except BaseException:
             os.close(status_fd)
@@ -149,7 +157,7 @@ class LandlockSandbox(FolderSandbox):
     async def spawn(self, argv: Sequence[str]) -> AskedServed:
         """Start a long-lived process; its processor time has no limit, since it serves many calls."""
         limits = replace(self.limits, cpu_seconds=None)
-        with _starting(self._order(checked(argv), limits)) as (command, fds):
+        with _starting(self._order(checked(argv), limits), self._group) as (command, fds):
             served = await serve(command, env={}, cwd="/", pass_fds=fds, drop_root=True)
         return self._keep(AskedServed(served))
 
@@ -201,8 +209,10 @@ def _order(
     online = limits.network == "full"
     if online:
         read += filter(os.path.exists, _READ_FOR_NAMES)
-    denied = seccomp.program(families=seccomp.NETWORK if online else ())
-    assert denied is not None, "why_not() has looked at the processor"
+    families = seccomp.NETWORK if online else ()
+    filter_ = seccomp.program(families=families, landlock=version, own_files=False)
+    assert filter_ is not None, "why_not() has looked at the processor"
+    gate, starts = seccomp.gate(landlock=version)
     return {
         "argv": [word.encode() for word in argv],
         "env": {name.encode(): value.encode() for name, value in env.items()},
@@ -212,8 +222,10 @@ def _order(
         "devices": [os.devnull],
         "tcp": online,
         "version": version,
-        "filters": [denied, unshared.program(landlock=version)],
-        "gate": unshared.gate(landlock=version),
+        "filter": filter_,
+        "gate": gate,
+        "starts": starts,
+        "entrance": None,
         "max_processes": limits.max_processes,
         "limits": {
             "cpu_seconds": None if limits.cpu_seconds is None else math.ceil(limits.cpu_seconds),
@@ -226,23 +238,28 @@ def _order(
     }
 
 
-@contextmanager
-def _starting(order: Order) -> Generator[tuple[list[str], list[int]]]:
+@contextlib.contextmanager
+def _starting(order: Order, group: MemoryGroup | None) -> Generator[tuple[list[str], list[int]]]:
     """Make the command that carries an order out, and the descriptors that it needs.
 
-    Nothing of the order stands in the command, where every user of the machine could read it.
+    Nothing of the order stands in the command, where every user of the machine could read it. group: what the
+    command of the order enters; the process that looks after it stays outside.
     """
-    fd = os.memfd_create("order")
+    fds = [os.memfd_create("order")]
     try:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            marshal.dump(order, file, 2)  # pyright: ignore[reportArgumentType]  a TypedDict is a dict
-        os.lseek(fd, 0, os.SEEK_SET)
-        text = program("rights", "orphans", "gate", "confine")
-        yield [python_inside(), "-I", "-S", "-B", "-c", text, str(fd)], [fd]
+        with contextlib.ExitStack() as files:
+            if group is not None:
+                order["entrance"], _ = files.enter_context(group.opened())
+                fds.append(order["entrance"])
+            with os.fdopen(fds[0], "wb", closefd=False) as file:
+                marshal.dump(order, file, 2)  # pyright: ignore[reportArgumentType]  a TypedDict is a dict
+            os.lseek(fds[0], 0, os.SEEK_SET)
+            text = program("rights", "orphans", "gate", "confine")
+            yield [python_inside(), "-I", "-S", "-B", "-c", text, str(fds[0])], fds
     except OSError as error:
         raise SandboxError(f"the sandbox cannot be started: {error}") from error
     finally:
-        os.close(fd)
+        os.close(fds[0])
 
 
 def _landlock_version() -> int:
@@ -257,9 +274,10 @@ _run: Any = subprocess.run  # its overloads know nothing of `user=` in a dict
 @functools.cache
 def why_not() -> str | None:
     """Say why this does not work here; None if it does. Tries it, once per process."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or seccomp.program() is None:
         return (
-            f"the Landlock sandbox works on Linux on x86-64 only, not on {sys.platform}, {platform.machine()}"
+            "the Landlock sandbox works on Linux on x86-64 and aarch64 only, not on "
+            f"{sys.platform}, {platform.machine()}"
         )
     if not _landlock_version():
         return f"this kernel has no Landlock, or it is not switched on. {INSTALL}"
@@ -275,7 +293,7 @@ def why_not() -> str | None:
             version=_landlock_version(),
             status_fd=None,
         )
-        with _starting(order) as (command, fds):
+        with _starting(order, None) as (command, fds):
             done = _run(
                 [*prefix, *command], env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True,
                 timeout=30, check=False, pass_fds=fds, **identity,

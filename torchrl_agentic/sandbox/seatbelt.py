@@ -74,7 +74,9 @@ class SeatbeltSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "seatbelt"
-    cannot: ClassVar[frozenset[str]] = frozenset({"daemons", "host_metadata", "memory", "processes"})
+    cannot: ClassVar[frozenset[str]] = frozenset(
+        {"daemons", "file_locks", "host_metadata", "memory", "processes"}
+    )
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     @property

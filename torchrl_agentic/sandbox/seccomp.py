@@ -1,8 +1,8 @@
-"""A seccomp filter as bytes, without a library: which system calls code in a sandbox may make.
+"""Filters of system calls as bytes, without a library: the table of `system_calls` as a classic BPF program.
 
-Classic BPF over `struct seccomp_data`, see seccomp(2) and linux/filter.h. A deny-list of what containers
-deny, plus everything that makes namespaces, since an outer namespace is needed to set the inner one up.
-x86-64 only.
+See seccomp(2) and linux/filter.h. The same program serves sandboxes with namespaces of their own and those
+that share everything but files with the machine; the latter deny a little more, and hand some calls to
+`inside.gate`.
 """
 
 from __future__ import annotations
@@ -16,67 +16,141 @@ from torchrl_agentic.sandbox.bpf import (
     ARCH,
     ARG0,
     ARG1,
+    ARG3,
+    ASK,
     KILL,
     NUMBER,
+    below,
     from_on,
     load,
+    mask,
     refuse,
     unless,
     when,
     with_any,
 )
+from torchrl_agentic.sandbox.system_calls import TABLE, numbers
 
-_X86_64 = 0xC000003E
-_X32_BIT = 0x40000000
-_NEW_NAMESPACE = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-
-_DENIED = {
-    "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "pidfd_getfd": 438,
-    "process_madvise": 440, "keyctl": 250, "add_key": 248, "request_key": 249, "bpf": 321,
-    "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425, "io_uring_enter": 426,
-    "io_uring_register": 427, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "unshare": 272,
-    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
-    "fspick": 433, "mount_setattr": 442, "open_by_handle_at": 304, "name_to_handle_at": 303,
-    "fanotify_init": 300,
-    "kexec_load": 246, "kexec_file_load": 320, "init_module": 175, "finit_module": 313, "delete_module": 176,
-    "reboot": 169, "swapon": 167, "swapoff": 168, "acct": 163, "quotactl": 179, "syslog": 103,
-    "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305, "sethostname": 170,
-    "setdomainname": 171, "iopl": 172, "ioperm": 173, "modify_ldt": 154, "personality": 135, "vhangup": 153,
-    "mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279, "migrate_pages": 256,
-    "memfd_secret": 447, "pidfd_open": 434, "memfd_create": 319,
-}  # fmt: skip
-_CLONE, _CLONE3, _SOCKET, _IOCTL, _SETNS, _PRLIMIT = 56, 435, 41, 16, 308, 302
-_ENTERED = (0x10000000, 0x00020000, 0x08000000, 0x04000000, 0x40000000, 0x20000000)
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 NETWORK = (AF_UNIX, AF_INET, AF_INET6)
-"""What kinds of sockets a network needs that was granted."""
+"""The address families of a network that was granted."""
+SCOPED = 6
+"""The version of Landlock from which on it keeps signals, and names of abstract sockets, inside."""
+_TRUNCATE_COVERED = 3  # by Landlock, from this version on
+
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+_NEW_NAMESPACE = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
+_ENTERED = (0x10000000, 0x00020000, 0x08000000, 0x04000000, 0x40000000, 0x20000000)
+_STREAM, _SEQPACKET = 1, 5
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_F_NOTIFY, _F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 1026, 8, 15, 0x8901, 0x8902
+_MAP_HUGETLB = 0x40000
+_NEW_LISTENER = 1 << 3
+_OF_A_PROCESS: tuple[str, ...] = (
+    "prlimit64",
+    "sched_setparam",
+    "sched_setscheduler",
+    "sched_setaffinity",
+    "sched_setattr",
+)
+
+_NO = refuse(errno.EPERM)
+_ENDS = {"allowed": ALLOW, "denied": _NO}
+
+
+def program(
+    *,
+    families: tuple[int, ...] = (),
+    enters: bool = False,
+    landlock: int = SCOPED,
+    own_files: bool = True,
+    machine: str | None = None,
+) -> bytes | None:
+    """Return the filter, an array of `struct sock_filter`; None for a processor that the table does not know.
+
+    Args:
+        families: The address families that socket(2) may open. socketpair(2) opens Unix sockets in any case.
+        enters: Whether setns(2) stays usable, for a clone that moves into namespaces whose files it is
+            handed; code without such files or capabilities can do nothing with it.
+        landlock: The version of Landlock that confines the code, or `SCOPED` where namespaces keep signals
+            and names of sockets apart. What an older version leaves open is denied.
+        own_files: Whether a mount namespace keeps files apart, the paths of sockets among them, rather than
+            Landlock.
+        machine: The kind of processor, as `platform.machine` names it; None: this one.
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        return None
+    return _program(families, enters, landlock, own_files, machine)
 
 
 @functools.cache
-def program(*, families: tuple[int, ...] = (), clones: bool = False) -> bytes | None:
-    """Make the filter; None where it is not known for this processor.
+def _program(families: tuple[int, ...], enters: bool, landlock: int, own_files: bool, machine: str) -> bytes:
+    code = load(ARCH) + unless(_ARCHITECTURES[machine], KILL) + load(NUMBER)
+    if machine == "x86_64":
+        code += from_on(_X32_BIT, refuse(errno.ENOSYS))
+    known, checks = numbers(machine), _checks(families, enters, landlock, own_files)
+    for name, block in checks.items():
+        if name in known:
+            code += when(known[name], block)
+    ends = {
+        number: _ENDS.get(calls.verdict, ALLOW) for calls in TABLE for number in calls.of(machine).values()
+    }
+    return code + _runs(ends)
 
-    families: the address families that socket(2) may open. socketpair(2) stays usable. clones: whether
-    setns(2) stays usable, for a clone that moves into namespaces whose files it is handed; who has no such
-    files, nor capabilities, can do nothing with it.
+
+def gate(*, landlock: int, machine: str | None = None) -> tuple[bytes, list[int]]:
+    """Return the filter that hands calls to `inside.gate`, and the numbers of those that start processes.
+
+    The others send signals, where Landlock does not scope them.
     """
-    if platform.machine() != "x86_64":
-        return None
-    code = load(ARCH) + unless(_X86_64, KILL)
-    code += load(NUMBER) + from_on(_X32_BIT, refuse(errno.ENOSYS))
-    for number in _DENIED.values():
-        code += when(number, refuse(errno.EPERM))
-    # Our own limits only: those of process 1, which is of the same user, are not for code to set.
-    code += when(_PRLIMIT, load(ARG0) + when(0, ALLOW) + refuse(errno.EPERM))
-    entered = b"".join(when(kind, ALLOW) for kind in (_ENTERED if clones else ()))
-    code += when(_SETNS, load(ARG1) + entered + refuse(errno.EPERM))
-    # clone3 keeps its flags in memory, out of a filter's sight; the C library falls back to clone.
-    code += when(_CLONE3, refuse(errno.ENOSYS))
-    code += when(_CLONE, load(ARG0) + with_any(_NEW_NAMESPACE, refuse(errno.EPERM)) + ALLOW)
-    allowed = b"".join(when(family, ALLOW) for family in families)
-    code += when(_SOCKET, load(ARG0) + allowed + refuse(errno.EAFNOSUPPORT))
-    # Only the low half of the request counts for the kernel, too (CVE-2019-10063 compared 64 bits).
-    terminal = when(_TIOCSTI, refuse(errno.EPERM)) + when(_TIOCLINUX, refuse(errno.EPERM))
-    code += when(_IOCTL, load(ARG1) + terminal + ALLOW)
-    return code + ALLOW
+    known = numbers(machine or platform.machine())
+    starts = [known[name] for name in ("clone", "fork", "vfork") if name in known]
+    signals = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+    asked = starts if landlock >= SCOPED else [*starts, *(known[name] for name in signals)]
+    return load(NUMBER) + b"".join(when(number, ASK) for number in asked) + ALLOW, starts
+
+
+def _checks(families: tuple[int, ...], enters: bool, landlock: int, own_files: bool) -> dict[str, bytes]:
+    """Return what is done with each checked call. The low halves of arguments count, as for the kernel."""
+    own = load(ARG0) + when(0, ALLOW) + _NO
+    checks: dict[str, bytes] = dict.fromkeys(_OF_A_PROCESS, own)
+    for name, kind in (("setpriority", 0), ("ioprio_set", 1)):
+        checks[name] = load(ARG0) + when(kind, load(ARG1) + when(0, ALLOW) + _NO) + _NO
+    entered = b"".join(when(kind, ALLOW) for kind in (_ENTERED if enters else ()))
+    opened = b"".join(when(family, ALLOW) for family in families)
+    pairs = ALLOW
+    if landlock < SCOPED or not own_files:
+        pairs = load(ARG1) + mask(0xF) + when(_STREAM, ALLOW) + when(_SEQPACKET, ALLOW) + _NO
+    owner = (_F_SETOWN, _F_SETOWN_EX) if landlock < SCOPED else ()
+    device_owner = (_FIOSETOWN, _SIOCSPGRP) if landlock < SCOPED else ()
+    return checks | {
+        "clone": load(ARG0) + with_any(_NEW_NAMESPACE, _NO) + ALLOW,
+        "clone3": refuse(errno.ENOSYS),
+        "setns": load(ARG1) + entered + _NO,
+        "socket": load(ARG0) + opened + refuse(errno.EAFNOSUPPORT),
+        "socketpair": load(ARG0) + when(AF_UNIX, pairs) + refuse(errno.EAFNOSUPPORT),
+        "ioctl": _refusing(ARG1, (_TIOCSTI, _TIOCLINUX, *device_owner)),
+        "fcntl": _refusing(ARG1, (_F_NOTIFY, *owner)),
+        "mmap": load(ARG3) + with_any(_MAP_HUGETLB, _NO) + ALLOW,
+        # A filter of the code's own that asks a process of its own would be asked in place of ours.
+        "seccomp": load(ARG1) + with_any(_NEW_LISTENER, _NO) + ALLOW,
+        "truncate": ALLOW if own_files or landlock >= _TRUNCATE_COVERED else _NO,
+        "pidfd_send_signal": ALLOW if landlock >= SCOPED else _NO,
+    }
+
+
+def _refusing(argument: int, values: tuple[int, ...]) -> bytes:
+    return load(argument) + b"".join(when(value, _NO) for value in values) + ALLOW
+
+
+def _runs(ends: dict[int, bytes]) -> bytes:
+    """Return the code for what each number ends with, equal ones in a row together; others are ENOSYS."""
+    unknown, code = refuse(errno.ENOSYS), b""
+    last = max(ends)
+    for number in range(last + 1):
+        end = ends.get(number, unknown)
+        if number == last or end != ends.get(number + 1, unknown):
+            code += below(number + 1, end)
+    return code + unknown

@@ -6,10 +6,13 @@ import math
 
 from torchrl_agentic.sandbox.limits import ResourceLimits
 
+OPEN_FILES = 1024
+"""How many files a process may have open."""
+
 
 def ulimits(limits: ResourceLimits) -> list[str]:
     """Give the shell's commands that limit a process, without core files; a limit that is lower stays."""
-    lines = ["ulimit -c 0"]
+    lines = ["ulimit -c 0", f"ulimit -n {OPEN_FILES}"]
     if limits.cpu_seconds is not None:
         lines.append(f"ulimit -t {math.ceil(limits.cpu_seconds)}")
     if limits.memory_bytes is not None:

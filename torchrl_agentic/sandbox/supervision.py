@@ -14,15 +14,11 @@ IDLE_S = 1800.0
 """An interpreter that nobody used for so long forgets its state, and gives its memory back."""
 
 
-def supervisor_settings(limits: ResourceLimits, *, own_ipc: bool) -> dict[str, Any]:
-    """Give the settings of an interpreter's supervisor that every kind of sandbox has.
-
-    own_ipc: whether the System V segments that it sees are the sandbox's alone, to be counted and removed.
-    """
+def supervisor_settings(limits: ResourceLimits) -> dict[str, Any]:
+    """Return the settings of an interpreter's supervisor that every kind of sandbox has."""
     return {
         "limits": {},
         "memory_total_bytes": limits.memory_total_bytes,
-        "own_ipc": own_ipc,
         "output_bytes": limits.output_bytes,
         "flood_bytes": FLOOD_BYTES,
         "grace_s": GRACE_S,

@@ -12,13 +12,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.bundle import BOOT, start_message
+from torchrl_agentic.sandbox.cgroups import MemoryGroup, MemoryGroups
 from torchrl_agentic.sandbox.inside.wire import pack
 from torchrl_agentic.sandbox.inside.zygote import READY
 from torchrl_agentic.sandbox.process import as_nobody
@@ -44,6 +45,7 @@ class Kind:
     """What the trajectories of a zygote have in common.
 
     command: of the outer sandbox, up to the program in it. settings, program: see `inside.supervisor`.
+    memory_bytes: how much each may take, by a control group; None for none.
     """
 
     command: tuple[str, ...]
@@ -51,12 +53,29 @@ class Kind:
     env: Mapping[str, str]
     settings: Mapping[str, Any]
     program: bytes
+    memory_bytes: int | None = None
 
     @property
     def key(self) -> str:
         """Tell it from other kinds."""
-        parts = (self.command, self.python, dict(self.env), dict(self.settings), self.program.hex())
+        parts = (
+            self.command,
+            self.python,
+            dict(self.env),
+            dict(self.settings),
+            self.program.hex(),
+            self.memory_bytes,
+        )
         return json.dumps(parts, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What there is of a trajectory outside. connection: with its supervisor. group: bounds its memory."""
+
+    zygote: Zygote
+    connection: socket.socket
+    group: MemoryGroup | None
 
 
 class Zygote:
@@ -119,23 +138,15 @@ class Zygote:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def spawn(self) -> socket.socket:
-        """Fork a trajectory; give the connection with its supervisor, which has been told to start.
+    def spawn(self, trajectory: Trajectory, fds: Sequence[int]) -> None:
+        """Fork a trajectory, whose supervisor is told to start; fds: see `Pool.prepare`.
 
         Raises:
             OSError: the zygote has died, or has more to do than it can be told.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._control, [b"."], [theirs.fileno()])
-                ours.sendall(pack(b'{"op": "start", "id": 0}'))
-            except OSError:
-                ours.close()
-                raise
-        self.live += 1
+        socket.send_fds(self._control, [b"."], list(fds))
+        trajectory.connection.sendall(pack(b'{"op": "start", "id": 0}'))
         self.made += 1
-        return ours
 
     def close(self) -> str:
         """End it and all its trajectories; give what it had to say about an error."""
@@ -158,10 +169,11 @@ class Pool:
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._zygotes: list[Zygote] = []
-        self._spares: collections.deque[tuple[Zygote, socket.socket]] = collections.deque()
+        self._spares: collections.deque[Trajectory] = collections.deque()
+        self._groups = None if kind.memory_bytes is None else MemoryGroups(kind.memory_bytes)
         self._lock = threading.Lock()
 
-    async def acquire(self) -> tuple[Zygote, socket.socket]:
+    async def acquire(self) -> Trajectory:
         """Give a new trajectory.
 
         Raises:
@@ -178,9 +190,9 @@ class Pool:
         with self._lock:
             while self._spares:
                 spare = self._spares.popleft()
-                if spare[0].is_alive:
+                if spare.zygote.is_alive:
                     return spare
-                spare[1].close()
+                spare.connection.close()
         spawned = _spawner.submit(self._spawn)
         try:
             return await asyncio.wrap_future(spawned)
@@ -192,27 +204,55 @@ class Pool:
         """Fork a trajectory and hear from it; say why that fails, if it does."""
         try:
             spare = _spawner.submit(self._spawn).result()
-            spare[1].settimeout(START_S)
-            if not spare[1].recv(1, socket.MSG_PEEK):
-                spare[1].close()
-                return f"a trajectory cannot be set up: {spare[0].close()}"
+            spare.connection.settimeout(START_S)
+            if not spare.connection.recv(1, socket.MSG_PEEK):
+                spare.connection.close()
+                return f"a trajectory cannot be set up: {spare.zygote.close()}"
             with self._lock:
                 self._spares.append(spare)
         except (SandboxError, OSError) as error:
             return str(error)
         return None
 
-    def adopt(self, zygote: Zygote) -> None:
-        """Take note of a trajectory that came to be as another one's clone."""
-        with self._lock:
-            zygote.live += 1
+    def prepare(
+        self, zygote: Zygote, n: int, handed: contextlib.ExitStack
+    ) -> tuple[list[Trajectory], list[int]]:
+        """Make what `n` trajectories of a zygote need outside: connections, and control groups.
 
-    def release(self, zygote: Zygote) -> None:
-        """Take note that a trajectory has ended."""
-        with self._lock:
-            zygote.live -= 1
-        if zygote.is_worn:
-            self._submit(self._retire, zygote)
+        Returns:
+            The trajectories, and the files to hand to those who fork them: for each its end of the connection
+            and, with a group, the two files of `MemoryGroup.opened`. `handed` closes them.
+
+        Raises:
+            OSError: If there are too many open files, or no group can be made.
+        """
+        made: list[Trajectory] = []
+        fds: list[int] = []
+        try:
+            for _ in range(n):
+                group = None if self._groups is None else self._groups.take()
+                ours, theirs = socket.socketpair()
+                made.append(Trajectory(zygote, ours, group))
+                fds.append(handed.enter_context(theirs).fileno())
+                if group is not None:
+                    fds += handed.enter_context(group.opened())
+                with self._lock:
+                    zygote.live += 1
+        except OSError:
+            self.release(*made)
+            raise
+        return made, fds
+
+    def release(self, *trajectories: Trajectory) -> None:
+        """Take note that trajectories have ended."""
+        for trajectory in trajectories:
+            trajectory.connection.close()
+            if trajectory.group is not None and self._groups is not None:
+                self._groups.give_back(trajectory.group)
+            with self._lock:
+                trajectory.zygote.live -= 1
+            if trajectory.zygote.is_worn:
+                self._submit(self._retire, trajectory.zygote)
 
     def refill(self) -> None:
         """Let trajectories stand ready again, when whoever was waiting has been served."""
@@ -223,12 +263,15 @@ class Pool:
         """End all zygotes, and the trajectories in them."""
         with self._lock:
             zygotes, self._zygotes = self._zygotes, []
-            while self._spares:
-                self._spares.popleft()[1].close()
+            spares = [*self._spares]
+            self._spares.clear()
+        self.release(*spares)
         for zygote in zygotes:
             zygote.close()
+        if self._groups is not None:
+            self._groups.close()
 
-    def _take_back(self, spawned: Future[tuple[Zygote, socket.socket]]) -> None:
+    def _take_back(self, spawned: Future[Trajectory]) -> None:
         """Keep a trajectory for others that nobody waits for any more."""
         if not spawned.cancelled() and spawned.exception() is None:
             self._spares.append(spawned.result())
@@ -237,7 +280,7 @@ class Pool:
         with contextlib.suppress(RuntimeError):  # the program is ending
             _spawner.submit(work, *args)
 
-    def _spawn(self) -> tuple[Zygote, socket.socket]:
+    def _spawn(self) -> Trajectory:
         """Fork a trajectory from a zygote with room, a new one if need be."""
         while True:
             with self._lock:
@@ -249,13 +292,20 @@ class Pool:
                 zygote = Zygote(self._kind)
                 with self._lock:
                     self._zygotes.append(zygote)
-            try:
-                with self._lock:
-                    return zygote, zygote.spawn()
-            except BlockingIOError:
-                time.sleep(0.005)
-            except OSError:
-                self._discard(zygote)
+            with contextlib.ExitStack() as handed:
+                try:
+                    (trajectory,), fds = self.prepare(zygote, 1, handed)
+                except OSError as error:
+                    raise SandboxError(f"a trajectory cannot be set up: {error}") from error
+                try:
+                    zygote.spawn(trajectory, fds)
+                    return trajectory
+                except BlockingIOError:
+                    self.release(trajectory)
+                    time.sleep(0.005)
+                except OSError:
+                    self.release(trajectory)
+                    self._discard(zygote)
 
     def _refill(self) -> None:
         while len(self._spares) < SPARES:
@@ -268,9 +318,10 @@ class Pool:
     def _discard(self, zygote: Zygote) -> None:
         with self._lock:
             self._zygotes.remove(zygote)
-            for spare in [spare for spare in self._spares if spare[0] is zygote]:
+            lost = [spare for spare in self._spares if spare.zygote is zygote]
+            for spare in lost:
                 self._spares.remove(spare)
-                spare[1].close()
+        self.release(*lost)
         zygote.close()
 
 

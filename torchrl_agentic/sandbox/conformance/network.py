@@ -159,6 +159,23 @@ async def only_families_of_sockets_that_were_granted_can_be_opened(sandbox: Sand
     await nothing_gets_through(sandbox, code, before=CONNECT)
 
 
+@group.case("network", needs=["linux", "seccomp"])
+async def pairs_of_sockets_are_of_this_machine_alone(sandbox: Sandbox) -> None:
+    """The filter answers for other families, before the kernel makes a socket or loads a module for it."""
+    code = """
+        import errno
+        def reached(family, kind):
+            try: socket.socketpair(family, kind)
+            except OSError as error: return error.errno not in (errno.EAFNOSUPPORT, errno.EPERM)
+            return True
+        for family in range(2, 47):
+            for kind in (1, 2, 3, 5):
+                attempt(f'family {family}, kind {kind}', lambda: expect(reached(family, kind)))
+        socket.socketpair()
+    """
+    await nothing_gets_through(sandbox, code, before=CONNECT)
+
+
 @group.case("network", needs=["linux"])
 async def the_hosts_virtual_machine_and_kernel_do_not_answer(sandbox: Sandbox) -> None:
     code = """

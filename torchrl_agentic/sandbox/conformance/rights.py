@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+from pathlib import Path
+
 from torchrl_agentic.sandbox.base import Sandbox
-from torchrl_agentic.sandbox.conformance.attacks import nothing_gets_through, python
+from torchrl_agentic.sandbox.conformance.attacks import holding, nothing_gets_through, python
 from torchrl_agentic.sandbox.conformance.cases import Group
 from torchrl_agentic.sandbox.conformance.host import (
     says,
@@ -113,6 +117,7 @@ async def no_other_namespace_can_be_entered(sandbox: Sandbox) -> None:
                 attempt(f'{pid} {kind}', lambda: enter(f'/proc/{pid}/ns/{kind}'))
         def parent():
             import fcntl
+from pathlib import Path
             for request in (0xb701, 0xb702): fcntl.ioctl(os.open('/proc/self/ns/user', os.O_RDONLY), request)
         attempt('the parent of the namespace', parent)
     """
@@ -197,6 +202,89 @@ async def parts_of_the_kernel_that_only_attacks_need_are_shut(sandbox: Sandbox) 
         attempt('get_mempolicy', lambda: syscall(239, None, None, 0, 0, 0))
     """
     await nothing_gets_through(sandbox, code)
+
+
+@group.case("host_processes", needs=["seccomp", "x86_64"])
+async def files_that_others_open_cannot_be_watched(sandbox: Sandbox) -> None:
+    code = """
+        import fcntl
+from pathlib import Path
+        for name, number in dict(inotify_init=253, inotify_init1=294, fanotify_init=300).items():
+            attempt(name, lambda: syscall(number, 0, 0))
+        folder = os.open('/usr/bin', os.O_RDONLY)
+        attempt('dnotify', lambda: fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS))
+    """
+    await nothing_gets_through(sandbox, code)
+
+
+@group.case("privileges", needs=["seccomp", "x86_64"])
+async def accounts_of_the_whole_machine_cannot_be_used_up(sandbox: Sandbox) -> None:
+    code = """
+        context = ctypes.create_string_buffer(8)
+        attempt('io_setup', lambda: syscall(206, 128, context))
+        attempt('io_uring', lambda: syscall(425, 8, ctypes.create_string_buffer(120)))
+    """
+    await nothing_gets_through(sandbox, code)
+
+
+@group.case("privileges", needs=["seccomp", "x86_64"])
+async def newer_forms_of_denied_calls_are_denied(sandbox: Sandbox) -> None:
+    """By the filter, and not by what they are asked for."""
+    code = """
+        import errno
+        def denied(number):
+            try: syscall(number, -1, -1, -1, -1)
+            except OSError as error: return error.errno in (errno.EPERM, errno.ENOSYS)
+        calls = dict(quotactl_fd=443, process_mrelease=448, set_mempolicy_home_node=450, cachestat=451,
+                     statmount=457, listmount=458, lsm_get_self_attr=459, open_tree_attr=467, listns=470)
+        for name, number in calls.items(): attempt(name, lambda: expect(not denied(number)))
+    """
+    await nothing_gets_through(sandbox, code)
+
+
+@group.case("privileges", needs=["seccomp", "x86_64"])
+async def calls_that_nobody_knows_yet_do_not_exist(sandbox: Sandbox) -> None:
+    code = """
+        import errno
+        def exists(number):
+            try: syscall(number, -1, -1, -1, -1)
+            except OSError as error: return error.errno != errno.ENOSYS
+        for number in (*range(471, 512), 1000, 1 << 20, -1): attempt(number, lambda: expect(exists(number)))
+    """
+    await nothing_gets_through(sandbox, code)
+
+
+@group.case("privileges", needs=["seccomp", "x86_64"])
+async def priorities_of_other_processes_cannot_be_changed(sandbox: Sandbox) -> None:
+    """Those of process 1, which may be of the same user, and of a child."""
+    code = """
+        import resource
+        child = os.fork()
+        if child == 0: time.sleep(60); os._exit(0)
+        for pid in {os.getppid(), 1, child} - {0, os.getpid()}:
+            attempt(f'nice {pid}', lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
+            attempt(f'idle {pid}', lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))
+            attempt(f'pin {pid}', lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)))
+            attempt(f'limit {pid}', lambda: resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0)))
+            attempt(f'disk {pid}', lambda: syscall(251, 1, pid, 3 << 13))
+        attempt('group', lambda: os.setpriority(os.PRIO_PGRP, 0, 19))
+        attempt('user', lambda: os.setpriority(os.PRIO_USER, 0, 19))
+        os.kill(child, 9)
+    """
+    await nothing_gets_through(sandbox, code)
+
+
+@group.case("file_locks")
+async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None:
+    """One of Python's own, which host and sandbox may have in common."""
+    code = "import fcntl, os; file = open(os.__file__); fcntl.flock(file, fcntl.LOCK_EX); print(os.__file__)"
+    async with holding(sandbox, code) as said:
+        path = Path(said.strip() or "/nothing")
+        with contextlib.suppress(FileNotFoundError), path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AssertionError("a lock from inside holds outside") from None
 
 
 @group.case("privileges", needs=["x86_64"])

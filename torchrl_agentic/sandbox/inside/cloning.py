@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from torchrl_agentic.sandbox.inside import mounts, namespaces, processes, rights
-from torchrl_agentic.sandbox.inside.interpreter import Answer, Header, Interpreter, Live
+from torchrl_agentic.sandbox.inside.interpreter import Answer, Group, Header, Interpreter, Live
 from torchrl_agentic.sandbox.inside.reactor import Reactor
 from torchrl_agentic.sandbox.inside.wire import pack
 
@@ -49,17 +49,20 @@ class Cloning:
     def run(self, handed: list[int], answer: Answer) -> None:
         """Make a clone for each connection, the first of which is the original's new one.
 
-        The answer has an "error" where that failed; then the original is what it was.
+        handed: the connections, each followed by the files of its control group if there is one, as for
+        `below_zygote`. The answer has an "error" where that failed; then the original is what it was.
         """
-        connections = [socket.socket(fileno=fd) for fd in handed]
+        step = 1 if self._interpreter.group is None else 3
+        connections = [socket.socket(fileno=fd) for fd in handed[::step]]
+        groups = [handed[index + 1 : index + step] for index in range(0, len(handed), step)]
         born: dict[int, socket.socket] = {}
         try:
             live = self._original()
-            for connection in connections:
+            for connection, group in zip(connections, groups):  # noqa: B905  strict= came with 3.10
                 ours, theirs = socket.socketpair()
                 pid = processes.fork_into_namespaces(self._settings["namespaces"])
                 if pid == 0:
-                    processes.live_as(self._be_supervisor, connection, theirs, live)
+                    processes.live_as(self._be_supervisor, connection, group, theirs, live)
                 theirs.close()
                 born[pid] = ours
                 self.supervisors.add(pid)
@@ -80,6 +83,8 @@ class Cloning:
         finally:
             for one in (*born.values(), *connections):
                 one.close()
+            for fd in (fd for group in groups for fd in group):
+                os.close(fd)
 
     def _original(self) -> Live:
         if self._interpreter.generation >= MAX_GENERATION:
@@ -109,19 +114,23 @@ class Cloning:
             if any(namespaces.share_memory(one, other) for other in theirs[index + 1 :]):
                 raise OSError("two processes share their memory")
 
-    def _be_supervisor(self, connection: socket.socket, report: socket.socket, original: Live) -> None:
+    def _be_supervisor(
+        self, connection: socket.socket, group: list[int], report: socket.socket, original: Live
+    ) -> None:
         """Be the supervisor of a clone."""
         try:
-            reactor, interpreter, live, own = self._receive_copy(original)
+            reactor, interpreter, live, own = self._receive_copy(original, Group(*group) if group else None)
             report.send(_DONE)
             kept = (connection, report, live.control, live.out, live.err)
             drop_files(
-                {one.fileno() for one in kept} | {live.out.end, live.err.end, *reactor.own_files},
+                {one.fileno() for one in kept} | {live.out.end, live.err.end, *reactor.own_files, *group},
             )
             if report.recv(1) != _GO:
                 return
             processes.pause_others()
             (live.pid,) = processes.others()
+            if interpreter.group is not None:
+                interpreter.group.enter(live.pid)
             look_for_shared(live.pid, own)
         except Exception as error:
             report.send(str(error).encode()[:500] or b"?")
@@ -134,14 +143,16 @@ class Cloning:
         processes.go_on()
         self._serve(connection, reactor, interpreter)
 
-    def _receive_copy(self, original: Live) -> tuple[Reactor, Interpreter, Live, set[tuple[int, int]]]:
+    def _receive_copy(
+        self, original: Live, group: Group | None
+    ) -> tuple[Reactor, Interpreter, Live, set[tuple[int, int]]]:
         """Set these namespaces up, and let the original's worker put a copy of itself into them."""
         flags = self._settings["namespaces"]
         mounts.set_up(self._settings, copied=True)
         spaces = namespaces.files_of(flags)
         rights.drop_capabilities()
         reactor = Reactor()
-        interpreter = self._interpreter.successor(reactor)
+        interpreter = self._interpreter.successor(reactor, group)
         ours, theirs = socket.socketpair()
         out, err = interpreter.pipes()
         handed = [theirs.fileno(), out.end, err.end]

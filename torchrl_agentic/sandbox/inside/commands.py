@@ -7,10 +7,9 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable
 
 from torchrl_agentic.sandbox.inside import namespaces, processes, rights
-from torchrl_agentic.sandbox.inside.interpreter import WATCH_S, Answer, Header, confine
+from torchrl_agentic.sandbox.inside.interpreter import WATCH_S, Answer, Group, Header, confine
 from torchrl_agentic.sandbox.inside.pipes import Pipe
 from torchrl_agentic.sandbox.inside.reactor import Reactor, Timer
 
@@ -24,16 +23,20 @@ class Command:
     def __init__(self, pid: int, status: int, answer: Answer) -> None:
         self.pid, self.status, self.answer = pid, status, answer
         self.pipes: list[Pipe] = []
+        self.kills_before = 0
         self.began = time.monotonic()
         self.stopped = ""
         self.timers: dict[str, Timer] = {}
 
 
 class Commands:
-    """All commands that run. settings, program: as for `Interpreter`."""
+    """All commands that run. settings, program, group: as for `Interpreter`."""
 
-    def __init__(self, reactor: Reactor, settings: Header, program: bytes) -> None:
+    def __init__(
+        self, reactor: Reactor, settings: Header, program: bytes, group: Group | None = None
+    ) -> None:
         self.running: dict[int, Command] = {}
+        self._group = group
         self._reactor, self._settings, self._program = reactor, settings, program
 
     def run(self, header: Header, handed: list[int], answer: Answer) -> None:
@@ -47,6 +50,8 @@ class Commands:
         settings = {**self._settings, "limits": header["limits"]}
         pid = processes.fork_into_namespaces(_NAMESPACES)
         if pid == 0:
+            if self._group is not None:
+                self._group.enter()
             given = handed if handed else [os.open("/dev/null", os.O_RDONLY)]
             standard = [*given, *(pipe.end for pipe in pipes)]
             processes.live_as(_be_process_1, header, settings, self._program, standard, ends)
@@ -54,6 +59,7 @@ class Commands:
             os.close(fd)
         command = self.running[header["id"]] = Command(pid, status, answer)
         command.pipes = pipes
+        command.kills_before = 0 if self._group is None else self._group.kills()
         self._reactor.on_exit(pid, lambda _: self._ended(header["id"], command))
         if header["wall_s"] is not None:
             command.timers["wall"] = self._reactor.after(
@@ -80,6 +86,8 @@ class Commands:
         del self.running[number]
         for timer in command.timers.values():
             timer.cancel()
+        if self._takes_too_much(command):
+            command.stopped = command.stopped or "memory"
         kept = [pipe.take() for pipe in command.pipes]
         for pipe in command.pipes:
             pipe.close()
@@ -96,17 +104,19 @@ class Commands:
         command.answer(header, *(data for data, _ in kept))
 
     def _watch_memory(self, command: Command) -> None:
-        cap = self._settings.get("memory_total_bytes")
-        if cap:
-            weigh: Callable[[], None] = lambda: self._weigh(command, cap)  # noqa: E731
-            command.timers["memory"] = self._reactor.after(WATCH_S, weigh)
+        if self._settings.get("memory_total_bytes"):
+            command.timers["memory"] = self._reactor.after(WATCH_S, lambda: self._weigh(command))
 
-    def _weigh(self, command: Command, cap: int) -> None:
-        if processes.memory(cap, own_ipc=True) > cap:
+    def _weigh(self, command: Command) -> None:
+        cap = self._settings["memory_total_bytes"]
+        if self._takes_too_much(command) if self._group else processes.memory(cap) > cap:
             self._kill(command, "memory")
-            namespaces.remove_lone_segments()
         else:
             self._watch_memory(command)
+
+    def _takes_too_much(self, command: Command) -> bool:
+        """Return whether the kernel killed a process for want of memory while the command ran."""
+        return self._group is not None and self._group.kills() > command.kills_before
 
 
 def _be_process_1(header: Header, settings: Header, program: bytes, standard: list[int], status: int) -> None:

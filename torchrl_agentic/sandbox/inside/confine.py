@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
 
     class Order(TypedDict):
-        """What to run, and what is left to it; `limits` are the arguments of `set_limits`."""
+        """What to run, and what is left to it.
+
+        limits: the arguments of `set_limits`. entrance: the file by which the command enters the control
+        group that bounds its memory.
+        """
 
         argv: list[bytes]
         env: dict[bytes, bytes]
@@ -33,8 +37,10 @@ if TYPE_CHECKING:
         devices: list[str]
         tcp: bool
         version: int
-        filters: list[bytes]
+        filter: bytes
         gate: bytes
+        starts: list[int]
+        entrance: int | None
         max_processes: int | None
         limits: dict[str, int | None]
         parent: int
@@ -61,8 +67,10 @@ def main() -> NoReturn:
     if pid == 0:
         _become(order, trusted, theirs)
     rights.dumpable(False)
+    if order["entrance"] is not None:
+        os.close(order["entrance"])
     theirs.close()
-    gate = Gate(_received_fd(ours), order["max_processes"])
+    gate = Gate(_received_fd(ours), order["starts"], order["max_processes"])
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
@@ -117,6 +125,9 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
         rights.die_with_parent(signal.SIGKILL)
         if os.getppid() != trusted:
             os._exit(1)
+        if order["entrance"] is not None:
+            os.write(order["entrance"], b"0")
+            os.close(order["entrance"])
         rights.die_first()
         rights.drop_capabilities()
         rights.landlock(
@@ -126,10 +137,9 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
             tcp=order["tcp"],
             version=order["version"],
         )
-        # First, since the others keep the command from listening in its place.
+        # First, since the filter keeps the command from listening in its place.
         listener = rights.install_seccomp(order["gate"], listen=True)
-        for program in order["filters"]:
-            rights.install_seccomp(program)
+        rights.install_seccomp(order["filter"])
         report.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
         os.close(listener)
     except BaseException as error:

@@ -1,7 +1,7 @@
 """The system calls of confined processes that another process decides on: new processes, and signals.
 
 See seccomp_unotify(2). Only arguments in registers are looked at: what a pointer points to could change
-between the look and the call. The numbers are those of x86-64.
+between the look and the call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torchrl_agentic.sandbox.inside.orphans import descendants
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
 _NOTICE = struct.Struct("<QIIi12xi44x")  # id, thread, flags, call, …, first argument, …
 _REPLY = struct.Struct("<QqiI")
-_STARTS = frozenset((56, 57, 58))  # clone, fork, vfork
 _SETTLE_S = 0.1
 """How long a process that was let through may take to show up, at most."""
 
@@ -25,11 +24,13 @@ _SETTLE_S = 0.1
 class Gate:
     """Lets processes start while fewer than `max_processes` run, threads counted, and signal each other only.
 
+    starts: the numbers of the calls that start a process; the others that it is asked about send a signal.
     Once it is closed, nothing new can start.
     """
 
-    def __init__(self, fd: int, max_processes: int | None) -> None:
+    def __init__(self, fd: int, starts: list[int], max_processes: int | None) -> None:
         self.fd = fd
+        self._starts = starts
         self._max_processes = max_processes
         self._let_through: dict[int, float] = {}
 
@@ -39,7 +40,7 @@ class Gate:
         try:
             fcntl.ioctl(self.fd, _RECEIVE, notice)
             number, asking, _, call, argument = _NOTICE.unpack(notice)
-            error = self._refuses_start(asking) if call in _STARTS else _refuses_signal(argument)
+            error = self._refuses_start(asking) if call in self._starts else _refuses_signal(argument)
             self._send(_REPLY.pack(number, 0, -error, 0 if error else _CONTINUE))
         except InterruptedError:
             pass  # it still waits: the next poll says so

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torchrl_agentic.sandbox.inside import namespaces, processes, rights, worker
+from torchrl_agentic.sandbox.inside import processes, rights, worker
 from torchrl_agentic.sandbox.inside.pipes import Pipe
 from torchrl_agentic.sandbox.inside.reactor import READ, WRITE, Reactor, Timer
 from torchrl_agentic.sandbox.inside.wire import BadMessage, Splitter, pack
@@ -57,15 +57,40 @@ class Cell:
         self.timers: dict[str, Timer] = {}
 
 
+class Group:
+    """The control group that bounds the memory of a trajectory's code; the supervisor stays outside.
+
+    entrance: the file that a process writes its number to, to enter. events: the file with the row
+    `oom_kill N`, which counts the processes that the kernel killed for want of memory.
+    """
+
+    def __init__(self, entrance: int, events: int) -> None:
+        self.entrance, self.events = entrance, events
+
+    def enter(self, pid: int = 0) -> None:
+        """Let a process enter; 0: the calling one."""
+        os.write(self.entrance, b"%d" % pid)
+
+    def kills(self) -> int:
+        """Return how many processes have been killed."""
+        rows = (row.split() for row in os.pread(self.events, 4096, 0).splitlines())
+        return sum(int(row[1]) for row in rows if row[:1] == [b"oom_kill"])
+
+
 class Interpreter:
     """Keeps a worker, and at most one cell that runs in it.
 
     settings: limits (for `rights.set_limits`), scoped (whether Landlock is to be used) and those of
-    `supervisor_settings`. program: the seccomp filter of the worker, empty for none.
+    `supervisor_settings`. program: the seccomp filter of the worker, empty for none. group: bounds the
+    memory of the worker and all that it starts; None if memory is to be looked at here.
     has_neighbours: says whether namespaces inside ours hold others, who are not to be ended with the worker.
     """
 
-    def __init__(self, reactor: Reactor, settings: Header, program: bytes) -> None:
+    def __init__(
+        self, reactor: Reactor, settings: Header, program: bytes, group: Group | None = None
+    ) -> None:
+        self.group = group
+        self._kills_before = 0 if group is None else group.kills()
         self.has_neighbours: Callable[[], bool] = bool
         self.live: Live | None = None
         self.cell: Cell | None = None
@@ -97,6 +122,8 @@ class Interpreter:
     def run(self, code: bytes, timeout: float | None, answer: Answer) -> None:
         """Run a cell; the answer comes when it has ended."""
         self._idle.cancel()
+        if self.group is not None:
+            self._kills_before = self.group.kills()
         live = self.start()
         self.count += 1
         background = live.out.take()[0] + live.err.take()[0]
@@ -158,9 +185,9 @@ class Interpreter:
             self._send(live, pack(b"seed", b"%d" % self._seed))
         return live
 
-    def successor(self, reactor: Reactor) -> Interpreter:
+    def successor(self, reactor: Reactor, group: Group | None) -> Interpreter:
         """Make the interpreter of a clone, without its worker; nothing but that is around."""
-        clone = Interpreter(reactor, self._settings, self._program)
+        clone = Interpreter(reactor, self._settings, self._program, group)
         clone.count, clone._seed, clone.generation = self.count, self._seed, self.generation + 1
         return clone
 
@@ -189,6 +216,8 @@ class Interpreter:
         if sys.platform == "linux":  # elsewhere, Seatbelt lets a process signal its own group alone
             os.setsid()
         processes.end_with_parent(parent)
+        if self.group is not None:
+            self.group.enter()
         processes.only_files(os.open("/dev/null", os.O_RDWR), out, err, control)
         confine(self._settings, self._program, mapped=processes.mapped())
         worker.main(socket.socket(fileno=3))
@@ -253,6 +282,8 @@ class Interpreter:
         self.live = None
         self._end_processes()  # what it left in the background
         cell = self.cell
+        if cell is not None and not cell.stopped and self._has_killed():
+            cell.stopped = "memory"
         if cell is None:
             self._lost = True
         else:
@@ -302,15 +333,19 @@ class Interpreter:
         if self._settings.get("memory_total_bytes"):
             self._scales = self._reactor.after(seconds, self._weigh)
 
+    def _has_killed(self) -> bool:
+        """Return whether the kernel killed a process for want of memory since the last cell began."""
+        return self.group is not None and self.group.kills() > self._kills_before
+
     def _weigh(self) -> None:
         """End the worker if all that runs takes too much memory; look again as long as anything may run."""
-        cap, own_ipc = self._settings["memory_total_bytes"], self._settings["own_ipc"]
-        if processes.memory(cap, own_ipc=own_ipc) > cap:
+        cap = self._settings["memory_total_bytes"]
+        if self._has_killed() if self.group else processes.memory(cap) > cap:
             if self.cell is not None:
                 self.cell.stopped = "memory"
+            elif self.group is not None:
+                self._kills_before = self.group.kills()
             self.end()
-            if own_ipc:
-                namespaces.remove_lone_segments()
         elif self.cell is not None:
             self._watch_memory(WATCH_S)
         elif len(processes.everyone()) > 1:

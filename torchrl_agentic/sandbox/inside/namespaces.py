@@ -1,4 +1,4 @@
-"""Namespaces and mounts, by ctypes: see namespaces(7) and user_namespaces(7). Linux on x86-64."""
+"""Namespaces and mounts, by ctypes: see namespaces(7) and user_namespaces(7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _ENTERED = (
     ("pid", NEW_PID),
 )  # fmt: skip
 """The names of these below /proc/self/ns, in the order in which a process may enter them."""
-_CLONE, _KCMP, _KCMP_VM, _IPC_RMID = 56, 312, 1, 0
+_CLONE, _KCMP = {"x86_64": (56, 312), "aarch64": (220, 272)}.get(os.uname().machine, (0, 0))
+_KCMP_VM = 1
 _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 
 _FLAGS = {"proc": _NODEV | _NOEXEC, "devpts": _NOEXEC}
@@ -133,22 +134,6 @@ def share_memory(one: int, other: int) -> bool:
         return False
     _check(found < 0, "compare processes")
     return found == 0
-
-
-def lone_segments() -> list[tuple[int, int]]:
-    """Give the numbers and bytes of the System V segments of this namespace that no process has attached."""
-    try:
-        with open("/proc/sysvipc/shm") as file:
-            rows = [line.split() for line in file][1:]
-    except OSError:
-        return []
-    return [(int(row[1]), int(row[14])) for row in rows if row[6] == "0"]
-
-
-def remove_lone_segments() -> None:
-    """Remove them: no process that is killed takes them along."""
-    for number, _ in lone_segments():
-        _libc.shmctl(number, _IPC_RMID, None)
 
 
 def raise_loopback() -> None:

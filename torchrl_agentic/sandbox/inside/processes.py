@@ -204,30 +204,74 @@ def _signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def memory(cap: int, *, own_ipc: bool) -> int:
-    """Say how many bytes all processes here take together; own_ipc: with segments that nobody has attached.
+def memory(cap: int) -> int:
+    """Return how many bytes all processes here take together, as far as their maps show it.
 
-    What several of them share counts once for each, unless that exceeds the cap: then it is looked up, which
-    takes longer, how they share it.
+    Anonymous memory that several may share counts by its size, since dropped pages of it stay; its resident
+    pages count once more where that does not exceed the cap. What is not mapped, such as the kernel's own
+    memory, does not count: only a control group knows of it.
     """
-    pids, segments = everyone(), sum(size for _, size in namespaces.lone_segments()) if own_ipc else 0
-    rough = sum(_resident(pid) for pid in pids) + segments
-    return rough if rough <= cap else sum(_share(pid) for pid in pids) + segments
+    pids = everyone()
+    sizes = [_sizes(pid) for pid in pids]
+    if sum(virtual for virtual, _ in sizes) <= cap:
+        return sum(resident for _, resident in sizes)
+    shared: dict[bytes, int] = {}
+    private = 0
+    for pid, (virtual, resident) in zip(pids, sizes):  # noqa: B905  strict= came with 3.10
+        found = _shared(pid)
+        private += virtual if found is None else resident
+        for inode, size in (found or {}).items():
+            shared[inode] = max(size, shared.get(inode, 0))
+    rough = private + sum(shared.values())
+    return rough if rough <= cap else sum(map(_share, pids)) + sum(shared.values())
 
 
-def _resident(pid: int) -> int:
+def _sizes(pid: int) -> tuple[int, int]:
+    """Return the bytes of a process that are mapped, and those that are resident."""
     try:
-        return int(read(f"/proc/{pid}/statm").split()[1]) * _PAGE
+        pages = read(f"/proc/{pid}/statm").split()
+        return int(pages[0]) * _PAGE, int(pages[1]) * _PAGE
     except (OSError, IndexError, ValueError):
-        return 0
+        return 0, 0
+
+
+def _shared(pid: int) -> dict[bytes, int] | None:
+    """Return the bytes of anonymous memory that a process may share, by inode; None if it hides its maps."""
+    found: dict[bytes, int] = {}
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            for line in file:
+                if (row := _anonymous(line)) is not None:
+                    inode, size = row
+                    found[inode] = found.get(inode, 0) + size
+    except PermissionError:
+        return None
+    except OSError:
+        pass  # it has ended
+    return found
+
+
+def _anonymous(line: bytes) -> tuple[bytes, int] | None:
+    """Return the inode and the bytes of a row of maps, if it is shared memory without a name."""
+    where, rights_, _, _, inode, *name = line.split(None, 5)
+    if rights_[3:4] != b"s" or not name or not name[0].startswith((b"/dev/zero", b"/memfd:", b"/SYSV")):
+        return None
+    first, _, last = where.partition(b"-")
+    return inode, int(last, 16) - int(first, 16)
 
 
 def _share(pid: int) -> int:
+    """Return the bytes of a process's part in what is resident, without anonymous memory that is shared."""
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        total, counts = 0, True
+        with open(f"/proc/{pid}/smaps", "rb") as file:
             for line in file:
                 if line.startswith(b"Pss:"):
-                    return int(line.split()[1]) * 1024
+                    total += int(line.split()[1]) * 1024 if counts else 0
+                elif line[:1].isdigit() or line[:1] in b"abcdef":
+                    counts = _anonymous(line) is None
+        return total
+    except PermissionError:
+        return _sizes(pid)[0]  # it hides: all counts
     except (OSError, IndexError, ValueError):
-        pass
-    return _resident(pid)
+        return 0  # it has ended

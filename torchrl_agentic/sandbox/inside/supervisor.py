@@ -20,12 +20,14 @@ from collections.abc import Callable, Generator
 from torchrl_agentic.sandbox.inside import files, mounts, processes, rights, worker
 from torchrl_agentic.sandbox.inside.cloning import Cloning
 from torchrl_agentic.sandbox.inside.commands import Commands
-from torchrl_agentic.sandbox.inside.interpreter import Answer, Header, Interpreter
+from torchrl_agentic.sandbox.inside.interpreter import Answer, Group, Header, Interpreter
 from torchrl_agentic.sandbox.inside.reactor import Reactor
 from torchrl_agentic.sandbox.inside.wire import Splitter, pack
 
 MAX_REQUEST = 80 << 20
 """The longest request, in bytes."""
+FILES = 3
+"""How many open files come with each trajectory: its connection, and two of its control group."""
 MAX_HANDED = 64
 """How many open files come with one request at most."""
 LEAVE_S = 0.05
@@ -91,8 +93,7 @@ class Host:
 class Supervisor:
     """One trajectory's side inside.
 
-    settings: those of `Interpreter`; below a zygote also namespaces and quota. interpreter: given for a
-    clone.
+    settings: those of `Interpreter`; below a zygote also namespaces and quota.
     """
 
     def __init__(
@@ -101,11 +102,11 @@ class Supervisor:
         program: bytes,
         reactor: Reactor,
         connection: tuple[int, int],
-        interpreter: Interpreter | None = None,
+        interpreter: Interpreter,
     ) -> None:
         self._settings, self._program, self._reactor = settings, program, reactor
-        self._commands = Commands(reactor, settings, program)
-        self._interpreter = interpreter or Interpreter(reactor, settings, program)
+        self._commands = Commands(reactor, settings, program, interpreter.group)
+        self._interpreter = interpreter
         self._interpreter.has_neighbours = self._has_neighbours
         self._cloning = Cloning(reactor, settings, self._interpreter, self._serve_clone)
         self._requests: dict[str, Callable[[Header, list[bytes], list[int], Answer], None]] = {
@@ -231,13 +232,18 @@ def _answering(answer: Answer, handed: list[int]) -> Generator[None]:
             os.close(fd)
 
 
-def below_zygote(settings: Header, program: bytes, fd: int) -> None:
-    """Be process 1 of namespaces that have just been made, for a host at the other end of this socket."""
+def below_zygote(settings: Header, program: bytes, handed: list[int]) -> None:
+    """Be process 1 of namespaces that have just been made.
+
+    handed: a socket with the host at its other end; with a control group, the file to enter it by, and the
+    one that counts what was killed for want of memory.
+    """
+    connection, *group = handed
     mounts.set_up(settings)
     rights.drop_capabilities()
     null = os.open("/dev/null", os.O_RDWR)
-    processes.only_files(null, null, 2, fd)
-    _run(settings, program, (3, 3))
+    processes.only_files(null, null, 2, connection, *group)
+    _run(settings, program, (3, 3), Group(4, 5) if group else None)
 
 
 def alone(settings: Header, program: bytes) -> None:
@@ -251,9 +257,9 @@ def alone(settings: Header, program: bytes) -> None:
     _run(settings, program, (3, 4))
 
 
-def _run(settings: Header, program: bytes, connection: tuple[int, int]) -> None:
+def _run(settings: Header, program: bytes, connection: tuple[int, int], group: Group | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     reactor = Reactor()
-    Supervisor(settings, program, reactor, connection)
+    Supervisor(settings, program, reactor, connection, Interpreter(reactor, settings, program, group))
     reactor.run()

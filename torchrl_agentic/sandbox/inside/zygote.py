@@ -1,7 +1,8 @@
 """Loads libraries once, then forks a supervisor into new namespaces for each trajectory that is asked for.
 
 It runs in one outer sandbox, has one thread, and never runs code of the model. A request is one message over
-a socket that keeps them apart: an open socket, the trajectory's connection to the host.
+a socket that keeps them apart: an open socket, the trajectory's connection to the host, and perhaps the two
+files of its control group.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main(settings: dict[str, Any], program: bytes, fd: int) -> None:
     gc.freeze()  # so that a collection in a child does not touch, and thereby copy, what is there now
     requests.send(READY)
     while True:
-        data, handed, _, _ = socket.recv_fds(requests, 16, 1)
+        data, handed, _, _ = socket.recv_fds(requests, 16, supervisor.FILES)
         if not data:
             os._exit(0)
         pid = -1
@@ -55,5 +56,6 @@ def main(settings: dict[str, Any], program: bytes, fd: int) -> None:
         if pid == 0:
             gc.enable()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            processes.live_as(supervisor.below_zygote, settings, program, handed[0])
-        os.close(handed[0])
+            processes.live_as(supervisor.below_zygote, settings, program, handed)
+        for one in handed:
+            os.close(one)
