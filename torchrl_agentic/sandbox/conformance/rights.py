@@ -117,7 +117,6 @@ async def no_other_namespace_can_be_entered(sandbox: Sandbox) -> None:
                 attempt(f'{pid} {kind}', lambda: enter(f'/proc/{pid}/ns/{kind}'))
         def parent():
             import fcntl
-from pathlib import Path
             for request in (0xb701, 0xb702): fcntl.ioctl(os.open('/proc/self/ns/user', os.O_RDONLY), request)
         attempt('the parent of the namespace', parent)
     """
@@ -208,7 +207,6 @@ async def parts_of_the_kernel_that_only_attacks_need_are_shut(sandbox: Sandbox) 
 async def files_that_others_open_cannot_be_watched(sandbox: Sandbox) -> None:
     code = """
         import fcntl
-from pathlib import Path
         for name, number in dict(inotify_init=253, inotify_init1=294, fanotify_init=300).items():
             attempt(name, lambda: syscall(number, 0, 0))
         folder = os.open('/usr/bin', os.O_RDONLY)
@@ -280,7 +278,7 @@ async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None
     code = "import fcntl, os; file = open(os.__file__); fcntl.flock(file, fcntl.LOCK_EX); print(os.__file__)"
     async with holding(sandbox, code) as said:
         path = Path(said.strip() or "/nothing")
-        with contextlib.suppress(FileNotFoundError), path.open() as file:
+        with contextlib.suppress(FileNotFoundError), path.open() as file:  # noqa: ASYNC230  a small one
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
