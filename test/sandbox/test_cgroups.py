@@ -1,8 +1,15 @@
 """Control groups bound what all processes of a sandbox take together, where they can be made."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, cgroups
+from torchrl_agentic.repl import ForkServerRepl
+from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, ResourceLimits, cgroups, forkserver
 from torchrl_agentic.sandbox.bubblewrap import why_not
 
 works = pytest.mark.skipif(
@@ -47,3 +54,128 @@ def test_a_group_that_cannot_be_made_says_why(monkeypatch):
     monkeypatch.setattr(cgroups, "_hierarchy", lambda: None)
     with pytest.raises(PermissionError):
         cgroups.MemoryGroup(1 << 20)
+
+
+grouped = pytest.mark.skipif(
+    cgroups.why_not() is not None or forkserver.cannot_work() is not None,
+    reason=f"{cgroups.why_not() or forkserver.cannot_work()}",
+)
+HIDDEN = """
+import mmap
+kept = []
+for _ in range(50):
+    kept.append(mmap.mmap(-1, 8 << 20))
+    for at in range(0, 8 << 20, 4096): kept[-1][at] = 1
+    kept[-1].madvise(mmap.MADV_DONTNEED)
+"""
+
+
+@grouped
+async def test_memory_that_no_process_shows_ends_the_cell_as_a_limit_and_the_next_one_begins_anew():
+    async with ForkServerRepl(ForkServerSandbox(ResourceLimits(memory_total_bytes=128 << 20))) as repl:
+        await repl.execute("x = 1")
+        result = await repl.execute(HIDDEN, timeout=30)
+        assert (result.status, result.state_lost) == ("limit", True)
+        assert "128 MiB in all" in result.message
+        assert (await repl.execute("'x' in globals()")).value == "False"
+
+
+@grouped
+async def test_clones_have_groups_of_their_own():
+    """Each takes more than half of what one may take."""
+    limits = ResourceLimits(memory_total_bytes=128 << 20)
+    take = "taken = bytearray(b'x') * (80 << 20)"
+    async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
+        await repl.execute("x = 1")
+        clones = await repl.fork(3)
+        try:
+            for one in (repl, *clones):
+                result = await one.execute(take + "\nx", timeout=30)
+                assert (result.status, result.value) == ("ok", "1")
+            assert (await clones[0].execute(HIDDEN, timeout=30)).status == "limit"
+            assert (await clones[1].execute("len(taken)")).value == str(80 << 20)
+        finally:
+            for clone in clones:
+                await clone.close()
+
+
+def test_a_group_is_used_again_once_it_is_empty():
+    if cgroups.why_not() is not None:
+        pytest.skip(cgroups.why_not())
+    groups = cgroups.MemoryGroups(64 << 20)
+    first = groups.take()
+    with subprocess.Popen(first.entering(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"inside\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"inside\n"
+        groups.give_back(first)
+        second = groups.take()
+        assert second is not first
+        process.stdin.close()
+        process.wait()
+    assert groups.take() is first
+    for group in (first, second):
+        groups.give_back(group)
+    groups.close()
+    assert not first._folder.exists()
+    assert not second._folder.exists()
+
+
+V1 = "4:memory:/a/b\n3:cpuset:/\n0::/\n"
+V2 = "0::/user.slice/user@1.service/app.slice/x.scope\n"
+
+
+def test_groups_are_tried_in_our_own_group_and_then_in_each_above_it(tmp_path):
+    first = [one for one in cgroups.candidates(V1, tmp_path) if one.entrance == "tasks"]
+    assert [one.parent for one in first] == [
+        tmp_path / "memory/a/b",
+        tmp_path / "memory/a",
+        tmp_path / "memory",
+    ]
+    second = cgroups.candidates(V2, tmp_path)
+    assert [str(one.parent.relative_to(tmp_path)) for one in second] == [
+        "user.slice/user@1.service/app.slice/x.scope",
+        "user.slice/user@1.service/app.slice",
+        "user.slice/user@1.service",
+        "user.slice",
+        ".",
+    ]
+    assert {one.limit for one in second} == {"memory.max"}
+
+
+def test_a_folder_that_is_no_control_group_is_not_taken_for_one(tmp_path):
+    (one,) = cgroups.candidates("0::/\n", tmp_path)
+    assert not cgroups._takes(one)
+    assert not list(tmp_path.iterdir())
+
+
+AS_USER = """
+from torchrl_agentic.sandbox import cgroups
+assert cgroups.why_not() is None, cgroups.why_not()
+group = cgroups.MemoryGroup(64 << 20)
+import subprocess
+print(subprocess.run(group.entering(["tail", "-c", "200000000", "/dev/zero"])).returncode)
+group.remove()
+"""
+
+
+@pytest.mark.skipif(
+    cgroups.why_not() is not None or os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root, control groups and setpriv",
+)
+def test_a_user_makes_groups_in_one_that_was_delegated():
+    group = cgroups.MemoryGroup(1 << 30)
+    for path in (group._folder, *group._folder.iterdir()):
+        os.chown(path, 65534, 65534)
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-B", "-c"]
+    root = str(Path(cgroups.__file__).parents[2])
+    result = subprocess.run(
+        group.entering([*command, AS_USER]),
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": root},
+        cwd=root,
+    )
+    group.remove()
+    assert result.stdout == "-9\n", result.stderr
+    assert not group._folder.exists()

@@ -31,12 +31,15 @@ class Hierarchy:
 
     Attributes:
         parent: The folder of the group that ours are made in.
+        entrance: The file that a process writes 0 to, to enter a group. In version 1 that of threads: for the
+            only thread of a process that is the same, and spares waiting until no process forks, some 10 ms.
         limit: The file with the most bytes that the processes of a group may take.
         swap: The file that bounds swap; it need not exist.
         events: The file that counts how often the kernel killed a process of the group, as `oom_kill N`.
     """
 
     parent: Path
+    entrance: str
     limit: str
     swap: str
     events: str
@@ -45,8 +48,9 @@ class Hierarchy:
     def below(cls, parent: Path, *, version: int) -> Hierarchy:
         """Return the hierarchy of this version with its groups in `parent`."""
         if version == 1:
-            return cls(parent, "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control")
-        return cls(parent, "memory.max", "memory.swap.max", "memory.events")
+            files = ("tasks", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control")
+            return cls(parent, *files)
+        return cls(parent, "cgroup.procs", "memory.max", "memory.swap.max", "memory.events")
 
     def set_limit(self, folder: Path, limit: int) -> None:
         """Bound the memory of a group, swap included."""
@@ -67,8 +71,8 @@ class MemoryGroup:
         hierarchy = _hierarchy()
         if hierarchy is None:
             raise PermissionError(why_not())
-        self._events = hierarchy.events
         self._folder = hierarchy.parent / f"torchrl_agentic-{os.getpid()}-{next(_numbers)}"
+        self._entrance, self._events = self._folder / hierarchy.entrance, self._folder / hierarchy.events
         self._folder.mkdir()
         try:
             hierarchy.set_limit(self._folder, limit)
@@ -78,17 +82,17 @@ class MemoryGroup:
 
     def entering(self, command: Sequence[str]) -> list[str]:
         """Return a command that enters the group and then becomes another one."""
-        return ["/bin/sh", "-c", _ENTER, str(self._folder / "cgroup.procs"), *command]
+        return ["/bin/sh", "-c", _ENTER, str(self._entrance), *command]
 
     @contextlib.contextmanager
     def opened(self) -> Generator[tuple[int, int]]:
-        """Open the file that a process writes its number to, to enter, and that which counts kills.
+        """Open the file that a process writes 0 to, to enter, and that which counts kills.
 
         The writer needs no rights of its own: the kernel asks for those of the process that opened the file.
         """
-        entrance = os.open(self._folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        entrance = os.open(self._entrance, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            events = os.open(self._folder / self._events, os.O_RDONLY | os.O_CLOEXEC)
+            events = os.open(self._events, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             os.close(entrance)
             raise
@@ -215,7 +219,7 @@ def _takes(hierarchy: Hierarchy) -> bool:
         try:
             hierarchy.set_limit(probe, 1 << 30)
             entered = subprocess.run(
-                ["/bin/sh", "-c", _ENTER, str(probe / "cgroup.procs"), "/bin/true"],
+                ["/bin/sh", "-c", _ENTER, str(probe / hierarchy.entrance), "/bin/true"],
                 stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False,
             )  # fmt: skip
             return entered.returncode == 0
@@ -242,4 +246,4 @@ def _sweep(parent: Path) -> None:
                 folder.rmdir()
 
 
-_ENTER = 'echo $$ > "$0" && exec "$@"'
+_ENTER = 'echo 0 > "$0" && exec "$@"'

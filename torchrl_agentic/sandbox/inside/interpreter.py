@@ -60,7 +60,7 @@ class Cell:
 class Group:
     """The control group that bounds the memory of a trajectory's code; the supervisor stays outside.
 
-    entrance: the file that a process writes its number to, to enter. events: the file with the row
+    entrance: the file that a process writes 0 to, to enter. events: the file with the row
     `oom_kill N`, which counts the processes that the kernel killed for want of memory.
     """
 
