@@ -154,7 +154,7 @@ from torchrl_agentic.sandbox import cgroups
 assert cgroups.why_not() is None, cgroups.why_not()
 group = cgroups.MemoryGroup(64 << 20)
 import subprocess
-print(subprocess.run(group.entering(["tail", "-c", "200000000", "/dev/zero"])).returncode)
+print(subprocess.run(group.entering(["sh", "-c", "x=$(yes | head -c 200000000)"])).returncode)
 group.remove()
 """
 
