@@ -25,12 +25,13 @@ _SHOWN = {"passed": ("passed", "green"), "excused": ("declared", "yellow"), "fai
 
 def show_tiers(console: Console) -> bool:
     """List the sandboxes for this machine, from strong to weak; False if none of them works here."""
+    from torchrl_agentic.sandbox import cgroups
     from torchrl_agentic.sandbox.default import tiers
 
     table = Table(title="Sandboxes, from strong to weak", title_justify="left", box=box.SIMPLE)
     for column in ("sandbox", "here", "enforced", "not enforced"):
         table.add_column(column, no_wrap=column == "sandbox")
-    used = None
+    used, unheld = None, False
     for kind, reason in tiers():
         if reason is not None:
             table.add_row(kind.name, Text(f"does not work: {reason}", style="red"), "", "")
@@ -43,7 +44,10 @@ def show_tiers(console: Console) -> bool:
             ", ".join(name for name in held if not held[name]),
         )
         used = used or kind.name
+        unheld = unheld or held.get("memory_total") is False
     console.print(table)
+    if unheld and (reason := cgroups.why_not()) is not None:
+        console.print(Text(f"memory_total is not enforced: {reason}", style="yellow"))
     if used is None:
         console.print(
             Text("No sandbox works here, and model-written code is not run without one.", style="red")

@@ -20,6 +20,8 @@ from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.base import CLAIMS
 from torchrl_agentic.sandbox.conformance import CASES
+from torchrl_agentic.sandbox.system_calls import MACHINES, TABLE
+from torchrl_agentic.sandbox.system_calls import Calls as SystemCalls
 
 RESULTS = Path(__file__).parents[1] / "_data" / "benchmarks.json"
 ORDER = ("forkserver", "bubblewrap", "landlock", "docker", "e2b", "modal", "seatbelt", "unsafe")
@@ -91,6 +93,25 @@ class Limits(SphinxDirective):
         names = dict.fromkeys(name for limits in held.values() for name in limits)
         rows = [[f"`{name}`", *("✓" if held[kind].get(name) else "–" for kind in held)] for name in names]
         return [table(["limit", *held], rows, "claims")]
+
+
+class Calls(SphinxDirective):
+    """What the filter of the sandboxes on Linux does with each system call."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read the table that the filter is made of."""
+        rows = [
+            [calls.subject, calls.verdict, calls.why, ", ".join(f"`{name}`" for name in names(calls))]
+            for calls in sorted(
+                TABLE, key=lambda calls: ("denied", "checked", "allowed").index(calls.verdict)
+            )
+        ]
+        return [table(["about", "verdict", "why", "calls"], rows, "claims")]
+
+
+def names(calls: SystemCalls) -> list[str]:
+    """Return the names of calls on either processor."""
+    return list(dict.fromkeys(name for machine in MACHINES for name in calls.of(machine)))
 
 
 class Lists(SphinxDirective):
@@ -190,6 +211,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for name, directive in {
         "sandbox-claims": Claims,
         "sandbox-limits": Limits,
+        "sandbox-calls": Calls,
         "sandbox-lists": Lists,
         "parsers": Parsers,
         "benchmarks": Benchmarks,

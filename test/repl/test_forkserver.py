@@ -158,3 +158,35 @@ async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch
         result = await repl.execute("'x' in globals(), open('f').read()")
         assert result.value == "(False, 'kept')"
         assert "state was lost" in result.message
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        (
+            "import numpy, pandas\nprint(pandas.DataFrame({'a': [1, 2]}).a.sum(), numpy.eye(300).sum())",
+            "3 300.0",
+        ),
+        ("print(multiprocessing.get_context('fork').Pool(2).map(math.sqrt, [1, 4]))", "[1.0, 2.0]"),
+        ("print(multiprocessing.get_context('spawn').Pool(2).map(math.sqrt, [1, 4]))", "[1.0, 2.0]"),
+        (
+            "from multiprocessing import shared_memory\nqueue = multiprocessing.Queue()\n"
+            "shared = shared_memory.SharedMemory(create=True, size=1 << 20)\n"
+            "def fill(): shared.buf[0] = 7; queue.put(multiprocessing.Value('i', 3).value)\n"
+            "child = multiprocessing.get_context('fork').Process(target=fill)\n"
+            "child.start(); print(queue.get(), shared.buf[0]); child.join(); shared.close(); shared.unlink()",
+            "3 7",
+        ),
+        (
+            "import torch\nprint(torch.eye(200).mm(torch.ones(200, 1)).sum().item(), "
+            "torch.zeros(1000).share_memory_().is_shared())",
+            "200.0 True",
+        ),
+    ],
+    ids=["numpy and pandas", "fork", "spawn", "shared memory", "torch"],
+)
+async def test_what_honest_code_needs_of_memory_is_allowed(code, printed):
+    limits = ResourceLimits(memory_bytes=4 << 30, memory_total_bytes=2 << 30)
+    async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
+        result = await repl.execute("import math, multiprocessing\n" + code, timeout=90)
+        assert (result.stdout.strip(), result.stderr, result.message) == (printed, "", "")

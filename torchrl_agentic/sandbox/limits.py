@@ -21,8 +21,9 @@ _NETWORK_ORDER: tuple[Network, ...] = ("none", "loopback", "allowlist", "full")
 class ResourceLimits:
     """The limits of a sandbox, or of one call in it; None means no limit.
 
-    cpu_seconds, memory_bytes: of each process. memory_total_bytes: of all processes together. wall_seconds:
-    of a command, from its start. disk_bytes: of each file. disk_total_bytes: of all files together.
+    cpu_seconds, memory_bytes: of each process. memory_total_bytes: of all processes together, with the files
+    that a sandbox keeps in memory. wall_seconds: of a command, from its start. disk_bytes: of each file.
+    disk_total_bytes: of all files together.
     network: "none", or as much as the backend offers. network_allowlist: "host:port", for "allowlist".
     fs_read_roots: host folders that can be read, besides the system's own. fs_write_roots: host folders that
     can be written. max_processes: at the same time. env: the environment of the code; nothing of ours is
