@@ -158,6 +158,8 @@ class BubblewrapSandbox(FolderSandbox):
         finally:
             with os.fdopen(status_fd, "rb") as status:
                 code = _exit_code(status.read(1 << 16))
+        if ended.code is not None and code is None and self._has_run_out:
+            return result_of(ended, -9)  # bwrap is of that group
         if ended.code is not None and code is None:
             # bwrap writes an exit code if and only if the program inside ran: this failure is ours.
             raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
@@ -174,6 +176,15 @@ class BubblewrapSandbox(FolderSandbox):
                 command, env=env_inside(limits), pass_fds=fds, drop_root=True, group=self._group
             )
         return self._keep(served)
+
+    async def was_ended_outside(self, ended: str) -> bool:
+        """Return whether bubblewrap, which lies outside, got a signal, and not for want of memory inside."""
+        return ended.startswith("killed by") and not self._has_run_out
+
+    @property
+    def _has_run_out(self) -> bool:
+        """Whether something in our control group was killed since all of it took too much memory."""
+        return self._group is not None and self._group.killed > 0
 
     @property
     def python_argv(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 _FILES = {"memory": "memory.limit_in_bytes", "": "memory.max"}
 """The file that holds the limit of memory, by the name of the hierarchy: version 1 has one per resource."""
+_EVENTS = ("memory.oom_control", "memory.events")
 _PATIENCE_S = 1.0
 _numbers = itertools.count()
 
@@ -45,6 +46,16 @@ class MemoryGroup:
         """Make a command that enters the group and then becomes another one."""
         script = 'echo $$ > "$0" && exec "$@"'
         return ["/bin/sh", "-c", script, str(self._folder / "cgroup.procs"), *command]
+
+    @property
+    def killed(self) -> int:
+        """How many of its processes the kernel has killed for want of memory; 0 where it does not say."""
+        for name in _EVENTS:
+            with contextlib.suppress(OSError, ValueError):
+                for line in (self._folder / name).read_text().splitlines():
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        return 0
 
     def remove(self) -> None:
         """Remove it, once its processes are gone."""

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.bundle import BOOT, start_message
 from torchrl_agentic.sandbox.inside.wire import pack
 from torchrl_agentic.sandbox.inside.zygote import READY
+from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import as_nobody
 
 TRAJECTORIES = 128
@@ -119,6 +121,14 @@ class Zygote:
         """Whether it runs."""
         return self._process.poll() is None
 
+    async def has_ended(self, within_s: float) -> bool:
+        """Return whether it ends within so many seconds, or has."""
+        try:
+            await off_loop(self._process.wait, within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def spawn(self) -> socket.socket:
         """Fork a trajectory; give the connection with its supervisor, which has been told to start.
 
@@ -178,7 +188,7 @@ class Pool:
         with self._lock:
             while self._spares:
                 spare = self._spares.popleft()
-                if spare[0].is_alive:
+                if spare[0].is_alive and _is_connected(spare[1]):
                     return spare
                 spare[1].close()
         spawned = _spawner.submit(self._spawn)
@@ -272,6 +282,13 @@ class Pool:
                 self._spares.remove(spare)
                 spare[1].close()
         zygote.close()
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    """Return whether the other side of a socket has not hung up."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return not poll.poll(0)
 
 
 def _begin_anew() -> None:

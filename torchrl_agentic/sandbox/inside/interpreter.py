@@ -35,8 +35,7 @@ Answer = Callable[..., None]
 class Live:
     """A worker and what connects us with it.
 
-    is_child: whether we started it; a clone's is not. left_running: whether the last cell left threads or
-    processes, which may end the worker later.
+    is_child: whether we started it; a clone's is not.
     """
 
     def __init__(self, control: socket.socket, out: Pipe, err: Pipe, pid: int, *, is_child: bool) -> None:
@@ -44,7 +43,6 @@ class Live:
         self.answers = Splitter(MAX_ANSWER)
         self.unsent = bytearray()
         self.pidfd: int | None = None
-        self.left_running = False
 
 
 class Cell:
@@ -74,7 +72,6 @@ class Interpreter:
         self._reactor, self._settings, self._program = reactor, settings, program
         self._seed: int | None = None
         self._lost = False  # state was lost, and no answer has said so
-        self._killed = False  # by somebody outside, and no answer has said so
         self._idle, self._scales = (Timer(lambda: None) for _ in range(2))
 
     def seed(self, value: int) -> None:
@@ -82,17 +79,6 @@ class Interpreter:
         self._seed = value
         if self.live is not None:
             self._send(self.live, pack(b"seed", b"%d" % value))
-
-    def take_killed(self) -> bool:
-        """Return, once, whether the worker was killed from outside since the last cell.
-
-        That is when it got SIGKILL while no cell ran, and the last cell had left no threads or processes that
-        could have sent it. Where the system does not show which there are, the code is to blame.
-        """
-        killed, self._killed = self._killed, False
-        if killed:
-            self._lost = False
-        return killed
 
     def run(self, code: bytes, timeout: float | None, answer: Answer) -> None:
         """Run a cell; the answer comes when it has ended."""
@@ -133,7 +119,7 @@ class Interpreter:
     def restart(self) -> None:
         """Forget all that was defined, because that was asked for."""
         self.end()
-        self._lost = self._killed = False
+        self._lost = False
 
     def dismiss(self) -> None:
         """Forget the worker, which has been killed."""
@@ -234,10 +220,6 @@ class Interpreter:
 
     def _exited(self, live: Live, code: int | None) -> None:
         """Clear up behind a worker that has ended by itself, or was killed. code: None for a clone's."""
-        if self.live is not live:
-            return
-        if self.cell is None and code in (-signal.SIGKILL, None) and not live.left_running:
-            self._killed = True
         self._ended(live, "its process ended" if code is None else how(code))
 
     def _broken(self, live: Live, why: str) -> None:
@@ -254,7 +236,7 @@ class Interpreter:
         self._end_processes()  # what it left in the background
         cell = self.cell
         if cell is None:
-            self._lost = True
+            self._lost = self.count > 0
         else:
             self._finish(live, cell, {"how": why}, [])
         self._hang_up(live)
@@ -285,7 +267,6 @@ class Interpreter:
         header.update(
             count=cell.number, stopped=cell.stopped, lost_before=lost, omitted=omitted + more, seconds=seconds
         )
-        live.left_running = self.live is live and _leaves_something(live.pid)
         cell.answer(header, out, err, cell.background, *fields)
         self._watch_memory(WATCH_IDLE_S)
         if self._settings.get("idle_s"):
@@ -317,15 +298,6 @@ class Interpreter:
             self._watch_memory(WATCH_IDLE_S)
 
 
-def _leaves_something(pid: int) -> bool:
-    """Return whether a worker has threads, or other processes run here; True where that cannot be seen."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return True
-    return len(threads) > 1 or any(other != pid for other in processes.others())
-
-
 def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:
     """Put this process under the limits of the settings, with no way back.
 
@@ -335,13 +307,13 @@ def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:
     if limits.get("memory_bytes") is not None:
         limits["memory_bytes"] += mapped
     rights.set_limits(**limits)
-    rights.die_first()
     if settings["scoped"]:
         rights.stay_among_own()
     if program:
         rights.install_seccomp(program)
     if sys.platform == "linux":
         rights.dumpable(True)
+        rights.die_first()  # behind it, since before the file is root's
 
 
 def how(code: int) -> str:

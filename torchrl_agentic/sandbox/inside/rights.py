@@ -29,6 +29,8 @@ _PDEATHSIG, _DUMPABLE, _SECCOMP, _BOUNDING_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMB
 _SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
 
+SCOPES_SIGNALS = 6
+"""The version of Landlock from which on a domain keeps signals inside."""
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 6, 1 << 13, 1 << 14, 1 << 15
 _READ = EXECUTE | READ_FILE | READ_DIR
