@@ -185,6 +185,33 @@ async def code_that_leaves_no_room_for_another_interpreter_is_answered(sandbox: 
             raise AssertionError(f"code has brought an error of the infrastructure about: {error}") from None
 
 
+@group.factory_case("leftover_cpu", needs=["cpu_seconds", "linux", "files"])
+async def processor_time_of_what_a_cell_leaves_is_bounded(make: Make) -> None:
+    """Of processes, those in sessions of their own too, and of threads; what only waits lives on."""
+    leave = """
+        import os, subprocess, sys, threading
+        spin = 'import signal; signal.pthread_sigmask(0, range(1, 65))\\nwhile True: pass'
+        def start(code, **how): return subprocess.Popen([sys.executable, '-c', code], **how)
+        spinning = [start(spin), start(spin, start_new_session=True)]
+        serving = start('import time\\nwhile True: time.sleep(0.05)')
+    """
+    async with opened(make(ResourceLimits(cpu_seconds=1))) as repl:
+        assert (await repl.execute(textwrap.dedent(leave), timeout=10)).status == "ok"
+        look, value = "[child.poll() for child in (*spinning, serving)]", None
+        async with asyncio.timeout(20):
+            while value != "[-9, -9, None]":
+                await asyncio.sleep(0.2)
+                value = (await repl.execute(look, timeout=10)).value
+                assert value is not None
+        spin = "def spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()"
+        assert (await repl.execute(spin, timeout=10)).status == "ok"
+        for seconds in (2, 4, 8, 16):  # others may want the processor, too
+            await asyncio.sleep(seconds)
+            if (await repl.execute("1", timeout=10)).state_lost:
+                return
+        raise AssertionError("a thread that a cell has left spins on")
+
+
 @group.factory_case("memory", needs=["memory_total", "linux", "files"])
 async def code_that_takes_all_memory_is_answered(make: Make) -> None:
     """Many processes, of which the kernel, or the supervisor, ends some."""

@@ -26,6 +26,7 @@ CLAIMS: Mapping[str, str] = {
     "terminal": "use terminals of the trainer or of another sandbox",
     "memory": "take more memory than its limits",
     "cpu": "take more processor time than its limits",
+    "leftover_cpu": "take more processor time than the limit with what a cell leaves running behind it",
     "processes": "run more processes than its limits",
     "file_size": "take more space in files than its limits",
     "daemons": "let processes outlive the command that started them by leaving its session",

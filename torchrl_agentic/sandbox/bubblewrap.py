@@ -9,6 +9,7 @@ Stops:
 - one process using more memory, processor time or file size than its limits; more processes than its limit
 - output without end costing the trainer memory
 Does not stop:
+- a cell and its threads using the processor up to its deadline; many short processes behind one another
 - many processes together using max_processes × memory_bytes where no control group can be made
 - many files together filling the host's disk
 - bugs in the kernel: for code of strangers, put a virtual machine around it

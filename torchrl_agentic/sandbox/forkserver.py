@@ -9,13 +9,14 @@ Stops:
 - the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
 - gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
 - typing into the trainer's terminal; reading the trainer's environment, arguments or open files
-- one process using more memory or file size than its limits; a command more processor time
+- one process using more memory or file size than its limits; a command, or a process or thread that a cell
+  leaves, more processor time: what a cell leaves is looked at at least four times in the time of its limit
 - all processes of a trajectory together using more memory than their limit, looked at five times a second
 - more processes, or more bytes and files in /work, /tmp and /dev/shm, than the limits
 - output without end costing the trainer memory or time
 - forged or broken messages doing more than spoiling the answer to the cell that sent them
 Does not stop:
-- a cell or its background threads using the processor up to its deadline
+- a cell and its threads using the processor up to its deadline; many short processes behind one another
 - trajectories noticing each other by the load they cause; all of a zygote ending with it
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load

@@ -22,6 +22,7 @@ def supervisor_settings(limits: ResourceLimits, *, own_ipc: bool) -> dict[str, A
     return {
         "limits": {},
         "memory_total_bytes": limits.memory_total_bytes,
+        "cpu_seconds": limits.cpu_seconds,
         "own_ipc": own_ipc,
         "output_bytes": limits.output_bytes,
         "flood_bytes": FLOOD_BYTES,

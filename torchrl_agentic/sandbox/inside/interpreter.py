@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -23,9 +24,11 @@ FIELDS = 5
 HANG_UP_S = 0.2
 """How long a worker that has closed its connection may take to end."""
 WATCH_S = 0.2
-"""How often memory is looked at while a cell runs."""
+"""How often memory and processor time are looked at while a cell runs."""
 WATCH_IDLE_S = 0.4
-"""How often it is looked at while only what cells have started runs."""
+"""How often they are looked at while only what cells have started runs."""
+LOOKS = 4
+"""How often they are looked at, with nothing but the worker left, in the processor time that it may take."""
 
 Header = dict[str, Any]
 Answer = Callable[..., None]
@@ -73,6 +76,8 @@ class Interpreter:
         self._seed: int | None = None
         self._lost = False  # state was lost, and no answer has said so
         self._idle, self._scales = (Timer(lambda: None) for _ in range(2))
+        self._due = math.inf  # when the scales are looked at
+        self._used = 0.0  # the worker's processor time when the last cell ended
 
     def seed(self, value: int) -> None:
         """Seed random numbers, now and whenever a worker is started."""
@@ -89,7 +94,7 @@ class Interpreter:
         cell = self.cell = Cell(self.count, background, answer)
         if timeout is not None:
             cell.timers["deadline"] = self._reactor.after(timeout, lambda: self.stop("timeout"))
-        self._watch_memory(WATCH_S)
+        self._watch(WATCH_S)
         self._send(live, pack(b"run", b"%d" % cell.number, code))
 
     def stop(self, why: str) -> None:
@@ -268,7 +273,8 @@ class Interpreter:
             count=cell.number, stopped=cell.stopped, lost_before=lost, omitted=omitted + more, seconds=seconds
         )
         cell.answer(header, out, err, cell.background, *fields)
-        self._watch_memory(WATCH_IDLE_S)
+        self._used = processes.processor_s(live.pid)
+        self._watch(WATCH_IDLE_S)
         if self._settings.get("idle_s"):
             self._idle = self._reactor.after(self._settings["idle_s"], self.end)
 
@@ -278,24 +284,47 @@ class Interpreter:
             if printed > self._settings["flood_bytes"]:
                 self.stop("flood")
 
-    def _watch_memory(self, seconds: float) -> None:
-        self._scales.cancel()
-        if self._settings.get("memory_total_bytes"):
-            self._scales = self._reactor.after(seconds, self._weigh)
+    def _watch(self, seconds: float) -> None:
+        """Look in so many seconds, or sooner if that was said before: many short cells put nothing off."""
+        due = time.monotonic() + seconds
+        limited = self._settings.get("memory_total_bytes") or self._settings.get("cpu_seconds")
+        if limited and due < self._due:
+            self._scales.cancel()
+            self._due, self._scales = due, self._reactor.after(seconds, self._weigh)
 
     def _weigh(self) -> None:
-        """End the worker if all that runs takes too much memory; look again as long as anything may run."""
-        cap, own_ipc = self._settings["memory_total_bytes"], self._settings["own_ipc"]
-        if processes.memory(cap, own_ipc=own_ipc) > cap:
+        """End what takes too much memory or processor time; look again as long as anything may run."""
+        self._due = math.inf
+        cap, own_ipc = self._settings.get("memory_total_bytes"), self._settings["own_ipc"]
+        if cap and processes.memory(cap, own_ipc=own_ipc) > cap:
             if self.cell is not None:
                 self.cell.stopped = "memory"
             self.end()
             if own_ipc:
                 namespaces.remove_lone_segments()
-        elif self.cell is not None:
-            self._watch_memory(WATCH_S)
+            return
+        most = self._settings.get("cpu_seconds")
+        if most:
+            self._end_spinning(most)
+        if self.cell is not None:
+            self._watch(WATCH_S)
         elif len(processes.everyone()) > 1:
-            self._watch_memory(WATCH_IDLE_S)
+            self._watch(WATCH_IDLE_S)
+        elif most and self.live is not None:
+            self._watch(max(WATCH_IDLE_S, most / LOOKS))
+
+    def _end_spinning(self, most: float) -> None:
+        """End processes that cells have left, and threads and timers with the worker, if they take too long.
+
+        most: seconds of processor time for each process in all, and for the worker since the last cell.
+        """
+        worker = 0 if self.live is None else self.live.pid
+        long = [pid for pid in processes.everyone() if pid != worker and processes.processor_s(pid) > most]
+        if long:
+            here = processes.others()  # without commands, which have limits of their own
+            processes.kill(pid for pid in long if pid in here)
+        if worker and self.cell is None and processes.processor_s(worker) - self._used > most:
+            self.end()
 
 
 def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:

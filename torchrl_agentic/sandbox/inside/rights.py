@@ -168,7 +168,7 @@ def subreaper() -> None:
 def die_first() -> None:
     """Be what the kernel ends before anything else when memory runs out, with all that this starts.
 
-    Where /proc cannot be written, nothing changes.
+    Where /proc cannot be written, nothing changes. Code may take it back, down to what its starter had.
     """
     with contextlib.suppress(OSError):
         tell_kernel("oom_score_adj", b"1000")
