@@ -12,7 +12,7 @@ Stops:
 - one process using more memory or file size than its limits; a command, or a process or thread that a cell
   leaves, more processor time: what a cell leaves is looked at at least four times in the time of its limit
 - all processes of a trajectory together using more memory than their limit, looked at five times a second
-- more processes, or more bytes and files in /work, /tmp and /dev/shm, than the limits
+- more processes, or more bytes and files in /work, /tmp and /dev/shm together, than the limits
 - output without end costing the trainer memory or time
 - forged or broken messages doing more than spoiling the answer to the cell that sent them
 Does not stop:
@@ -478,7 +478,7 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
     assert program is not None  # without a filter for this processor, the canary fails
     python = find_python()
     shown = () if python is None or python[1] is None else (python[1],)
-    roots = below((*shown, *limits.fs_read_roots, *limits.fs_write_roots), [path for path, _ in FOLDERS])
+    roots = below((*shown, *limits.fs_read_roots, *limits.fs_write_roots), FOLDERS)
     return Kind(
         command=(
             bubblewrap.bwrap(),
