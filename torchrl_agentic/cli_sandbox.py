@@ -60,11 +60,12 @@ def show_tiers(console: Console) -> bool:
 def try_cases(name: str, only: str, console: Console) -> int:
     """Put the sandbox of this name through the cases, and show what came of them; give the exit code."""
     from torchrl_agentic.errors import MissingExtra, SandboxError
+    from torchrl_agentic.repl import conformance as interpreters
     from torchrl_agentic.sandbox.conformance import CASES
 
     try:
         kind = _kind(name)
-        cases = [case for case in CASES if only in str(case)]
+        cases = [case for case in (*CASES, *interpreters.CASES) if only in str(case)]
         if not cases:
             raise ValueError(f"no case has {only!r} in its name or group")
         outcomes = asyncio.run(_outcomes(kind, cases, console))

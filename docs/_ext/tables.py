@@ -17,9 +17,10 @@ from table import seconds_in_words
 from torchrl_agentic import sandbox
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
+from torchrl_agentic.repl.conformance import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.base import CLAIMS
-from torchrl_agentic.sandbox.conformance import CASES
+from torchrl_agentic.sandbox.conformance import CASES as OF_SANDBOXES
 from torchrl_agentic.sandbox.system_calls import MACHINES, TABLE
 from torchrl_agentic.sandbox.system_calls import Calls as SystemCalls
 
@@ -80,7 +81,11 @@ class Claims(SphinxDirective):
     def held(self, kind: type[Sandbox], claim: str) -> str:
         """Say by how many cases a sandbox is held to a claim."""
         one = kind()
-        held = [case for case in CASES if case.claim == claim and case.excuse(one) is None]
+        held = [
+            case
+            for case in (*OF_SANDBOXES, *OF_INTERPRETERS)
+            if case.claim == claim and case.excuse(one) is None
+        ]
         return f"✓ {len(held)}" if held else "–"
 
 

@@ -614,6 +614,22 @@ async def test_a_sandbox_killed_from_outside_is_no_fault_of_the_code(repl: Jupyt
     await _works(repl)
 
 
+@pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "after its answer"])
+async def test_code_that_kills_what_looks_after_its_kernel_is_answered(later: bool):
+    """Where both are of one user and no namespace keeps them apart."""
+    kill = "os.kill(os.getppid(), 9)"
+    code = f"import threading; threading.Timer(0.1, lambda: {kill}).start()" if later else kill
+    async with JupyterRepl(UnsafeSubprocessSandbox()) as repl:
+        result = await repl.execute(f"import os; {code}", timeout=10)
+        assert (result.status, result.state_lost) == (("ok", False) if later else ("died", True))
+        if later:
+            async with asyncio.timeout(5):
+                await asyncio.shield(repl._live.ended)
+            assert (await repl.execute("1", timeout=10)).state_lost
+        await _works(repl)
+
+
 async def test_opening_twice_at_once_starts_one_interpreter():
     repl = JupyterRepl()
     await asyncio.gather(repl.open(), repl.open())

@@ -1,4 +1,4 @@
-"""Who is to blame for an interpreter that was killed: the cell that ran or left something, else nobody."""
+"""Who is to blame for an interpreter that was lost: the code that has run in it, if it can have done it."""
 
 import asyncio
 import os
@@ -11,9 +11,10 @@ from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.repl import ForkServerRepl, JupyterRepl, SubprocessRepl
-from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, ResourceLimits
+from torchrl_agentic.repl.base import ALL_LOST, LOST
+from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, LandlockSandbox, ResourceLimits
 from torchrl_agentic.sandbox.forkserver import cannot_work
-from torchrl_agentic.tools import PythonTool
+from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=str(cannot_work()))
 
@@ -22,6 +23,7 @@ LIMITS = ResourceLimits(disk_total_bytes=11 << 20)
 KINDS = {
     "forkserver": lambda: ForkServerRepl(ForkServerSandbox(LIMITS)),
     "subprocess": lambda: SubprocessRepl(BubblewrapSandbox()),
+    "landlock": lambda: SubprocessRepl(LandlockSandbox()),
     "jupyter": JupyterRepl,
 }
 MARK = "TORCHRL_AGENTIC_MARK"
@@ -74,15 +76,21 @@ async def gone(pid: int) -> None:
     await asyncio.sleep(0.1)  # whoever watches it takes note
 
 
-async def test_an_interpreter_that_is_killed_from_outside_between_two_cells_is_nobodys_fault(make):
+def parent(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("\nPPid:")[2].split()[0])
+
+
+async def test_an_interpreter_that_is_killed_between_two_cells_is_told_with_the_next(make):
+    """Whoever did it: the cell may have armed a timer that does."""
     async with make() as repl:
         pid = await marked(repl)
         os.kill(pid, signal.SIGKILL)
         await gone(pid)
-        with pytest.raises(InfrastructureError, match="killed from outside"):
-            await repl.execute("open('ran', 'w').close()")
-        result = await repl.execute("import os; 'x' in globals(), os.path.exists('ran')")
-        assert (result.status, result.value, result.state_lost) == ("ok", "(False, False)", False)
+        result = await repl.execute("'x' in globals()")
+        assert (result.status, result.value, result.state_lost) == ("ok", "False", True)
+        assert result.message == f"Before this call, {LOST}"
+        assert not (await repl.execute("1")).state_lost
 
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)"])
@@ -116,7 +124,7 @@ async def test_an_interpreter_that_was_given_up_for_memory_is_not_killed_from_ou
         assert (await repl.execute("1")).state_lost
 
 
-async def test_a_clone_that_is_killed_from_outside_is_nobodys_fault():
+async def test_a_clone_that_is_killed_leaves_the_original_alone():
     async with KINDS["forkserver"]() as repl:
         await repl.execute("y = 2")
         (clone,) = await repl.fork()
@@ -124,12 +132,88 @@ async def test_a_clone_that_is_killed_from_outside_is_nobodys_fault():
             pid = await marked(clone)
             os.kill(pid, signal.SIGKILL)
             await gone(pid)
-            with pytest.raises(InfrastructureError, match="killed from outside"):
-                await clone.execute("y")
+            assert (await clone.execute("'y' in globals()")).state_lost
         assert (await repl.execute("y")).value == "2"
 
 
-async def test_the_tool_answers_infra_once_and_goes_on_with_a_new_interpreter():
+@pytest.mark.parametrize("kind", ["forkserver", "subprocess", "landlock"])
+@pytest.mark.parametrize("meanwhile", [True, False], ids=["while a cell runs", "between two cells"])
+async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
+    """With it go all files of a fork server's trajectory, since it is process 1 of its namespaces."""
+    lost = ALL_LOST if kind == "forkserver" else LOST
+    async with KINDS[kind]() as repl:
+        await repl.execute("open('kept', 'w').close()")
+        supervisor = parent(await marked(repl))
+        if not meanwhile:
+            os.kill(supervisor, signal.SIGKILL)
+        else:
+            cell = asyncio.create_task(repl.execute("import time; time.sleep(100)", timeout=50))
+            await asyncio.sleep(0.1)
+            os.kill(supervisor, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                result = await cell
+            assert (result.status, result.state_lost) == ("died", True)
+            assert result.message.endswith(lost)
+        await gone(supervisor)
+        result = await repl.execute("import os; 'x' in globals(), os.path.exists('kept')")
+        assert result.value == f"(False, {kind != 'forkserver'})"
+        assert result.state_lost is not meanwhile
+        assert meanwhile or lost in result.message
+        assert not (await repl.execute("1")).state_lost
+
+
+async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
+    """Files that were put in for the code are lost, for one."""
+    limits = ResourceLimits(disk_total_bytes=12 << 20)
+    async with (
+        ForkServerRepl(ForkServerSandbox(limits)) as ready,
+        ForkServerRepl(ForkServerSandbox(limits)) as repl,
+    ):
+        supervisor = parent(await marked(ready))
+        await repl.sandbox.write_file("task", b"")
+        zygote = parent(supervisor)
+        children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+        for child in map(int, children):  # those that stand ready, too
+            if child != supervisor:
+                os.kill(child, signal.SIGKILL)
+                await gone(child)
+        with pytest.raises(InfrastructureError, match="from outside"):
+            await repl.execute("1")
+        result = await repl.execute("1")
+        assert (result.value, result.state_lost) == ("1", False)
+
+
+async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
+    """Nothing inside can reach it, and all trajectories of it are lost together."""
+    sandbox = ForkServerSandbox(LIMITS)
+    repls = [
+        ForkServerRepl(sandbox.fresh()),
+        SubprocessRepl(sandbox.fresh()),
+        ForkServerRepl(sandbox.fresh()),
+    ]
+    for repl in repls:
+        await repl.open()
+        await repl.execute("x = 1")
+    supervisor = parent(await marked(repls[2]))
+    zygote = parent(supervisor)
+    cells = [asyncio.create_task(repl.execute("import time; time.sleep(100)")) for repl in repls[:2]]
+    await asyncio.sleep(0.1)
+    os.kill(zygote, signal.SIGKILL)
+    await gone(supervisor)
+    async with asyncio.timeout(20):
+        for found in await asyncio.gather(*cells, repls[2].execute("1"), return_exceptions=True):
+            assert isinstance(found, InfrastructureError), found
+        for repl in repls:
+            assert (await repl.execute("40 + 2")).value == "42"
+            await repl.close()
+
+
+@pytest.mark.parametrize("kind", [ForkServerSandbox, LandlockSandbox], ids=["forkserver", "landlock"])
+async def test_no_tool_of_a_trajectory_answers_infra_for_what_its_code_does(kind):
+    """Python, commands and files in one sandbox, whose supervisor is lost in between."""
+    sandbox = kind()
+    repl = (ForkServerRepl if kind is ForkServerSandbox else SubprocessRepl)(sandbox)
+
     class Seen(PythonTool):
         repls: list = []  # noqa: RUF012
 
@@ -137,16 +221,16 @@ async def test_the_tool_answers_infra_once_and_goes_on_with_a_new_interpreter():
             self.repls.append(repl)
             return super()._with(repl)
 
-    tool = Seen(KINDS["forkserver"]())
-    dispatcher = Dispatcher([tool])
+    tools = [Seen(repl), ShellTool(sandbox), FileReadTool(sandbox)]
+    calls = [("python", {"code": "2"}), ("shell", {"command": "echo on"}), ("file_read", {"path": "f"})]
+    dispatcher = Dispatcher(tools)
     async with dispatcher.session("t") as session:
-        await session.run([ParsedCall("python", {"code": "x = 1"}, "c0")])
-        pid = await marked(tool.repls[0])
-        os.kill(pid, signal.SIGKILL)
-        await gone(pid)
-        statuses = []
-        for number in range(2):
-            (result,) = await session.run([ParsedCall("python", {"code": "1 + 1"}, f"c{number + 1}")])
-            statuses.append(result.status)
+        for name, args in calls:
+            await session.run([ParsedCall("shell", {"command": "echo text > f"}, "c0")])
+            await session.run([ParsedCall("python", {"code": "x = 1"}, "c1")])
+            supervisor = parent(await marked(Seen.repls[-1]))
+            os.kill(supervisor, signal.SIGKILL)
+            await gone(supervisor)
+            (result,) = await session.run([ParsedCall(name, args, "c2")])
+            assert result.status is not Status.INFRA, (name, result)
     await dispatcher.close()
-    assert statuses == [Status.INFRA, Status.OK]

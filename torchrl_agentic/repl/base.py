@@ -13,7 +13,7 @@ from torchrl_agentic.sandbox import Sandbox
 ReplStatus = Literal["ok", "error", "timeout", "died", "limit"]
 KEPT = "interpreter state is kept"
 LOST = "interpreter state was lost (files in /work are kept)"
-KILLED = f"the interpreter was killed from outside while no code ran; {LOST}, and the code was not run"
+ALL_LOST = "interpreter state and all files were lost"
 REPLAY_S = 60.0
 """How long each cell may take when cells are run again for a clone."""
 
@@ -110,13 +110,14 @@ class Repl(metaclass=Interface, members=("sandbox", "open", "close", "execute", 
         at the next call. Either way the result says so. Cancelling does the same.
 
         An interpreter that ends while a cell runs was ended by that cell: the result has the status "died".
-        One that gets SIGKILL between two cells was killed from outside, say by the kernel for want of memory:
-        the next call raises `InfrastructureError` without running its code, and a new interpreter serves the
-        call after that. If the last cell left threads or processes, or the system does not show whether it
-        did, the code counts as the cause here too, and the next result says that state was lost.
+        One that ends between two cells was ended by what they left, say a timer: the next result says that
+        state was lost. Either way a new interpreter serves the next call. Whether somebody else killed it
+        cannot be told from inside a sandbox, so only losses that no code inside can cause are errors.
 
         Raises:
-            InfrastructureError: the interpreter or its sandbox was lost through no fault of the code.
+            InfrastructureError: The interpreter or its sandbox was lost before any code had run in it, or was
+                ended by what lies outside of the sandbox. The code was not run to its end; the next call gets
+                a new interpreter.
         """
 
     @abstractmethod

@@ -59,7 +59,7 @@ class ForkServerRepl(SupervisedRepl):
             raise
         for clone in clones:
             clone._opened = clone.owns_sandbox = clone._sandbox.interpreter_taken = True
-            clone.cells, clone._untold = list(self.cells), self._untold
+            clone.cells, clone._untold = list(self.cells), self._untold or self._losses != self.sandbox.losses
             await clone._lock.acquire()  # nobody else has it
         cloning = asyncio.create_task(self._clone(clones))
         for one in (self, *clones):
@@ -103,10 +103,26 @@ class ForkServerRepl(SupervisedRepl):
 
     async def _live(self) -> Link:
         self._check_open()
-        return await self._sandbox.link()  # another one after each cloning
+        link = await self._whole_link()  # another one after each cloning
+        self._sandbox.has_run_code = True
+        return link
+
+    def _current(self) -> Link | None:
+        return self._sandbox.connection
+
+    async def _judge(self, link: Link) -> None:
+        await self._whole_link()
+
+    async def _whole_link(self) -> Link:
+        try:
+            return await self._sandbox.link()
+        except SandboxError:
+            self._take_loss()  # the error tells of it
+            raise
 
     async def _begin(self) -> None:
         self._sandbox.take_interpreter()
+        self._losses = self._sandbox.losses
 
     async def _end(self) -> None:
         await to_the_end(self._free())

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
-from torchrl_agentic.repl.base import KEPT, KILLED, LOST, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import ALL_LOST, KEPT, LOST, ReplResult, ReplStatus
 from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
@@ -90,6 +90,7 @@ class JupyterRepl(SerialRepl):
         self._live: KernelLink | None = None
         self._seq = 0
         self._running = 0
+        self._losses = 0  # how many of the sandbox's have been told
 
     def fresh(self, sandbox: Sandbox | None = None) -> JupyterRepl:
         """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
@@ -112,8 +113,15 @@ class JupyterRepl(SerialRepl):
 
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
         """Run a cell. Where the kernel was lost, starting a new one does not count."""
+        try:
+            live = await self._ready()
+        except _NoStart as error:  # what earlier code has left is in the way of the new one
+            if not self._seq:
+                raise
+            _, lost = self._take_loss()
+            message = f"{error}; {lost}, and the code was not run"
+            return ReplResult(status="died", message=message, state_lost=True)
         self.cells.append(code)
-        live = await self._ready()
         self._seq += 1
         self._running = self._seq
         answer = Answer(self._seq, self.sandbox.limits.output_bytes)
@@ -127,18 +135,16 @@ class JupyterRepl(SerialRepl):
             self._running = 0
 
     async def _ready(self) -> KernelLink:
-        """Give the kernel; a new one if there is none or it has ended since the last call.
+        """Return the kernel; a new one if there is none or it has ended since the last call.
 
         Raises:
-            InfrastructureError: If it was killed from outside since the last call.
+            InfrastructureError: If it was ended from outside its sandbox since the last call.
         """
         if self._live is not None and self._live.ended.done():
-            outside = self._live.was_killed_idle
-            self._untold = not outside
+            ended = self._live.ended.result()
+            self._untold = self._seq > 0
             await self._end()
-            if outside:
-                self.cells.pop()
-                raise InfrastructureError(KILLED)
+            await self._check_cause(ended)
         if self._live is None:
             self._live = await self._start()
         return self._live
@@ -153,24 +159,24 @@ class JupyterRepl(SerialRepl):
         except TimeoutError:
             stopped = f"Execution exceeded {timeout:g} s and was stopped"
             if not await self._stop(live, answer, GRACE_S):
-                return await self._lost(answer, "timeout", f"{stopped}; {LOST}")
+                return await self._lost(answer, "timeout", stopped)
             return self._told(answer, "timeout", f"{stopped}; {KEPT}")
         except EOFError:
             ended = await live.how_it_ended(GRACE_S)
-            if "sandbox" in ended:
-                self._untold = True
+            if live.ended.done():
+                how_exactly = live.ended.result()
                 await self._end()
-                raise InfrastructureError(f"the interpreter ended: {ended}") from None
-            return await self._lost(answer, "died", f"The interpreter ended ({ended}); {LOST}")
+                await self._check_cause(how_exactly)
+            return await self._lost(answer, "died", f"The interpreter ended ({ended})")
         except BadMessage as error:
-            return await self._lost(answer, "died", f"The interpreter broke off ({error}); {LOST}")
+            return await self._lost(answer, "died", f"The interpreter broke off ({error})")
         match answer.status:
             case "ok":
                 return self._told(answer, "ok", "")
             case "died":
-                return await self._lost(answer, "died", f"The interpreter ended ({answer.how}); {LOST}")
+                return await self._lost(answer, "died", f"The interpreter ended ({answer.how})")
             case _:
-                message = f"The interpreter broke off (its messages do not come through); {LOST}"
+                message = "The interpreter broke off (its messages do not come through)"
                 return await self._lost(answer, "died", message)
 
     async def _stop(self, live: KernelLink, answer: Answer, grace_s: float) -> bool:
@@ -192,17 +198,32 @@ class JupyterRepl(SerialRepl):
     async def _lost(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
         self._untold = True  # unless this gets through
         await self._end()
-        self._untold = False
-        return answer.result(status, message, lost=True)
+        _, lost = self._take_loss()
+        return answer.result(status, f"{message}; {lost}", lost=True)
 
     def _told(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
-        lost, self._untold = self._untold, False
-        if lost:
-            message = f"{message}\n" * bool(message) + f"Before this call, {LOST}"
-        return answer.result(status, message, lost=lost)
+        untold, lost = self._take_loss()
+        if untold:
+            message = f"{message}\n" * bool(message) + f"Before this call, {lost}"
+        return answer.result(status, message, lost=untold)
+
+    def _take_loss(self) -> tuple[bool, str]:
+        """Return whether a loss is to be told, and what was lost; from now on it counts as told."""
+        emptied = self.sandbox.losses != self._losses
+        untold, self._untold, self._losses = self._untold or emptied, False, self.sandbox.losses
+        return untold, ALL_LOST if emptied else LOST
+
+    async def _check_cause(self, ended: str) -> None:
+        """Raise InfrastructureError if no code inside can have ended the kernel, which ended so."""
+        if await self.sandbox.was_ended_outside(ended):
+            _, lost = self._take_loss()
+            raise InfrastructureError(
+                f"the interpreter was lost: its sandbox was {ended} from outside; {lost}"
+            )
 
     async def _begin(self) -> None:
         self._live = await self._start()
+        self._losses = self.sandbox.losses
 
     async def _start(self) -> KernelLink:
         sources = files("torchrl_agentic.repl")
@@ -223,7 +244,7 @@ class JupyterRepl(SerialRepl):
             raise
         if reason:
             await live.end()
-            raise SandboxError(reason)
+            raise _NoStart(reason)
         return live
 
     async def _end(self) -> None:
@@ -233,6 +254,10 @@ class JupyterRepl(SerialRepl):
 
     def __repr__(self) -> str:
         return f"JupyterRepl({self.sandbox!r})"
+
+
+class _NoStart(SandboxError):
+    """A kernel does not start in a sandbox that works."""
 
 
 def sandbox_for_kernels() -> Sandbox:

@@ -55,8 +55,6 @@ ANSWER_S = 5.0
 NUDGE_S = 0.05
 """How long after an interrupt, and after each nudge, the kernel is nudged again."""
 NUDGES = 20
-KILLED_IDLE = 77
-"""Our exit code where the kernel was killed from outside while no cell ran; also in `kernel_link.py`."""
 
 
 class Output:
@@ -120,8 +118,6 @@ class Courier:
         self.loop = asyncio.get_running_loop()
         self.cell: Cell | None = None
         self.ready = False
-        self.threads = 0  # of a kernel that has run no cell
-        self.left_running = False
         self.tasks: list[asyncio.Task[None]] = []
         self.heard: set[str] = set()
         self.client: AsyncKernelClient
@@ -151,7 +147,6 @@ class Courier:
             self.ask("kernel_info_request", {})
             await asyncio.sleep(0.05)
         self.ready = True
-        self.threads = self.count_threads()
         # Both sides have their sockets open: nobody needs their names any more.
         shutil.rmtree(folder, ignore_errors=True)
         for output in self.out.values():
@@ -193,25 +188,7 @@ class Courier:
             fail("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
         elif self.cell is not None:
             self.finish(self.cell, status="died", code=code)
-        elif code == -signal.SIGKILL and not self.left_running:
-            os._exit(KILLED_IDLE)
         os._exit(0)
-
-    def count_threads(self) -> int:
-        """Return the number of threads of the kernel; 0 if that cannot be seen."""
-        try:
-            return len(os.listdir(f"/proc/{self.kernel.pid}/task"))
-        except OSError:
-            return 0
-
-    def look_around(self) -> None:
-        """Note whether a cell has left threads or processes, which may kill the kernel later."""
-        others = {str(os.getpid()), str(self.kernel.pid)}
-        try:
-            alone = all(name in others for name in os.listdir("/proc") if name.isdigit())
-        except OSError:
-            alone = False
-        self.left_running = not alone or not 0 < self.count_threads() <= self.threads
 
     def listen(
         self, receive: Callable[[], Coroutine[Any, Any, Fields]], take: Callable[[str, Fields, Cell], None]
@@ -339,7 +316,6 @@ class Courier:
         if self.cell is not cell:
             return
         self.cell = None
-        self.look_around()
         for name, output in self.out.items():
             data, omitted = output.take()
             for start in range(0, len(data), PIECE):

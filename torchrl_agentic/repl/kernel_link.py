@@ -24,8 +24,6 @@ from torchrl_agentic.sandbox.process import exit_or_signal, how
 MAX_FRAME = 4 << 20
 """The longest frame that we accept, in bytes."""
 MAX_TEXTS, MAX_TEXT = 20, 16384
-KILLED_IDLE = 77
-"""The exit code of a client whose kernel was killed from outside while no cell ran."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -36,12 +34,6 @@ class KernelLink:
         self.process = process
         self.ended = asyncio.ensure_future(process.wait())
         self._data = bytearray()
-
-    @property
-    def was_killed_idle(self) -> bool:
-        """Whether the kernel, or its sandbox, was killed from outside while no cell ran."""
-        ended = self.ended.result()
-        return ended == f"exit code {KILLED_IDLE}" or not ended.startswith("exit code")
 
     async def ask(self, message: dict[str, Any]) -> None:
         """Send a frame; EOFError if nobody reads it."""

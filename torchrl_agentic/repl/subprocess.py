@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.repl.base import ReplResult
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
 from torchrl_agentic.sandbox.adapt import ensure_sandbox
 from torchrl_agentic.sandbox.bundle import BOOT, start_message
 from torchrl_agentic.sandbox.link import Link
+from torchrl_agentic.sandbox.process import END_S
 from torchrl_agentic.sandbox.supervision import supervisor_settings
 
 
@@ -47,10 +51,42 @@ class SubprocessRepl(SupervisedRepl):
         """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
         return SubprocessRepl(sandbox or self.sandbox.fresh(), python_argv=self._python_argv, seed=self.seed)
 
+    async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
+        try:
+            return await super()._run(code, timeout, left)
+        except _NoStart as error:  # what earlier code has left is in the way of the new one
+            if not self._has_run:
+                raise
+            _, lost = self._take_loss()
+            message = f"{error}; {lost}, and the code was not run"
+            return ReplResult(status="died", message=message, state_lost=True)
+
     async def _live(self) -> Link:
         self._check_open()
+        if self._link is not None and self._link.is_lost:
+            await self._judge(self._link)
+            self._untold = self._has_run
+        if self._link is None:
+            await self._begin()
         assert self._link is not None
         return self._link
+
+    def _current(self) -> Link | None:
+        return self._link
+
+    async def _judge(self, link: Link) -> None:
+        process, self._process, self._link = self._process, None, None
+        ended = ""
+        if process is not None:
+            with contextlib.suppress(TimeoutError, SandboxError):  # where it lives on, we end it
+                async with asyncio.timeout(END_S):
+                    ended = await process.wait()
+            await process.kill()
+        if link.cause is not None:
+            raise link.cause
+        if await self.sandbox.was_ended_outside(ended):
+            _, lost = self._take_loss()
+            raise SandboxError(f"the interpreter was lost: its sandbox was {ended} from outside; {lost}")
 
     async def _begin(self) -> None:
         argv = (*(self._python_argv or self.sandbox.python_argv), "-s", "-B", "-c", BOOT)
@@ -63,18 +99,22 @@ class SubprocessRepl(SupervisedRepl):
         except (SandboxError, EOFError):
             await process.kill()
             said = process.errors().strip() or await process.wait()
-            raise SandboxError(f"Python does not start inside: {said}") from None
+            raise _NoStart(f"Python does not start inside: {said}") from None
         except BaseException:
             await process.kill()
             raise
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._link = self._process, None, None
         if process is not None:
             await process.kill()
 
     def __repr__(self) -> str:
         return f"SubprocessRepl({self.sandbox!r})"
+
+
+class _NoStart(SandboxError):
+    """Python does not start in a sandbox that has."""
 
 
 class _ProcessStream:

@@ -7,11 +7,11 @@ import contextlib
 from abc import abstractmethod
 from typing import Any
 
-from torchrl_agentic.errors import InfrastructureError, SandboxError
-from torchrl_agentic.repl.base import KEPT, KILLED, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.repl.base import ALL_LOST, KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.images import MAX_IMAGES, is_image
 from torchrl_agentic.repl.serial import SerialRepl
-from torchrl_agentic.sandbox.link import Link
+from torchrl_agentic.sandbox.link import Link, LinkLost
 from torchrl_agentic.sandbox.supervision import FLOOD_BYTES, GRACE_S
 from torchrl_agentic.sandbox.uncancelled import to_the_end
 
@@ -24,70 +24,121 @@ Answer = tuple[dict[str, Any], list[bytes]]
 
 
 class SupervisedRepl(SerialRepl):
-    """An interpreter behind a `Link`."""
+    """An interpreter behind a `Link`. Where that is lost, the next call gets a new supervisor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses = 0  # how many of the sandbox's have been told
+        self._has_run = False
 
     @abstractmethod
     async def _live(self) -> Link:
-        """Give the connection with the supervisor.
+        """Return the connection with the supervisor, a new one if it was lost.
 
         Raises:
-            InfrastructureError: the interpreter is not open.
+            InfrastructureError: The interpreter is not open, or was lost through no fault of code inside.
+        """
+
+    @abstractmethod
+    def _current(self) -> Link | None:
+        """Return the connection with the supervisor as it is, whole or lost."""
+
+    @abstractmethod
+    async def _judge(self, link: Link) -> None:
+        """Give up the supervisor behind a connection that is lost.
+
+        Raises:
+            InfrastructureError: No code inside can have caused the loss.
         """
 
     async def restart(self) -> None:
         """Forget all that was defined."""
         async with self._lock:
-            await (await self._live()).ask("restart")
+            link = await self._live()
+            try:
+                await link.ask("restart")
+            except LinkLost:
+                await self._judge(link)
             self.cells.clear()
-            self._untold = False
+            self._take_loss()
 
     async def interrupt(self) -> None:
         """Stop the code that runs now."""
-        await (await self._live()).ask("stop_cell", why="")
+        self._check_open()
+        link = self._current()
+        if link is not None:
+            with contextlib.suppress(LinkLost):
+                await link.ask("stop_cell", why="")
 
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
-        header, fields = await self._ask(await self._live(), code, left)
-        if header.get("killed"):
-            self.cells.pop()
-            self._untold = False
-            raise InfrastructureError(KILLED)
+        link = await self._live()
+        self.cells.append(code)
+        self._has_run = True
+        try:
+            header, fields = await self._ask(link, code, left)
+        except TimeoutError:
+            # Code can stop or starve its supervisor, which may be of the same user.
+            stopped = f"Execution exceeded {timeout:g} s and was stopped"
+            return await self._lost(link, stopped, "timeout")
+        except SandboxError as error:
+            return await self._lost(link, f"The interpreter ended ({error})", "died")
         return self._result(header, fields, timeout)
 
     async def _ask(self, link: Link, code: str, timeout: float | None) -> Answer:
-        """Send a cell and wait for its answer; a cancelled one is stopped first."""
-        self.cells.append(code)
+        """Send a cell and wait for its answer; a cancelled one is stopped first.
+
+        Raises:
+            TimeoutError: The supervisor does not answer.
+            SandboxError: The supervisor is gone, or could start no interpreter.
+        """
         data = code.encode("utf-8", "surrogatepass")
         answer = asyncio.ensure_future(link.ask("cell", data, timeout_s=timeout))
         patience = None if timeout is None else timeout + GRACE_S + MARGIN_S
         try:
             async with asyncio.timeout(patience):
                 return await asyncio.shield(answer)
-        except TimeoutError:
-            await link.close()
-            raise InfrastructureError("the interpreter's supervisor does not answer") from None
         except asyncio.CancelledError:
             await to_the_end(self._give_up(link, answer), however_often=True)
             raise
 
+    async def _lost(self, link: Link, message: str, status: ReplStatus) -> ReplResult:
+        """Make the result of a cell whose supervisor was lost, or does not do what is asked of it."""
+        await link.close()
+        try:
+            await self._judge(link)
+        except BaseException:
+            self.cells.pop()
+            raise
+        _, lost = self._take_loss()
+        timed_out = status == "timeout"
+        return ReplResult(message=f"{message}; {lost}", status=status, timed_out=timed_out, state_lost=True)
+
+    def _take_loss(self) -> tuple[bool, str]:
+        """Return whether a loss is to be told, and what was lost; from now on it counts as told."""
+        emptied = self.sandbox.losses != self._losses
+        untold, self._untold, self._losses = self._untold or emptied, False, self.sandbox.losses
+        return untold, ALL_LOST if emptied else LOST
+
     async def _give_up(self, link: Link, answer: asyncio.Future[Answer]) -> None:
         with contextlib.suppress(SandboxError):
             await link.begin("stop_cell", why="cancelled")
-            done, _ = await asyncio.wait((answer,), timeout=GRACE_S + MARGIN_S)
-            if not done:
-                await link.close()
-            elif answer.exception() is None and "how" in answer.result()[0]:
-                self._untold = True
+            await asyncio.wait((answer,), timeout=GRACE_S + MARGIN_S)
+        if not answer.done() or answer.exception() is not None:
+            answer.cancel()
+            await link.close()  # the next call finds it lost
+        elif "how" in answer.result()[0]:
+            self._untold = True
 
     def _result(self, header: dict[str, Any], fields: list[bytes], timeout: float | None) -> ReplResult:
         out, err, background, *answer = fields
         value, *error = answer[:4] if answer else (b"", b"", b"", b"")
         stopped, how = header["stopped"], header.get("how")
-        lost_before = header["lost_before"] or self._untold
-        self._untold = False
+        untold, lost = self._take_loss()
+        lost_before = header["lost_before"] or untold
         raised = ReplError(*map(_text, error)) if error[0] and not stopped else None
         messages = [_message(stopped, how, timeout, self.sandbox.limits.memory_total_bytes)]
         if lost_before:
-            messages.append(f"Before this call, {LOST}")
+            messages.append(f"Before this call, {lost}")
         return ReplResult(
             stdout=out.decode("utf-8", "replace"),
             stderr=err.decode("utf-8", "replace"),

@@ -27,6 +27,7 @@ CLAIMS: Mapping[str, str] = {
     "terminal": "use terminals of the trainer or of another sandbox",
     "memory": "take more memory than its limits",
     "cpu": "take more processor time than its limits",
+    "leftover_cpu": "take more processor time than the limit with what a cell leaves running behind it",
     "processes": "run more processes than its limits",
     "file_size": "take more space in files than its limits",
     "daemons": "let processes outlive the command that started them by leaving its session",
@@ -100,6 +101,8 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
     """Whether it can be cloned with the memory of what runs in it; where not, cells are run again."""
     files: ClassVar[bool] = True
     """Whether what one command writes into /work is there for the next one."""
+    losses: int = 0
+    """How often all that it held was lost, files too; each time it went on empty."""
     cannot: ClassVar[frozenset[str]] = frozenset()
     """What it does not stop, of `CLAIMS`. The conformance cases hold it to all the rest."""
 
@@ -158,6 +161,14 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
         Raises:
             SandboxError: the sandbox failed.
         """
+
+    async def was_ended_outside(self, ended: str) -> bool:
+        """Return whether something outside ended a process of `spawn`, for sure: code inside cannot.
+
+        Args:
+            ended: How it ended, from `Process.wait`.
+        """
+        return False
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes) -> None:

@@ -9,6 +9,7 @@ Stops:
 - one process using more memory, processor time or file size than its limits; more processes than its limit
 - output without end costing the trainer memory
 Does not stop:
+- a cell and its threads using the processor up to its deadline; many short processes behind one another
 - many processes together using max_processes × memory_bytes where no control group can be made
 - many files together filling the host's disk
 - locks on files below /usr, which others who lock them notice
@@ -147,6 +148,8 @@ class BubblewrapSandbox(FolderSandbox):
         finally:
             with os.fdopen(status_fd, "rb") as status:
                 code = _exit_code(status.read(1 << 16))
+        if ended.code is not None and code is None and self._has_run_out:
+            return result_of(ended, -9)  # bwrap is of that group
         if ended.code is not None and code is None:
             # bwrap writes an exit code if and only if the program inside ran: this failure is ours.
             raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
@@ -163,6 +166,15 @@ class BubblewrapSandbox(FolderSandbox):
                 command, env=env_inside(limits), pass_fds=fds, drop_root=True, group=self._group
             )
         return self._keep(served)
+
+    async def was_ended_outside(self, ended: str) -> bool:
+        """Return whether bubblewrap, which lies outside, got a signal, and not for want of memory inside."""
+        return ended.startswith("killed by") and not self._has_run_out
+
+    @property
+    def _has_run_out(self) -> bool:
+        """Whether something in our control group was killed since all of it took too much memory."""
+        return self._group is not None and self._group.killed > 0
 
     @property
     def python_argv(self) -> tuple[str, ...]:

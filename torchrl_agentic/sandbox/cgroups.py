@@ -107,6 +107,15 @@ class MemoryGroup:
         """Whether no process is in it."""
         return not (self._folder / "cgroup.procs").read_text()
 
+    @property
+    def killed(self) -> int:
+        """How many of its processes the kernel has killed for want of memory; 0 where it does not say."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._events.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return 0
+
     def remove(self, patience_s: float = _PATIENCE_S) -> None:
         """Remove it once its processes are gone, or leave it after `patience_s`."""
         until = time.monotonic() + patience_s

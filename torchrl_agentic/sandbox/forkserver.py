@@ -9,17 +9,18 @@ Stops:
 - the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
 - gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
 - typing into the trainer's terminal; reading the trainer's environment, arguments or open files
-- one process using more memory or file size than its limits; a command more processor time
+- one process using more memory or file size than its limits; a command, or a process or thread that a cell
+  leaves, more processor time: what a cell leaves is looked at at least four times in the time of its limit
 - all processes of a trajectory together, with its files and the kernel's own memory for it, using more memory
   than their limit, where a control group can be made
-- more processes, or more bytes and files in /work, /tmp and /dev/shm, than the limits
+- more processes, or more bytes and files in /work, /tmp and /dev/shm together, than the limits
 - output without end costing the trainer memory or time
 - forged or broken messages doing more than spoiling the answer to the cell that sent them
 Does not stop:
 - where no control group can be made, memory that no process maps: what is mapped is looked at five times a
   second
 - locks on files below /usr, which others who lock them notice
-- a cell or its background threads using the processor up to its deadline
+- a cell and its threads using the processor up to its deadline; many short processes behind one another
 - trajectories noticing each other by the load they cause; all of a zygote ending with it
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
@@ -34,6 +35,7 @@ import logging
 import math
 import os
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -45,7 +47,7 @@ from torchrl_agentic.sandbox.inside import namespaces, rights
 from torchrl_agentic.sandbox.inside.files import WORK, inside, located
 from torchrl_agentic.sandbox.inside.mounts import FOLDERS
 from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.link import Link, SocketStream
+from torchrl_agentic.sandbox.link import Link, LinkLost, SocketStream
 from torchrl_agentic.sandbox.process import Streams, connected, how
 from torchrl_agentic.sandbox.python import env_inside, find_python, python_inside
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, below, check_roots
@@ -57,6 +59,8 @@ from torchrl_agentic.sandbox.zygotes import START_S, Kind, Pool, Trajectory, poo
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
+ZYGOTE_S = 0.5
+"""How much later than its trajectories the end of a zygote may show."""
 CLONES_AT_ONCE = 8
 """More are made in several goes: all of them count against the limit of processes meanwhile."""
 PRELOADED = ("numpy",)
@@ -65,6 +69,8 @@ OPEN_FILES = 256
 """How many files a process may have open; with those that it may have sent, less than its user may have."""
 OURS = 1
 """How many processes are not the code's: the supervisor, or that which starts a command."""
+ALL_GONE = "all that ran in it and all its files are gone"
+_NO_START = 126
 _ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, IsADirectoryError, PermissionError)}
 _NESTED = ("--dir", WORK, "--chdir", "/", "--remount-ro", "/", "--")
 
@@ -100,6 +106,11 @@ class ForkServerSandbox(Sandbox):
         self._trajectory: Trajectory | None = None
         self._stream: SocketStream | None = None
         self._link: Link | None = None
+        self._renewing = asyncio.Lock()
+        self._reopens = False
+        """Whether the lost one has been cleared away, and no fresh one has come yet."""
+        self.has_run_code = False
+        """Whether anything of the model's has run in it, which may then be the cause of a loss."""
         self.interpreter_taken = False
         self.has_live_clone = False
         """Whether the interpreter here is the copy of another sandbox's; known when it is `settled`."""
@@ -122,18 +133,53 @@ class ForkServerSandbox(Sandbox):
     @property
     def is_open(self) -> bool:
         """Whether it can be used."""
-        return self._link is not None or self.cloning is not None
+        return self._link is not None or self._reopens or self.cloning is not None
+
+    @property
+    def connection(self) -> Link | None:
+        """The connection with the supervisor as it is, whole or lost; None while there is none."""
+        return self._link
 
     async def link(self) -> Link:
-        """Give the connection with the supervisor inside; wait for it while a copy is made.
+        """Return the connection with the supervisor inside; wait for it while a copy is made.
+
+        Where that was lost, a fresh trajectory takes the place of the lost one, without its files.
 
         Raises:
-            SandboxError: the sandbox is not open, or could not become a copy.
+            SandboxError: The sandbox is not open, could not become a copy, or was lost through no fault of
+                code inside: then the next call gets the fresh one.
         """
         await self.settled()
+        if self._reopens or (self._link is not None and self._link.is_lost):
+            await self._renew()
         if self._link is None:
             raise SandboxError(self.lost or "the sandbox is not open: use 'async with', or call open() first")
         return self._link
+
+    async def _renew(self) -> None:
+        """Go on with a fresh trajectory, unless somebody else has seen to that.
+
+        Raises:
+            SandboxError: The lost one ended with its zygote, which nothing inside can reach, or before
+                anything of the model's had run in it; or there can be no fresh one.
+        """
+        async with self._renewing:
+            is_innocent = False
+            if self._link is not None and self._link.is_lost:
+                assert self._trajectory is not None
+                is_innocent = not self.has_run_code or await self._trajectory.zygote.has_ended(ZYGOTE_S)
+                await to_the_end(self._close())
+                self.losses += 1
+                self.has_run_code, self._reopens = False, True
+            if self._reopens:
+                await self._open()
+                if not self._reopens:  # it was closed meanwhile
+                    await self.close()
+                self._reopens = False
+            if is_innocent:
+                raise SandboxError(
+                    "the sandbox was lost from outside, with all that it held; a fresh one is there"
+                )
 
     async def settled(self) -> None:
         """Wait until nothing is being copied, unless it is for the copying that this is asked."""
@@ -142,26 +188,29 @@ class ForkServerSandbox(Sandbox):
 
     async def open(self) -> None:
         """Fork a trajectory, or take one that stands ready."""
-        if self.is_open:
-            return
+        if not self.is_open:
+            await self._open()
+
+    async def _open(self) -> None:
         reason = self.lost or cannot_work()
         if reason:
             raise SandboxError(reason)
         self._pool = pool_of(_kind(self.limits, self.preload))
-        self._connect(await self._pool.acquire())
+        link = self._connect(await self._pool.acquire())
         try:
             async with asyncio.timeout(START_S):
-                await (await self.link()).ask("start", seed=self.seed)
+                await link.ask("start", seed=self.seed)
         except TimeoutError:
-            await self.close()
+            await to_the_end(self._close())
             raise SandboxError("an interpreter does not start") from None
         except BaseException:
-            await self.close()
+            await to_the_end(self._close())
             raise
         self._pool.refill()
 
     async def close(self) -> None:
         """End all processes; with them go all files."""
+        self._reopens = False
         await to_the_end(self._close())
 
     async def _close(self) -> None:
@@ -192,18 +241,30 @@ class ForkServerSandbox(Sandbox):
     ) -> SandboxResult:
         """Run one command to its end, as process 1's child in a PID namespace of its own."""
         effective, link = self.limits.narrow(limits), await self.link()
-        with _memory_file(stdin) as fds:
-            header = self._command(argv, effective, cwd)
-            number, answer = await link.begin("command", fds=fds, **header)
+        had_run, self.has_run_code = self.has_run_code, True
+        began = time.monotonic()
         try:
-            found, fields = await asyncio.shield(answer)
-        except asyncio.CancelledError:
-            await asyncio.shield(_stop(link, number, answer))
-            raise
+            with _memory_file(stdin) as fds:
+                header = self._command(argv, effective, cwd)
+                number, answer = await link.begin("command", fds=fds, **header)
+            try:
+                found, fields = await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                await asyncio.shield(_stop(link, number, answer))
+                raise
+        except LinkLost:
+            await self.link()
+            return SandboxResult("", f"[the sandbox ended: {ALL_GONE}]", -9, time.monotonic() - began)
+        except SandboxError as error:
+            if not had_run:
+                raise
+            return SandboxResult("", f"[{error}]", _NO_START, time.monotonic() - began)
         stdout, stderr = (field.decode("utf-8", "replace") for field in fields)
         code, stopped = found["code"], found["stopped"]
         if not found["started"] and not stopped:
-            raise SandboxError(f"a command could not be started: {stderr.strip() or 'no reason given'}")
+            if not had_run:
+                raise SandboxError(f"a command could not be started: {stderr.strip() or 'no reason given'}")
+            stderr += "\n[the command was ended before it began]"
         if stopped == "memory":
             total = self.limits.memory_total_bytes or 0
             stderr += f"\n[stopped: all processes together used more than {total >> 20} MiB]"
@@ -221,23 +282,39 @@ class ForkServerSandbox(Sandbox):
         limits = replace(self.limits, cpu_seconds=None, wall_seconds=None)
         async with connected() as (standard, connection):
             header, link = self._command(argv, limits, None), await self.link()
+            self.has_run_code = True
             number, answer = await link.begin("command", fds=standard, **header)
         return _Spawned(link, number, answer, connection)
+
+    async def was_ended_outside(self, ended: str) -> bool:
+        """Return whether it ended with the whole sandbox, through no fault of code inside."""
+        try:
+            await self.link()
+        except SandboxError:
+            return True
+        return False
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""
         located(path, map(os.path.abspath, self.limits.fs_write_roots))
-        link = await self.link()
         with _memory_file(data) as fds:
-            _raise(await link.ask("write", fds=fds, path=path))
+            await self._ask_about_file("write", fds=fds, path=path)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         """Read a file inside, 64 MiB at most."""
         located(path, map(os.path.abspath, (*self.limits.fs_read_roots, *self.limits.fs_write_roots)))
-        wanted, link = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ), await self.link()
+        wanted = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ)
         with _memory_file(b"") as (fd,):
-            _raise(await link.ask("read", fds=[fd], path=path, max_bytes=wanted))
+            await self._ask_about_file("read", fds=[fd], path=path, max_bytes=wanted)
             return os.pread(fd, wanted, 0)
+
+    async def _ask_about_file(self, op: str, **request: Any) -> None:
+        """Ask for a file to be read or written; of the fresh trajectory if this one ends meanwhile."""
+        try:
+            answer = await (await self.link()).ask(op, **request)
+        except LinkLost:
+            answer = await (await self.link()).ask(op, **request)
+        _raise(answer)
 
     def take_interpreter(self) -> None:
         """Take the interpreter for oneself.
@@ -279,6 +356,7 @@ class ForkServerSandbox(Sandbox):
                 self._pool.release(*made)
                 if isinstance(error, asyncio.CancelledError):
                     await link.close()  # nobody says any more whether the interpreter is still there
+                    self.has_run_code = False  # and that is no fault of code inside
                 raise
         if "error" in found:
             self._pool.release(*made)
@@ -302,7 +380,7 @@ class ForkServerSandbox(Sandbox):
         clone = self.fresh()
         clone._pool = self._pool
         clone._connect(trajectory)
-        clone.has_live_clone = True
+        clone.has_live_clone, clone.has_run_code = True, self.has_run_code
         return clone
 
     def become(self, made: ForkServerSandbox) -> None:
@@ -310,16 +388,18 @@ class ForkServerSandbox(Sandbox):
         self._pool, self._trajectory = made._pool, made._trajectory
         self._stream, self._link = made._stream, made._link
         self.interpreter_taken, self.has_live_clone = made.interpreter_taken, made.has_live_clone
+        self.has_run_code = made.has_run_code
 
     @property
     def python_argv(self) -> tuple[str, ...]:
         """The command that starts Python inside."""
         return (python_inside(),)
 
-    def _connect(self, trajectory: Trajectory) -> None:
+    def _connect(self, trajectory: Trajectory) -> Link:
         self._trajectory = trajectory
         self._stream = SocketStream(trajectory.connection)
         self._link = Link(self._stream, output_bytes=self.limits.output_bytes)
+        return self._link
 
     def _command(self, argv: Sequence[str], limits: ResourceLimits, cwd: str | None) -> dict[str, Any]:
         return {
@@ -349,7 +429,10 @@ class _Spawned(Streams):
 
     async def wait(self) -> str:
         """Wait until it has ended, and say how."""
-        found, _ = await asyncio.shield(self._answer)
+        try:
+            found, _ = await asyncio.shield(self._answer)
+        except SandboxError:
+            return "lost with its sandbox"
         return how(-9 if found["code"] is None else found["code"])
 
 
@@ -399,7 +482,7 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
     assert program is not None  # without a filter for this processor, the canary fails
     python = find_python()
     shown = () if python is None or python[1] is None else (python[1],)
-    roots = below((*shown, *limits.fs_read_roots, *limits.fs_write_roots), [path for path, _ in FOLDERS])
+    roots = below((*shown, *limits.fs_read_roots, *limits.fs_write_roots), FOLDERS)
     return Kind(
         command=(
             bubblewrap.bwrap(),

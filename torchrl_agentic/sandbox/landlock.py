@@ -13,6 +13,7 @@ Stops:
 - output without end costing the trainer memory
 Does not stop:
 - learning of any path whether it exists, its size and its owner; of any process, that it exists
+- what a cell leaves running taking processor time as long as its interpreter lives
 - changing rights, times and attributes of files by their path, where the user is the trainer's: not as root
 - with the network "full": the host's loopback, its abstract sockets with Landlock before version 6, its
   sockets by path
@@ -81,7 +82,7 @@ class LandlockSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "landlock"
-    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_metadata"})
+    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_metadata", "leftover_cpu"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
     _version = 0
 

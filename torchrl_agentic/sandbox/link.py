@@ -22,6 +22,20 @@ Header = dict[str, Any]
 Answer: TypeAlias = "asyncio.Future[tuple[Header, list[bytes]]]"
 
 
+class LinkLost(SandboxError):
+    """The other side of a link is gone, says what makes no sense, or was given up.
+
+    Code inside can bring that about, unless `cause` says otherwise.
+
+    Attributes:
+        cause: Error of the stream itself, say of a remote service; None if the stream merely ended.
+    """
+
+    def __init__(self, cause: SandboxError | None = None) -> None:
+        super().__init__("the sandbox was lost" if cause is None else f"the sandbox was lost: {cause}")
+        self.cause = cause
+
+
 class Stream(Protocol):
     """What a link sends and receives over."""
 
@@ -98,7 +112,14 @@ class Link:
         self._count = 0
         self._sending = asyncio.Lock()
         self._ended = False
+        self.cause: SandboxError | None = None
+        """Error of the stream that it was lost by, if that was the cause; see `LinkLost`."""
         self._reader = asyncio.create_task(self._read())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._ended
 
     async def ask(
         self, op: str, *fields: bytes, fds: Sequence[int] = (), **header: Any
@@ -106,7 +127,8 @@ class Link:
         """Send a request and wait for its answer.
 
         Raises:
-            SandboxError: the other side is gone, or ends meanwhile.
+            LinkLost: The other side is gone, or ends meanwhile.
+            SandboxError: The other side could not do it.
             ValueError: the request is too long.
         """
         return await (await self.begin(op, *fields, fds=fds, **header))[1]
@@ -117,10 +139,11 @@ class Link:
         """Send a request; give its number, and the answer to come.
 
         Raises:
-            SandboxError: the other side is gone.
+            LinkLost: The other side is gone.
+            SandboxError: Nothing was sent, but something may be later.
         """
         if self._ended:
-            raise SandboxError("the sandbox was lost")
+            raise LinkLost(self.cause)
         self._count += 1
         number = self._count
         body = json.dumps({**header, "op": op, "id": number, "files": len(fds)}).encode("ascii")
@@ -135,7 +158,7 @@ class Link:
         except (OSError, EOFError):
             self._sending.release()
             self._lose()
-            raise SandboxError("the sandbox was lost") from None
+            raise LinkLost from None
         except BaseException:
             self._sending.release()
             raise
@@ -167,23 +190,40 @@ class Link:
 
     async def _read(self) -> None:
         answers = Splitter(self._max_answer)
-        with contextlib.suppress(OSError, EOFError, BadMessage):
+        try:
             while data := await self._stream.receive():
-                for body, *fields in answers.feed(data):
-                    header = json.loads(body)
-                    waiting = self._waiting.pop(header["id"], None)
-                    if waiting is None or waiting.done():
-                        continue
-                    if "failed" in header:
-                        waiting.set_exception(SandboxError(f"the sandbox could not {header['failed']}"))
-                    else:
-                        waiting.set_result((header, fields))
-        self._lose()
+                for message in answers.feed(data):
+                    self._take(message)
+        except SandboxError as error:
+            self.cause = error
+        except (OSError, EOFError, BadMessage):
+            pass
+        finally:
+            self._lose()
+
+    def _take(self, message: list[bytes]) -> None:
+        """Hand an answer to whoever asked.
+
+        Raises:
+            BadMessage: It is no answer.
+        """
+        try:
+            body, *fields = message
+            header = dict(json.loads(body))
+            waiting = self._waiting.pop(header["id"], None)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise BadMessage("no answer") from None
+        if waiting is None or waiting.done():
+            return
+        if "failed" in header:
+            waiting.set_exception(SandboxError(f"the sandbox could not {header['failed']}"))
+        else:
+            waiting.set_result((header, fields))
 
     def _lose(self) -> None:
         self._ended = True
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
-                answer.set_exception(SandboxError("the sandbox was lost"))
+                answer.set_exception(LinkLost(self.cause))
                 answer.exception()  # looked at, so that asyncio does not complain if nobody else does

@@ -13,6 +13,7 @@ Stops:
 - output without end costing the trainer memory
 Does not stop:
 - processes that leave their process group staying alive after the command has ended
+- what a cell leaves running taking processor time as long as its interpreter lives
 - using more memory than the limit, or more processes: macOS counts all of the user's
 - learning of any path whether it exists, its size and its owner
 - many files together filling the host's disk
@@ -75,7 +76,7 @@ class SeatbeltSandbox(FolderSandbox):
 
     name: ClassVar[str] = "seatbelt"
     cannot: ClassVar[frozenset[str]] = frozenset(
-        {"daemons", "file_locks", "host_metadata", "memory", "processes"}
+        {"daemons", "file_locks", "host_metadata", "leftover_cpu", "memory", "processes"}
     )
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 

@@ -19,6 +19,7 @@ def supervisor_settings(limits: ResourceLimits) -> dict[str, Any]:
     return {
         "limits": {},
         "memory_total_bytes": limits.memory_total_bytes,
+        "cpu_seconds": limits.cpu_seconds,
         "output_bytes": limits.output_bytes,
         "flood_bytes": FLOOD_BYTES,
         "grace_s": GRACE_S,

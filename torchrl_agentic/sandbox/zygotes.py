@@ -8,6 +8,7 @@ import collections
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from torchrl_agentic.sandbox.bundle import BOOT, start_message
 from torchrl_agentic.sandbox.cgroups import MemoryGroup, MemoryGroups
 from torchrl_agentic.sandbox.inside.wire import pack
 from torchrl_agentic.sandbox.inside.zygote import READY
+from torchrl_agentic.sandbox.offloop import off_loop
 from torchrl_agentic.sandbox.process import as_nobody
 
 TRAJECTORIES = 128
@@ -138,6 +140,14 @@ class Zygote:
         """Whether it runs."""
         return self._process.poll() is None
 
+    async def has_ended(self, within_s: float) -> bool:
+        """Return whether it ends within so many seconds, or has."""
+        try:
+            await off_loop(self._process.wait, within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def spawn(self, trajectory: Trajectory, fds: Sequence[int]) -> None:
         """Fork a trajectory, whose supervisor is told to start; fds: see `Pool.prepare`.
 
@@ -190,7 +200,7 @@ class Pool:
         with self._lock:
             while self._spares:
                 spare = self._spares.popleft()
-                if spare.zygote.is_alive:
+                if spare.zygote.is_alive and _is_connected(spare.connection):
                     return spare
                 spare.connection.close()
         spawned = _spawner.submit(self._spawn)
@@ -323,6 +333,13 @@ class Pool:
                 self._spares.remove(spare)
         self.release(*lost)
         zygote.close()
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    """Return whether the other side of a socket has not hung up."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return not poll.poll(0)
 
 
 def _begin_anew() -> None:

@@ -1,7 +1,7 @@
 """What every sandbox promises, as cases that any sandbox can be put through, attacks among them.
 
-`torchrl-agentic check sandbox NAME` does that on a machine, `testing.SandboxContract` in a test, and
-`await check(make)` anywhere.
+`torchrl-agentic check sandbox NAME` does that on a machine, `testing.SandboxContract` in a test, both with
+the cases of `repl.conformance`, and `await check(make)` anywhere.
 """
 
 from torchrl_agentic.sandbox.conformance.cases import Case, Make

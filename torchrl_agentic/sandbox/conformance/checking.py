@@ -23,10 +23,13 @@ from torchrl_agentic.sandbox.conformance import (
     protocol,
     races,
     rights,
+    supervision,
 )
 from torchrl_agentic.sandbox.conformance.cases import Case, Make
 
-_GROUPS = (protocol, files, races, lifecycle, leftovers, filesystem, process, rights, network, limits)
+_GROUPS = (
+    protocol, files, races, lifecycle, leftovers, supervision, filesystem, process, rights, network, limits,
+)  # fmt: skip
 CASES: tuple[Case, ...] = tuple(case for module in _GROUPS for case in module.group.cases)
 _FOLDER = str(Path(__file__).parent)
 

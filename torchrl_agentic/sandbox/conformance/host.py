@@ -160,6 +160,11 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def spared() -> int:
+    """Give how much rather than others the kernel ends this process when memory runs out."""
+    return int(Path("/proc/self/oom_score_adj").read_text())
+
+
 def forget_peak_memory() -> None:
     """Let `peak_memory` begin anew."""
     Path("/proc/self/clear_refs").write_text("5")

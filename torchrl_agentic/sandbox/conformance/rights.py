@@ -11,6 +11,7 @@ from torchrl_agentic.sandbox.conformance.attacks import holding, nothing_gets_th
 from torchrl_agentic.sandbox.conformance.cases import Group
 from torchrl_agentic.sandbox.conformance.host import (
     says,
+    spared,
     trainer,
 )
 
@@ -355,17 +356,18 @@ async def limits_cannot_be_raised(sandbox: Sandbox) -> None:
 
 @group.case("privileges", needs=["linux"])
 async def nobody_can_get_ahead_of_others(sandbox: Sandbox) -> None:
+    """Of the trainer in particular: the kernel shall not end that rather when memory runs out."""
+    ours = spared()
     code = """
         attempt('nice', lambda: os.nice(-1))
         for policy in (os.SCHED_FIFO, os.SCHED_RR):
             attempt('realtime', lambda: os.sched_setscheduler(0, policy, os.sched_param(1)))
         def spared():
-            now = int(open('/proc/self/oom_score_adj').read())
-            os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'%d' % (now - 1))
+            os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'%d' % (ours - 1))
         attempt('oom', spared)
         attempt('mlockall', lambda: (bytearray(64 << 20), checked(libc.mlockall(3)), bytearray(64 << 20)))
     """
-    await nothing_gets_through(sandbox, code)
+    await nothing_gets_through(sandbox, code, ours=ours)
 
 
 @group.case("terminal", needs=["linux", "pickle"])

@@ -189,7 +189,7 @@ def look_for_shared(pid: int, own: set[tuple[int, int]]) -> None:
             raise OSError(f"it is not in the namespace {kind}")
     if not os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/")):
         raise OSError("it has another root")
-    devices = {os.stat(path).st_dev for path, _ in mounts.FOLDERS}
+    devices = {os.stat(path).st_dev for path in mounts.FOLDERS}
     _look_at_files(pid, own, devices)
     group, session = processes.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[2:4]
     if (int(group), int(session)) != (pid, pid):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -23,9 +24,11 @@ FIELDS = 5
 HANG_UP_S = 0.2
 """How long a worker that has closed its connection may take to end."""
 WATCH_S = 0.2
-"""How often memory is looked at while a cell runs."""
+"""How often memory and processor time are looked at while a cell runs."""
 WATCH_IDLE_S = 0.4
-"""How often it is looked at while only what cells have started runs."""
+"""How often they are looked at while only what cells have started runs."""
+LOOKS = 4
+"""How often they are looked at, with nothing but the worker left, in the processor time that it may take."""
 
 Header = dict[str, Any]
 Answer = Callable[..., None]
@@ -35,8 +38,7 @@ Answer = Callable[..., None]
 class Live:
     """A worker and what connects us with it.
 
-    is_child: whether we started it; a clone's is not. left_running: whether the last cell left threads or
-    processes, which may end the worker later.
+    is_child: whether we started it; a clone's is not.
     """
 
     def __init__(self, control: socket.socket, out: Pipe, err: Pipe, pid: int, *, is_child: bool) -> None:
@@ -44,7 +46,6 @@ class Live:
         self.answers = Splitter(MAX_ANSWER)
         self.unsent = bytearray()
         self.pidfd: int | None = None
-        self.left_running = False
 
 
 class Cell:
@@ -99,25 +100,15 @@ class Interpreter:
         self._reactor, self._settings, self._program = reactor, settings, program
         self._seed: int | None = None
         self._lost = False  # state was lost, and no answer has said so
-        self._killed = False  # by somebody outside, and no answer has said so
         self._idle, self._scales = (Timer(lambda: None) for _ in range(2))
+        self._due = math.inf  # when the scales are looked at
+        self._used = 0.0  # the worker's processor time when the last cell ended
 
     def seed(self, value: int) -> None:
         """Seed random numbers, now and whenever a worker is started."""
         self._seed = value
         if self.live is not None:
             self._send(self.live, pack(b"seed", b"%d" % value))
-
-    def take_killed(self) -> bool:
-        """Return, once, whether the worker was killed from outside since the last cell.
-
-        That is when it got SIGKILL while no cell ran, and the last cell had left no threads or processes that
-        could have sent it. Where the system does not show which there are, the code is to blame.
-        """
-        killed, self._killed = self._killed, False
-        if killed:
-            self._lost = False
-        return killed
 
     def run(self, code: bytes, timeout: float | None, answer: Answer) -> None:
         """Run a cell; the answer comes when it has ended."""
@@ -130,7 +121,7 @@ class Interpreter:
         cell = self.cell = Cell(self.count, background, answer)
         if timeout is not None:
             cell.timers["deadline"] = self._reactor.after(timeout, lambda: self.stop("timeout"))
-        self._watch_memory(WATCH_S)
+        self._watch(WATCH_S)
         self._send(live, pack(b"run", b"%d" % cell.number, code))
 
     def stop(self, why: str) -> None:
@@ -160,7 +151,7 @@ class Interpreter:
     def restart(self) -> None:
         """Forget all that was defined, because that was asked for."""
         self.end()
-        self._lost = self._killed = False
+        self._lost = False
 
     def dismiss(self) -> None:
         """Forget the worker, which has been killed."""
@@ -263,10 +254,6 @@ class Interpreter:
 
     def _exited(self, live: Live, code: int | None) -> None:
         """Clear up behind a worker that has ended by itself, or was killed. code: None for a clone's."""
-        if self.live is not live:
-            return
-        if self.cell is None and code in (-signal.SIGKILL, None) and not live.left_running:
-            self._killed = True
         self._ended(live, "its process ended" if code is None else how(code))
 
     def _broken(self, live: Live, why: str) -> None:
@@ -285,7 +272,7 @@ class Interpreter:
         if cell is not None and not cell.stopped and self._has_killed():
             cell.stopped = "memory"
         if cell is None:
-            self._lost = True
+            self._lost = self.count > 0
         else:
             self._finish(live, cell, {"how": why}, [])
         self._hang_up(live)
@@ -316,9 +303,9 @@ class Interpreter:
         header.update(
             count=cell.number, stopped=cell.stopped, lost_before=lost, omitted=omitted + more, seconds=seconds
         )
-        live.left_running = self.live is live and _leaves_something(live.pid)
         cell.answer(header, out, err, cell.background, *fields)
-        self._watch_memory(WATCH_IDLE_S)
+        self._used = processes.processor_s(live.pid)
+        self._watch(WATCH_IDLE_S)
         if self._settings.get("idle_s"):
             self._idle = self._reactor.after(self._settings["idle_s"], self.end)
 
@@ -328,37 +315,51 @@ class Interpreter:
             if printed > self._settings["flood_bytes"]:
                 self.stop("flood")
 
-    def _watch_memory(self, seconds: float) -> None:
-        self._scales.cancel()
-        if self._settings.get("memory_total_bytes"):
-            self._scales = self._reactor.after(seconds, self._weigh)
+    def _watch(self, seconds: float) -> None:
+        """Look in so many seconds, or sooner if that was said before: many short cells put nothing off."""
+        due = time.monotonic() + seconds
+        limited = self._settings.get("memory_total_bytes") or self._settings.get("cpu_seconds")
+        if limited and due < self._due:
+            self._scales.cancel()
+            self._due, self._scales = due, self._reactor.after(seconds, self._weigh)
 
     def _has_killed(self) -> bool:
         """Return whether the kernel killed a process for want of memory since the last cell began."""
         return self.group is not None and self.group.kills() > self._kills_before
 
     def _weigh(self) -> None:
-        """End the worker if all that runs takes too much memory; look again as long as anything may run."""
-        cap = self._settings["memory_total_bytes"]
-        if self._has_killed() if self.group else processes.memory(cap) > cap:
+        """End what takes too much memory or processor time; look again as long as anything may run."""
+        self._due = math.inf
+        cap = self._settings.get("memory_total_bytes")
+        if cap and (self._has_killed() if self.group else processes.memory(cap) > cap):
             if self.cell is not None:
                 self.cell.stopped = "memory"
             elif self.group is not None:
                 self._kills_before = self.group.kills()
             self.end()
-        elif self.cell is not None:
-            self._watch_memory(WATCH_S)
+            return
+        most = self._settings.get("cpu_seconds")
+        if most:
+            self._end_spinning(most)
+        if self.cell is not None:
+            self._watch(WATCH_S)
         elif len(processes.everyone()) > 1:
-            self._watch_memory(WATCH_IDLE_S)
+            self._watch(WATCH_IDLE_S)
+        elif most and self.live is not None:
+            self._watch(max(WATCH_IDLE_S, most / LOOKS))
 
+    def _end_spinning(self, most: float) -> None:
+        """End processes that cells have left, and threads and timers with the worker, if they take too long.
 
-def _leaves_something(pid: int) -> bool:
-    """Return whether a worker has threads, or other processes run here; True where that cannot be seen."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return True
-    return len(threads) > 1 or any(other != pid for other in processes.others())
+        most: seconds of processor time for each process in all, and for the worker since the last cell.
+        """
+        worker = 0 if self.live is None else self.live.pid
+        long = [pid for pid in processes.everyone() if pid != worker and processes.processor_s(pid) > most]
+        if long:
+            here = processes.others()  # without commands, which have limits of their own
+            processes.kill(pid for pid in long if pid in here)
+        if worker and self.cell is None and processes.processor_s(worker) - self._used > most:
+            self.end()
 
 
 def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:
@@ -370,13 +371,13 @@ def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:
     if limits.get("memory_bytes") is not None:
         limits["memory_bytes"] += mapped
     rights.set_limits(**limits)
-    rights.die_first()
     if settings["scoped"]:
         rights.stay_among_own()
     if program:
         rights.install_seccomp(program)
     if sys.platform == "linux":
         rights.dumpable(True)
+        rights.die_first()  # behind it, since before the file is root's
 
 
 def how(code: int) -> str:

@@ -1,4 +1,4 @@
-"""The file systems of a trajectory: its own /proc, and folders in memory, each with a quota."""
+"""The file systems of a trajectory: its own /proc, and folders in memory, under one quota."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from torchrl_agentic.sandbox.inside import files, namespaces
 
-FOLDERS = (("/work", 1), ("/tmp", 1), ("/dev/shm", 4))
-"""What can be written, and by what the quota is divided there."""
+FOLDERS = ("/work", "/tmp", "/dev/shm")
+"""What can be written."""
+_COPIED = FOLDERS[:2]
 _BYTES_PER_FILE = 8192
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def set_up(settings: dict[str, Any], *, copied: bool = False) -> None:
@@ -24,25 +26,28 @@ def set_up(settings: dict[str, Any], *, copied: bool = False) -> None:
 def make_folders(quota: int, roots: Iterable[str] = (), *, copied: bool = False) -> None:
     """Mount what a trajectory has of its own, in a new mount namespace; its /work and /tmp may be copies.
 
-    quota: bytes in /work, and in /tmp; a quarter of that in /dev/shm. One file per 8 KiB. roots: what was
-    granted below these folders, which they would hide, the shortest first.
+    quota: bytes in all folders together, which are parts of one file system; 0 for no limit. One file per
+    8 KiB. roots: what was granted below these folders, which they would hide, the shortest first.
     """
     namespaces.keep_mounts_private()
     namespaces.mount("proc", "/proc")
     granted = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in roots]
-    for path, part in FOLDERS:
-        size = quota // part
-        old = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            namespaces.mount(
-                "tmpfs", path, f"size={size},nr_inodes={max(64, size // _BYTES_PER_FILE)},mode=0777"
-            )
-            if copied and part == 1:
-                new = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                files.copy_tree(old, new, device=os.fstat(old).st_dev)
-                os.close(new)
-        finally:
-            os.close(old)
+    copied_from = [os.open(path, _FOLDER) for path in (_COPIED if copied else ())]
+    top = FOLDERS[0]  # what is shown there in the end hides it
+    files_at_most = max(64, quota // _BYTES_PER_FILE) if quota else 0
+    namespaces.mount("tmpfs", top, f"size={quota},nr_inodes={files_at_most},mode=0755")
+    parts: list[int] = []
+    for path in FOLDERS:
+        part = f"{top}/{os.path.basename(path)}"
+        os.mkdir(part)
+        os.chmod(part, 0o777)
+        parts.append(os.open(part, _FOLDER))
+    for path, part in zip(FOLDERS, parts):  # noqa: B905  strict= came with 3.10
+        namespaces.bind(part, path)
+    for old, part in zip(copied_from, parts):  # noqa: B905
+        files.copy_tree(old, part, device=os.fstat(old).st_dev)
+    for fd in (*copied_from, *parts):
+        os.close(fd)
     for path, fd in granted:
         make_place(path, is_folder=stat.S_ISDIR(os.fstat(fd).st_mode))
         namespaces.bind(fd, path)

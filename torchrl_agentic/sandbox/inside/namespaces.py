@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -78,6 +79,8 @@ def fork_into_namespaces(flags: int) -> int:
             rights.tell_kernel("setgroups", b"deny")
             rights.tell_kernel("uid_map", b"%d %d 1" % (uid, uid))
             rights.tell_kernel("gid_map", b"%d %d 1" % (gid, gid))
+            with contextlib.suppress(OSError):  # before the zygote, with which all others would end
+                rights.tell_kernel("oom_score_adj", b"500")
             rights.dumpable(False)
             os.write(end, b".")
         except BaseException:

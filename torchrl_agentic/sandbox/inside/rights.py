@@ -29,6 +29,8 @@ _PDEATHSIG, _DUMPABLE, _SECCOMP, _BOUNDING_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMB
 _SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
 
+SCOPES_SIGNALS = 6
+"""The version of Landlock from which on a domain keeps signals inside."""
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 6, 1 << 13, 1 << 14, 1 << 15
 _READ = EXECUTE | READ_FILE | READ_DIR
@@ -166,7 +168,7 @@ def subreaper() -> None:
 def die_first() -> None:
     """Be what the kernel ends before anything else when memory runs out, with all that this starts.
 
-    Where /proc cannot be written, nothing changes.
+    Where /proc cannot be written, nothing changes. Code may take it back, down to what its starter had.
     """
     with contextlib.suppress(OSError):
         tell_kernel("oom_score_adj", b"1000")

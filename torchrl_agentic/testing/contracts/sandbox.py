@@ -8,14 +8,19 @@ from typing import ClassVar
 import pytest
 import pytest_asyncio
 
+from torchrl_agentic.repl.conformance import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.base import CLAIMS
-from torchrl_agentic.sandbox.conformance import CASES, Case
+from torchrl_agentic.sandbox.conformance import CASES as OF_SANDBOXES
+from torchrl_agentic.sandbox.conformance import Case
+
+CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
 
 
 class SandboxContract:
-    """All cases of `sandbox.conformance`, each as a test. What a backend cannot keep, its `cannot` says.
+    """All cases of `sandbox.conformance` and `repl.conformance`, each as a test.
 
+    What a backend cannot keep, its `cannot` says.
     Cases that do not apply are no tests, but one that is skipped says which they are, and why.
 
     make: a fresh sandbox with these limits. cannot: claims that cannot be shown where the tests run, as with
