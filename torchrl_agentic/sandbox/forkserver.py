@@ -18,6 +18,7 @@ Stops:
 Does not stop:
 - a cell and its threads using the processor up to its deadline; many short processes behind one another
 - trajectories noticing each other by the load they cause; all of a zygote ending with it
+- learning under which paths of the host lies what it is shown, such as the packages: /proc/self/mountinfo
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
 """
@@ -90,6 +91,7 @@ class ForkServerSandbox(Sandbox):
     name: ClassVar[str] = "forkserver"
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
     fork: ClassVar[bool] = True
+    cannot: ClassVar[frozenset[str]] = frozenset({"host_paths"})
 
     def __init__(
         self, limits: ResourceLimits | None = None, *, preload: Sequence[str] | None = None, seed: int = 0

@@ -79,7 +79,7 @@ class LandlockSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "landlock"
-    cannot: ClassVar[frozenset[str]] = frozenset({"host_metadata", "leftover_cpu"})
+    cannot: ClassVar[frozenset[str]] = frozenset({"host_metadata", "host_paths", "leftover_cpu"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
     _version = 0
 

@@ -76,7 +76,7 @@ class SeatbeltSandbox(FolderSandbox):
 
     name: ClassVar[str] = "seatbelt"
     cannot: ClassVar[frozenset[str]] = frozenset(
-        {"daemons", "host_metadata", "leftover_cpu", "memory", "processes"}
+        {"daemons", "host_metadata", "host_paths", "leftover_cpu", "memory", "processes"}
     )
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
