@@ -20,6 +20,7 @@ HARMLESS = """
 protocol: a folder that is a link leads to nothing of the hosts
 filesystem: files of the host cannot be read
 filesystem: files and services of the host are out of sight
+filesystem: paths of the host do not show
 filesystem: the hosts temporary files are others than those inside
 filesystem: paths through proc lead to no other root
 filesystem: files that others have open are out of reach

@@ -20,6 +20,7 @@ _PACK = 'cd "$1" && find . -mindepth 1 ! -path "./$2" -print0 | tar --null --no-
 CLAIMS: Mapping[str, str] = {
     "host_files": "read or write files of the host, or of another sandbox, that were not granted",
     "host_metadata": "learn which files the host has, or change their rights and times",
+    "host_paths": "learn under which paths of the host lies what it is shown, such as packages",
     "host_processes": "see, signal or share memory with processes of the host or of another sandbox",
     "network": "reach a network that was not granted",
     "privileges": "gain rights, change the machine, or use parts of the kernel that only attacks need",

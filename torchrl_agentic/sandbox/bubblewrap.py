@@ -13,6 +13,7 @@ Does not stop:
 - many processes together using max_processes × memory_bytes where no control group can be made
 - many files together filling the host's disk
 - locks on files below /usr, which others who lock them notice
+- learning under which paths of the host lies what it is shown, such as the packages: /proc/self/mountinfo
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
 """
@@ -79,7 +80,7 @@ class BubblewrapSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "bubblewrap"
-    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks"})
+    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
 
     def __init__(

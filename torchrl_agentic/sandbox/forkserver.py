@@ -22,6 +22,7 @@ Does not stop:
 - locks on files below /usr, which others who lock them notice
 - a cell and its threads using the processor up to its deadline; many short processes behind one another
 - trajectories noticing each other by the load they cause; all of a zygote ending with it
+- learning under which paths of the host lies what it is shown, such as the packages: /proc/self/mountinfo
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
 """
@@ -91,7 +92,7 @@ class ForkServerSandbox(Sandbox):
     """
 
     name: ClassVar[str] = "forkserver"
-    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks"})
+    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
     fork: ClassVar[bool] = True
 

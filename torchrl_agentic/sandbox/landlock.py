@@ -82,7 +82,9 @@ class LandlockSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "landlock"
-    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_metadata", "leftover_cpu"})
+    cannot: ClassVar[frozenset[str]] = frozenset(
+        {"file_locks", "host_metadata", "host_paths", "leftover_cpu"}
+    )
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
     _version = 0
 

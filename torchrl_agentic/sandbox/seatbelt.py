@@ -76,7 +76,7 @@ class SeatbeltSandbox(FolderSandbox):
 
     name: ClassVar[str] = "seatbelt"
     cannot: ClassVar[frozenset[str]] = frozenset(
-        {"daemons", "file_locks", "host_metadata", "leftover_cpu", "memory", "processes"}
+        {"daemons", "file_locks", "host_metadata", "host_paths", "leftover_cpu", "memory", "processes"}
     )
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
@@ -16,6 +18,7 @@ from torchrl_agentic.sandbox.conformance.host import (
     new_mark,
     secret_file,
 )
+from torchrl_agentic.sandbox.python import find_packages
 
 group = Group("filesystem")
 
@@ -64,6 +67,20 @@ async def files_and_services_of_the_host_are_out_of_sight(sandbox: Sandbox) -> N
     """
     with host_secrets() as paths:
         await nothing_gets_through(sandbox, code, paths=paths, services=services, secret=SECRET)
+
+
+@group.case("host_paths", needs=["linux"])
+async def paths_of_the_host_do_not_show(sandbox: Sandbox) -> None:
+    """Of packages and folders that are shown inside under other paths, or under these."""
+    code = """
+        shown = os.getcwd()
+        for name in ('mountinfo', 'mounts', 'mountstats'):
+            try: shown += open('/proc/self/' + name).read()
+            except OSError: pass
+        for path in paths: attempt(path, lambda: expect(path in shown))
+    """
+    workspaces = os.path.join(tempfile.gettempdir(), "torchrl_agentic-")
+    await nothing_gets_through(sandbox, code, paths=[workspaces, *find_packages()])
 
 
 @group.case("host_metadata")

@@ -9,6 +9,7 @@ Stops:
 - keeping processes alive after the command that started them, the sandbox or the trainer has ended
 - output without end costing the trainer memory
 Does not stop:
+- learning under which paths of the host the image and granted folders lie: /proc/self/mountinfo
 - bugs in the kernel or in Docker: for code of strangers, `runtime="runsc"` (gVisor) puts a kernel in between
 - ptrace inside the container, and other system calls that Docker's own filter lets through
 - the commands of one sandbox disturbing each other: they share a user and /work
@@ -76,6 +77,7 @@ class DockerSandbox(Sandbox):
     """
 
     name: ClassVar[str] = "docker"
+    cannot: ClassVar[frozenset[str]] = frozenset({"host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     def __init__(
