@@ -22,6 +22,7 @@ SLOW = (
     "tools/test_capped.py",
     "tools/web/test_body.py",
     "tools/web/test_hostile.py",
+    "tools/web/test_page.py",
     "repl",
     "transforms/test_environments.py",
     "transforms/test_hazards.py",
