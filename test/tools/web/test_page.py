@@ -92,6 +92,13 @@ async def test_a_parser_that_breaks_costs_its_page_alone(code: str):
         assert await PageReader().text_of(HTML, 5) == "Trees"
 
 
+@pytest.mark.usefixtures("tier")
+async def test_pages_that_are_read_at_once_get_their_own_texts():
+    reader = PageReader()
+    texts = await asyncio.gather(*(reader.text_of(f"<p>page {n}</p>", 100) for n in range(6)))
+    assert [text and text.strip() for text in texts] == [f"page {n}" for n in range(6)]
+
+
 async def test_what_reads_a_page_sees_neither_the_host_nor_the_network_nor_another_page(
     tier: type[Sandbox] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
