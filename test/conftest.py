@@ -45,6 +45,7 @@ SLOW = (
     "test_cli_serve.py",
     "test_docs.py",
     "test_migration.py",
+    "test_nesting.py",
     "test_readme.py",
 )
 """Files and folders whose tests start sandboxes, servers, Ray or a model, longest first: all are `slow`."""

@@ -20,6 +20,7 @@ from torchrl_agentic.messages import (
     content_text,
     fields_of,
 )
+from torchrl_agentic.nesting import MAX_DEPTH
 from torchrl_agentic.parsers.events import Event, TextDelta, events_of
 from torchrl_agentic.tool import Tool
 
@@ -37,7 +38,7 @@ class Limits:
 
     calls: int = 256
     argument_bytes: int = 4_000_000
-    depth: int = 200
+    depth: int = MAX_DEPTH
 
     def __post_init__(self) -> None:
         """Refuse what would let nothing through."""

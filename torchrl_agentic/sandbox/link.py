@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.nesting import read_json
 from torchrl_agentic.sandbox.inside.wire import BadMessage, Splitter, pack
 
 MAX_ANSWER = 9 << 20
@@ -167,10 +168,10 @@ class Link:
 
     async def _read(self) -> None:
         answers = Splitter(self._max_answer)
-        with contextlib.suppress(OSError, EOFError, BadMessage):
+        with contextlib.suppress(OSError, EOFError, BadMessage, ValueError, KeyError, TypeError):
             while data := await self._stream.receive():
                 for body, *fields in answers.feed(data):
-                    header = json.loads(body)
+                    header = read_json(body)
                     waiting = self._waiting.pop(header["id"], None)
                     if waiting is None or waiting.done():
                         continue
