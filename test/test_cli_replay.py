@@ -110,7 +110,10 @@ def test_what_happens_now_is_recorded_where_that_is_wanted(dump: Path):
     out = dump.parent / "now.jsonl"
     assert _run("--replay", dump, dump.parent / "tools.yaml").exit_code == 0
     assert not out.exists()
+    out.touch()
+    out.chmod(0o640)
     assert _run("--replay", dump, dump.parent / "tools.yaml", "--out", out).exit_code == 0
+    assert out.stat().st_mode & 0o777 == 0o640  # the file that it replaces had these
     assert {record.trajectory for record in read_records(out)} == {"a", "b", "c"}
 
 

@@ -20,6 +20,7 @@ from torchrl_agentic.cli import app
 from torchrl_agentic.sandbox.forkserver import cannot_work
 
 WAIT_S = 60
+TOKEN = "correct-horse-battery-staple"
 works = pytest.mark.skipif(
     cannot_work() is not None, reason=f"the fork server does not work here: {cannot_work()}"
 )
@@ -117,6 +118,9 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path: Path):
         (["sandbox", "--max-concurrency", "0"], "max_concurrency is 1 or more"),
         (["sandbox", "--memory-mb", "0"], "memory_total_bytes must be above 0"),
         (["search", ".", "--host", "no.such.host.invalid"], "cannot listen"),
+        (["search", ".", "--allowed-host", "a:80"], "'a:80' is no allowed host"),
+        (["search", ".", "--max-connections", "0"], "max_connections must be above 0"),
+        (["sandbox", "--max-run-timeout", "0"], "max_run_timeout_s must be above 0"),
     ],
     ids=str,
 )
@@ -129,21 +133,91 @@ def test_what_cannot_be_served_is_said_in_one_sentence(
     assert expected in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(
-    ("host", "warned"), [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True)]
-)
-def test_listening_for_others_is_warned_of(
-    host: str,
-    warned: bool,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-):
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text(f"{TOKEN}\n")
+    return path
+
+
+def _serve(folder: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Run the command up to where it would listen; give its exit code, and what it says."""
     monkeypatch.setattr(cli_serve, "_serve", lambda *_: 0)
-    assert cli_serve.serve_search(tmp_path, host, 1, topk=3) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert ("without a password" in said) == warned
+    result = CliRunner().invoke(app, ["serve", "search", str(folder), *arguments])
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
+def test_loopback_needs_no_token(host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    code, said = _serve(tmp_path, "--host", host, monkeypatch=monkeypatch)
+    assert code == 0
+    assert "without a token" not in said
     assert "holds no documents" in said
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+@pytest.mark.parametrize("kind", ["search", "sandbox"])
+def test_what_others_reach_is_not_served_without_a_token(host: str, kind: str, tmp_path: Path):
+    path = [str(tmp_path)] if kind == "search" else []
+    result = CliRunner().invoke(app, ["serve", kind, *path, "--host", host, "--port", "0"])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1
+    assert "--token-file" in said
+    assert "--insecure" in said
+
+
+def test_what_others_reach_is_served_with_a_warning_if_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    code, said = _serve(tmp_path, "--host", "0.0.0.0", "--insecure", monkeypatch=monkeypatch)
+    assert (code, "can read these documents without a token" in said) == (0, True)
+
+
+def test_what_others_reach_is_served_to_those_who_have_the_token(token_file: Path, tmp_path: Path):
+    arguments = ("--host", "0.0.0.0", "--port", "0", "--token-file", str(token_file))
+    with _started("search", str(tmp_path), *arguments) as (process, url):
+        url = url.replace("0.0.0.0", "127.0.0.1")
+        for headers, expected in (({}, 401), ({"Authorization": f"Bearer {TOKEN}"}, 200)):
+            answer = httpx.post(f"{url}/retrieve", json={"queries": []}, headers=headers, trust_env=False)
+            assert answer.status_code == expected
+        process.send_signal(signal.SIGTERM)
+        shown, said = process.communicate(timeout=WAIT_S)
+    assert TOKEN not in shown + said
+
+
+def test_hosts_are_allowed_by_name(tmp_path: Path):
+    with _started("search", str(tmp_path), "--port", "0", "--allowed-host", "box.example") as (_, url):
+        for host, expected in (("box.example", 200), ("evil.example", 403)):
+            found = httpx.get(f"{url}/v1/ping", headers={"Host": host}, trust_env=False)
+            assert found.status_code == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "expected"),
+    [
+        (0o644, TOKEN, "chmod 600"),
+        (0o602, TOKEN, "chmod 600"),
+        (0o600, "", "0 characters"),
+        (0o600, " \n", "0 characters"),
+        (0o600, "short", "5 characters"),
+        (0o600, f"{TOKEN}\n{TOKEN}", "characters"),
+        (0o600, "ä" * 20, "characters"),
+    ],
+)
+def test_a_token_file_that_keeps_no_secret_is_refused(
+    mode: int, content: str, expected: str, token_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    token_file.write_text(content)
+    token_file.chmod(mode)
+    code, said = _serve(tmp_path, "--token-file", str(token_file), monkeypatch=monkeypatch)
+    assert (code, expected in said, TOKEN in said) == (1, True, False)
+
+
+def test_a_token_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    code, said = _serve(tmp_path, "--token-file", str(tmp_path / "none"), monkeypatch=monkeypatch)
+    assert code == 1
+    assert "No such file" in said
 
 
 def test_the_address_of_version_6_stands_in_brackets(tmp_path: Path):

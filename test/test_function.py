@@ -198,28 +198,35 @@ def optional(a: str | None, b: Optional[int] = None, c: list[float | None] | Non
     """
 
 
-def unions(a: int | float, b: str | list[int], c: Literal["x", "y"] = "x", d: Literal[1, "z"] | None = 1):
+def unions(a: int | float, b: Literal["x", "y"] = "x", c: Literal[1, "z"] | None = 1):
     """Take several types.
 
     Args:
         a: a number.
-        b: text or list.
-        c: a letter.
-        d: a mixture.
+        b: a letter.
+        c: a mixture.
     """
 
 
-def containers(a: list[str], b: dict[str, int], c: list, d: dict, e: Any, f: tuple[int, str], g: Colour):
+def containers(a: list[str], b: dict[str, int], c: dict, d: Any, e: tuple[int, str]):
     """Take containers.
 
     Args:
         a: texts.
         b: numbers.
-        c: items.
-        d: entries.
-        e: anything.
-        f: a pair.
-        g: a colour (choices: ["red"])
+        c: entries.
+        d: anything.
+        e: a pair.
+    """
+
+
+def written_so_since_5_20(a: str | list[int], b: list, c: Colour):
+    """Take what older releases of transformers say less about.
+
+    Args:
+        a: text or list.
+        b: items.
+        c: a colour (choices: ["red"])
     """
 
 
@@ -233,6 +240,18 @@ def test_the_schema_of_a_function_tool_is_the_one_of_transformers(function):
     expected.pop("return", None)
     expected["function"].pop("return", None)
     assert ensure_tool(function_tool(function)).spec() == expected
+
+
+def test_the_schema_of_a_function_tool_is_that_of_newer_transformers_whatever_is_installed():
+    spec = ensure_tool(function_tool(written_so_since_5_20)).spec()
+    assert spec["function"]["parameters"]["properties"] == {
+        "a": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}],
+            "description": "text or list.",
+        },
+        "b": {"type": "array", "description": "items."},
+        "c": {"type": "string", "enum": ["red"], "description": "a colour"},
+    }
 
 
 def test_a_function_tool_keeps_its_schema_in_another_process():

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import TypedDict
 
+from torchrl_agentic.nesting import count_values
 from torchrl_agentic.schema import (
     SchemaValidationError,
     Validator,
@@ -21,7 +22,7 @@ from torchrl_agentic.schema import (
     schema_of,
     validate_args,
 )
-from torchrl_agentic.tidy import MAX_DEPTH, MAX_INLINED, tidy
+from torchrl_agentic.tidy import MAX_DEPTH, MAX_INLINED, MAX_NODES, tidy
 
 
 class Colour(enum.Enum):
@@ -388,6 +389,115 @@ def test_a_schema_that_is_nested_as_deep_as_allowed_is_one():
     Validator(schema).check({})
 
 
+def _nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
+def test_a_schema_whose_references_multiply_is_refused(keyword: str):
+    """2 kB, for which a validator would look at the same value four million times."""
+    defs: dict[str, Any] = {f"d{n}": {keyword: [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(22)}
+    schema = {"type": "object", "$defs": {**defs, "d22": STR}, "properties": {"a": {"$ref": "#/$defs/d0"}}}
+    assert len(json.dumps(schema)) < 2048
+    assert len(json.dumps(tidy(schema))) < 40 * MAX_INLINED
+    with pytest.raises(ValueError, match="more than 100000 times"):
+        Validator(schema)
+
+
+def test_a_schema_whose_anchors_multiply_is_refused():
+    defs: dict[str, Any] = {
+        f"d{n}": {"$anchor": f"a{n}", "anyOf": [{"$ref": f"#a{n + 1}"}] * 2} for n in range(22)
+    }
+    schema = {"$defs": {**defs, "d22": {"$anchor": "a22", **STR}}, "properties": {"a": {"$ref": "#a0"}}}
+    with pytest.raises(ValueError, match="more than 100000 times"):
+        Validator(schema)
+
+
+def test_a_schema_of_too_many_subschemas_or_values_is_refused():
+    with pytest.raises(ValueError, match="subschemas"):
+        tidy({"properties": {f"a{n}": {} for n in range(MAX_NODES + 1)}})
+    many: list[Any] = []
+    for _ in range(30):
+        many = [many, many]
+    with pytest.raises(ValueError, match="values"):
+        tidy({"enum": many})
+
+
+@given(data=st.data(), count=st.integers(1, 40))
+def test_schemas_of_any_references_are_tidied_checked_or_refused_at_once(data: st.DataObject, count: int):
+    """Without bounds, most of these are exponential in the number of their definitions."""
+    reference = st.integers(0, count - 1).map(lambda n: {"$ref": f"#/$defs/{n}"})
+    node = st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["array", "object", "string"]),
+            "items": reference,
+            "properties": st.fixed_dictionaries({}, optional=dict.fromkeys("ab", reference)),
+            **dict.fromkeys(("anyOf", "oneOf", "allOf"), st.lists(reference, min_size=1, max_size=4)),
+        },
+    )
+    nodes = data.draw(st.lists(node, min_size=count, max_size=count))
+    schema = {"$defs": {str(n): made for n, made in enumerate(nodes)}, "properties": {"a": nodes[0]}}
+    assert count_values(tidy(schema)) < 4 * count_values(schema) + 40 * MAX_INLINED
+    try:
+        validator = Validator(schema)
+    except ValueError:
+        return
+    value: Any = 3
+    for kind in data.draw(st.lists(st.sampled_from("[ab"), max_size=150)):
+        value = [value] if kind == "[" else {kind: value}
+    try:
+        validator.check({"a": value})
+    except SchemaValidationError as error:
+        assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize("kind", ["anyOf", "oneOf"])
+def test_alternatives_that_recur_do_not_multiply_mistakes(kind: str):
+    """A mistake 150 levels down, with two errors for each on the way: 2**150."""
+    node = {kind: [{"type": "array", "items": {"$ref": "#/$defs/N"}}] * 2}
+    schema = {"properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": node}}
+    value: Any = 3
+    for _ in range(150):
+        value = [value]
+    with pytest.raises(SchemaValidationError, match=r"a: .* fits none of .*; there may be more"):
+        Validator(schema).check({"a": value})
+
+
+ITEMS = {"properties": {"a": {"items": INT}}}
+EITHER = {"properties": {"a": {"items": {"anyOf": [INT, {"type": "boolean"}]}}}}
+LISTS = {"properties": {"a": {"anyOf": [{"anyOf": [{"items": INT}] * 3}] * 3}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        (ITEMS, ["x"] * 5, "a[0]: \"x\" is not of type"),
+        (ITEMS, ["x"] * 200_000, "the arguments hold more than 100000 values; pass fewer"),
+        (ITEMS, ["x"] * 90_000, "a[0]: \"x\" is not of type \"integer\"; there may be more"),
+        (ITEMS, [*range(90_000), "x"], "a[90000]: \"x\" is not of type \"integer\"; there may be more"),
+        (EITHER, [*range(60_000), "x"], "a[60000]: 'x' fits none of [{'type': 'integer'}"),
+        (LISTS, ["x"] * 60_000, "a: ['x', 'x', 'x'"),
+        (ITEMS, _nested(300), "the arguments are nested more than 200 levels deep; make it flatter"),
+    ],
+    ids=["few", "too many", "all wrong", "last wrong", "alternatives", "nested alternatives", "deep"],
+)  # fmt: skip
+def test_of_many_mistakes_the_first_is_told(schema: dict[str, Any], value: Any, said: str):
+    """Looking for all of 60,000 took eight seconds and 333 MiB."""
+    with pytest.raises(SchemaValidationError) as caught:
+        Validator(schema).check({"a": value})
+    assert str(caught.value).startswith(said)
+    assert len(str(caught.value)) < 1000
+
+
+def test_many_arguments_that_are_right_are_accepted():
+    Validator(ITEMS).check({"a": list(range(99_000))})
+    Validator(EITHER).check({"a": [True] * 99_000})
+
+
 _references = st.sampled_from(["#/$defs/0", "#/$defs/1", "#/definitions/2", "#/$defs/0/properties/a", "#"])
 _leaves = st.sampled_from(
     [{"type": "integer"}, {"type": "object"}, {"minimum": 2}, {"required": ["a"]}, True]
@@ -478,13 +588,6 @@ def test_arguments_of_a_tool_may_be_an_object_or_something_else():
     assert Validator({**NUMBER, "type": ["object", "null"]}).accept({"a": 1}) == ({"a": 1}, ())
     with pytest.raises(ValueError, match="describes an object"):
         Validator({"type": ["array", "null"]})
-
-
-def _nested(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
 
 
 @pytest.mark.parametrize(

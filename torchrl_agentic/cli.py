@@ -333,26 +333,49 @@ def check_tools(
     raise typer.Exit(check_tools(Console(), file, as_json=as_json))
 
 
+_Host = Annotated[
+    str, typer.Option(help="The address to listen at; another one than loopback needs a token.")
+]
+_TokenFile = Annotated[
+    Path | None, typer.Option(help="Serve those alone that send the token in this file, as a bearer token.")
+]
+_AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(help="A name by which others, or a proxy, ask this server. May be repeated."),
+]
+_Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Listen at an address that others reach, without a token.")
+]
+_MaxConnections = Annotated[int, typer.Option(help="How many connections are open at once.")]
+
+
 @serve.command("sandbox")
 def serve_sandbox(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8080,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    host: _Host = "127.0.0.1",
+    token_file: _TokenFile = None,
+    allowed_host: _AllowedHosts = None,
+    insecure: _Insecure = False,
     max_concurrency: Annotated[
         int | None,
         typer.Option(help="How many programs run at once; otherwise one more than there are processors."),
     ] = None,
     max_queue: Annotated[int, typer.Option(help="How many wait; others are told to come back later.")] = 256,
+    max_run_timeout: Annotated[
+        float, typer.Option(help="How long requests may ask for to compile, or to run, in seconds.")
+    ] = 300.0,
     memory_mb: Annotated[int, typer.Option(help="How much memory a program may take, in MiB.")] = 1024,
     max_body_mb: Annotated[int, typer.Option(help="How long a request may be, in MiB.")] = 32,
+    max_connections: _MaxConnections = 512,
 ) -> None:
     """Run code that is sent over HTTP, each program in its own sandbox; the protocol is Sandbox Fusion's."""
     from torchrl_agentic import cli_serve
 
     code = cli_serve.serve_sandbox(
-        host,
-        port,
+        cli_serve.Listening(host, port, token_file, allowed_host or (), insecure, max_connections),
         max_concurrency=max_concurrency,
         max_queue=max_queue,
+        max_run_timeout=max_run_timeout,
         memory_mb=memory_mb,
         max_body_mb=max_body_mb,
     )
@@ -363,13 +386,18 @@ def serve_sandbox(
 def serve_search(
     path: Annotated[Path, typer.Argument(help="A folder of text files, or a .jsonl file of documents.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8000,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    host: _Host = "127.0.0.1",
+    token_file: _TokenFile = None,
+    allowed_host: _AllowedHosts = None,
+    insecure: _Insecure = False,
     topk: Annotated[int, typer.Option(help="How many documents a query gets if it does not say.")] = 3,
+    max_connections: _MaxConnections = 512,
 ) -> None:
     """Search documents of this machine, as a retrieval service for search agents does, by BM25."""
     from torchrl_agentic import cli_serve
 
-    raise typer.Exit(cli_serve.serve_search(path, host, port, topk=topk))
+    where = cli_serve.Listening(host, port, token_file, allowed_host or (), insecure, max_connections)
+    raise typer.Exit(cli_serve.serve_search(path, where, topk=topk))
 
 
 def _check_parser(config: Path | None, name: str | None, model: str | None) -> None:

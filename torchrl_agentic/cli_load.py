@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchrl_agentic.cli_show import progress
+from torchrl_agentic.nesting import read_json
 from torchrl_agentic.printable import printable
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def check_load(
     from torchrl_agentic.errors import InfrastructureError
 
     try:
-        chosen = json.loads(options)
-        words = json.loads(args) if args is not None else ARGS.get(tool, {})
+        chosen = read_json(options)
+        words = read_json(args) if args is not None else ARGS.get(tool, {})
         if not isinstance(chosen, dict) or not isinstance(words, dict):
             raise ValueError("options and arguments are JSON objects, e.g. --options '{\"timeout\": 5}'")
         with _served(tool, chosen) as (served, where):

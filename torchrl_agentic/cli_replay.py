@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchrl_agentic.cli_show import progress, verdict
+from torchrl_agentic.permissions import PRIVATE
 from torchrl_agentic.printable import printable
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def recorded_to(path: Path, read: Iterable[Path]) -> Generator[Recorder]:
         raise ValueError(f"records go to a file, {' or '.join(SUFFIXES)}; got {path}")
     part = path.with_name(f".part-{path.name}")
     part.unlink(missing_ok=True)
-    with Recorder(part) as recorder:
+    mode = path.stat().st_mode & 0o777 | PRIVATE if path.exists() else PRIVATE
+    with Recorder(part, mode=mode) as recorder:
         yield recorder
     part.replace(path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, TypeVar
@@ -13,6 +12,7 @@ import pydantic
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
+from torchrl_agentic.nesting import read_json
 from torchrl_agentic.rollout.ask import Question
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools
@@ -226,8 +226,8 @@ def _items(path: Path, text: str) -> list[tuple[str, Any]]:
 
 def _json(place: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return read_json(text)
+    except ValueError as error:
         raise ConfigError(f"{place}: no JSON: {error}") from None
 
 

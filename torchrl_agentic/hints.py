@@ -80,7 +80,7 @@ def described(schema: dict[str, Any], text: str) -> dict[str, Any]:
         return {**schema, "description": text}
     try:
         values = json.loads(choices[1])
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list):
         raise ValueError(f'expected choices as a JSON list, e.g. (choices: ["a", "b"]); got {choices[0]!r}')

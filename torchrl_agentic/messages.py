@@ -393,7 +393,10 @@ def fields_of(value: JSON) -> Fields | None:
 def _part_text(part: JSON) -> str:
     fields = fields_of(part)
     if fields is None:
-        return str(part)
+        try:
+            return str(part)
+        except RecursionError:
+            return f"[{type(part).__name__}]"
     text = fields.get("text")
     return text if isinstance(text, str) else f"[{fields.get('type', 'part')}]"
 

@@ -16,11 +16,19 @@ import docstring_parser
 import jsonschema_rs
 import pydantic
 
-from torchrl_agentic.messages import JSON
+from torchrl_agentic.messages import JSON, fields_of
+from torchrl_agentic.nesting import TooDeepError, TooManyValuesError, count_values, is_flat
+from torchrl_agentic.schema_cost import MAX_EVALUATIONS, cost_of
 from torchrl_agentic.tidy import ANNOTATIONS, BY_NAME, DEFINITIONS, ONE_OR_MANY, Schema, tidy
 
 MAX_REPORTED = 3
 """How many mistakes one error message names; a model mends the first ones first."""
+MAX_VALUES = 100_000
+"""How many values the arguments of one call may hold."""
+MAX_WORK = 10_000_000
+"""How many values, times the evaluations of each, a check may take: some 30 ns each."""
+MAX_ERRORS = 1_000
+"""How many errors there may be, at most, where all are looked for: some 30 µs each."""
 _DECLARING = frozenset((
     "type", "properties", "required", "$schema", "$id", "strict", *DEFINITIONS, *ANNOTATIONS,
 ))  # fmt: skip
@@ -181,15 +189,7 @@ def with_null(schema: Schema) -> dict[str, JSON]:
     The model still reads `nullable`; this is what its arguments are checked against. A nullable schema stays
     in its place, where pointers find it, unless it combines others.
     """
-    made: dict[str, JSON] = {}
-    for key, value in schema.items():
-        if key in BY_NAME and isinstance(value, Mapping):
-            made[key] = {name: _with_null(inner) for name, inner in cast("Schema", value).items()}
-        elif key in ONE_OR_MANY:
-            many = cast("list[JSON]", value) if isinstance(value, list | tuple) else None
-            made[key] = _with_null(value) if many is None else [_with_null(inner) for inner in many]
-        else:
-            made[key] = value
+    made = _mapped(schema, with_null)
     if made.get("nullable") is not True:
         return made
     if not made.keys().isdisjoint(_COMBINING):
@@ -208,15 +208,43 @@ _COMBINING = ("oneOf", "allOf", "not", "if", "$ref", "$dynamicRef", "$recursiveR
 """Keywords through which a schema may refuse null wherever else it is allowed."""
 
 
-def _with_null(node: JSON) -> JSON:
-    return with_null(cast("Schema", node)) if isinstance(node, Mapping) else node
+def _mapped(schema: Schema, change: Callable[[Schema], Schema]) -> dict[str, JSON]:
+    """Return a schema with its subschemas changed."""
+
+    def changed(node: JSON) -> JSON:
+        return change(cast("Schema", node)) if isinstance(node, Mapping) else node
+
+    made: dict[str, JSON] = {}
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, Mapping):
+            made[key] = {name: changed(inner) for name, inner in cast("Schema", value).items()}
+        elif key in ONE_OR_MANY:
+            many = cast("list[JSON]", value) if isinstance(value, list | tuple) else None
+            made[key] = changed(value) if many is None else list(map(changed, many))
+        else:
+            made[key] = value
+    return made
+
+
+def _with_closed_alternatives(schema: Schema) -> dict[str, JSON]:
+    """Return a schema that accepts the same values, whose errors do not say what is wrong with alternatives.
+
+    An error of anyOf or oneOf holds those of all its branches, each with those of its own; that of `not`
+    holds none. Drops unevaluatedProperties and unevaluatedItems, from which `not` hides what was evaluated.
+    """
+    made = _mapped(schema, _with_closed_alternatives)
+    closed = [{"not": {"not": {key: schema[key]}}} for key in ("anyOf", "oneOf") if made.pop(key, None)]
+    if closed:
+        made["allOf"] = [*made.get("allOf", ()), *closed]
+    return {key: value for key, value in made.items() if not key.startswith("unevaluated")}
 
 
 class Validator:
     """A compiled schema that checks arguments and tells the model what to correct.
 
     Compiles the schema as the model sees it, `tidy(schema)`. Booleans are not numbers. `format` is an
-    annotation.
+    annotation. No check takes long, whatever the schema and the arguments: large ones are refused, and of
+    many mistakes only the first are looked for.
 
     Args:
         schema: The JSON Schema of an object.
@@ -225,7 +253,8 @@ class Validator:
         schema: The schema as the model sees it.
 
     Raises:
-        ValueError: If `schema` is not a JSON Schema, or not that of an object.
+        ValueError: If `schema` is not a JSON Schema, not that of an object, or would look at one value more
+            than `MAX_EVALUATIONS` times.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -234,8 +263,16 @@ class Validator:
         kind = plain.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             raise ValueError(f"the input schema of a tool describes an object; got type {kind!r}")
+        nullable = with_null(plain)
+        self._cost = cost_of(nullable)
+        if self._cost.evaluations > MAX_EVALUATIONS:
+            raise ValueError(
+                f"the schema looks at one value more than {MAX_EVALUATIONS} times: its alternatives, or the "
+                "references in them, multiply; make it simpler"
+            )
+        self._max_values = min(MAX_VALUES, MAX_WORK // self._cost.evaluations)
         try:
-            self._compiled = jsonschema_rs.validator_for(with_null(plain), retriever=_refuse)
+            self._compiled = jsonschema_rs.validator_for(nullable, retriever=_refuse)
         except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
         names = (*plain.get("properties", ()), *plain.get("required", ()))
@@ -257,29 +294,68 @@ class Validator:
         Raises:
             SchemaValidationError: If the arguments do not fit the schema.
         """
+        self._check_size(args)
         notes: tuple[str, ...] = ()
         declared = self._declared
         if declared is not None and not args.keys() <= declared:
             notes = tuple(f"undeclared argument: {name}" for name in args if name not in declared)
             args = {name: value for name, value in args.items() if name in declared}
-        self.check(args)
+        self._check(args)
         return args, notes
 
     def check(self, args: Mapping[str, JSON]) -> None:
         """Check arguments as they are.
 
+        Args:
+            args: The arguments of a call.
+
         Raises:
-            SchemaValidationError: they do not fit.
+            SchemaValidationError: If they do not fit the schema, hold more than `MAX_VALUES` values, or are
+                nested deeper than `nesting.MAX_DEPTH`.
         """
+        self._check_size(args)
+        self._check(args)
+
+    def _check_size(self, args: Mapping[str, JSON]) -> None:
+        """Raise if there is too much to check, or to look through for mistakes."""
+        if len(args) <= self._max_values and is_flat(args.values()):
+            return
+        try:
+            count_values(args if isinstance(args, dict) else dict(args), max_values=self._max_values)
+        except TooDeepError as error:
+            raise SchemaValidationError(f"the arguments are {error}") from None
+        except TooManyValuesError as error:
+            raise SchemaValidationError(f"the arguments hold {error}; pass fewer") from None
+
+    def _check(self, args: Mapping[str, JSON]) -> None:
         plain = args if isinstance(args, dict) else dict(args)
         try:
             if self._compiled.is_valid(plain):
                 return
-            mistakes = [_mistake(error) for error in self._compiled.iter_errors(plain)]
+            n_errors = count_values(plain) * self._cost.evaluations
+            if self._cost.is_recursive or n_errors > MAX_ERRORS:
+                mistakes = [f"{self._first_mistake(plain)}; there may be more"]
+            else:
+                mistakes = list(map(_mistake, self._compiled.iter_errors(plain)))
         except Exception as error:
             raise SchemaValidationError(f"the arguments cannot be checked: {shorten(str(error))}") from None
         more = f"; and {len(mistakes) - MAX_REPORTED} more" if len(mistakes) > MAX_REPORTED else ""
         raise SchemaValidationError("; ".join(mistakes[:MAX_REPORTED]) + more)
+
+    def _first_mistake(self, args: dict[str, JSON]) -> str:
+        """Say what is wrong first, in linear time: `iter_errors` makes all errors before it gives one."""
+        try:
+            self._closed.validate(args)
+        except jsonschema_rs.ValidationError as error:
+            return _mistake(error)
+        except (ValueError, jsonschema_rs.ReferencingError):  # a reference led into alternatives
+            pass
+        return "the arguments do not fit the schema"
+
+    @functools.cached_property
+    def _closed(self) -> jsonschema_rs.Validator:
+        schema = _with_closed_alternatives(with_null(self.schema))
+        return jsonschema_rs.validator_for(schema, retriever=_refuse)
 
 
 def _refuse(uri: str) -> JSON:
@@ -298,7 +374,16 @@ def _mistake(error: Any) -> str:
         if len(deepest.instance_path) > len(error.instance_path):
             return _mistake(deepest)
         return _at(error, "; or ".join(dict.fromkeys(shorten(branch.message, 60) for branch in branches)))
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Not) and (closed := _closed_alternatives(kind)):
+        met = repr(error.instance) if isinstance(error.instance, str) else error.instance
+        return _at(error, f"{shorten(met, 40)} fits none of {shorten(closed)}")
     return _at(error, error.message)
+
+
+def _closed_alternatives(kind: Any) -> JSON:
+    """Return the alternatives that `_with_closed_alternatives` has closed; None if it is another `not`."""
+    inner = fields_of((fields_of(kind.schema) or {}).get("not")) or {}
+    return next((inner[key] for key in ("anyOf", "oneOf") if inner.keys() == {key}), None)
 
 
 def _at(error: Any, message: str) -> str:

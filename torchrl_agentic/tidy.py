@@ -7,6 +7,7 @@ from typing import TypeAlias, cast
 from urllib.parse import unquote
 
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.nesting import TooDeepError, TooManyValuesError, count_values
 
 Schema: TypeAlias = Mapping[str, JSON]
 Path: TypeAlias = tuple[str, ...]
@@ -18,6 +19,10 @@ MAX_INLINE_DEPTH = 64
 """Depth of the result, in steps of a JSON pointer, below which references are kept."""
 MAX_INLINED = 2_000
 """How many subschemas are inlined, about; further references are kept."""
+MAX_NODES = 10_000
+"""How many subschemas a schema may have."""
+MAX_VALUES = 1_000_000
+"""How many values a schema may hold, those of its enumerations and examples included."""
 
 ONE_OR_MANY = frozenset((
     "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "additionalProperties",
@@ -54,8 +59,15 @@ def tidy(schema: Schema) -> dict[str, JSON]:
         A new schema. It may share parts with `schema` and with itself.
 
     Raises:
-        ValueError: If the schema is nested deeper than `MAX_DEPTH`.
+        ValueError: If the schema is nested deeper than `MAX_DEPTH`, or has more than `MAX_NODES` subschemas
+            or `MAX_VALUES` values.
     """
+    try:
+        count_values(schema, max_values=MAX_VALUES)
+    except TooDeepError as error:
+        raise ValueError(f"the schema is {error}") from None
+    except TooManyValuesError as error:
+        raise ValueError(f"the schema holds {error}") from None
     source = _Source(schema)
     tidied = _Tidy(source, keeps_definitions=source.keeps_all)
     plain = tidied.run()
@@ -97,6 +109,8 @@ class _Source:
                 self._fix(path)
                 continue
             self.nodes[path] = node
+            if len(self.nodes) > MAX_NODES:
+                raise ValueError(f"the schema has more than {MAX_NODES} subschemas; make it smaller")
             if nested:
                 self.in_nested_definitions.add(path)
             if not isinstance(node, Mapping):
@@ -108,10 +122,10 @@ class _Source:
                 pointers[path] = fields["$ref"]
             todo += (
                 ((*path, *steps), child, nested or (bool(path) and steps[0] in DEFINITIONS))
-                for steps, child in _children(fields)
+                for steps, child in children_of(fields)
             )
         for path, pointer in pointers.items():
-            target = _path_of(pointer)
+            target = path_of(pointer)
             if target is not None and target in self.nodes:
                 self.refs[path] = target
             else:
@@ -243,7 +257,8 @@ def _keywords(node: Schema) -> Iterator[tuple[str, JSON]]:
         yield key, value
 
 
-def _children(node: Schema) -> Iterator[tuple[Path, JSON]]:
+def children_of(node: Schema) -> Iterator[tuple[Path, JSON]]:
+    """Yield the subschemas of a schema, each with the steps that lead to it."""
     for key, value in node.items():
         if key in BY_NAME and isinstance(value, Mapping):
             for name, child in cast("Schema", value).items():
@@ -255,7 +270,7 @@ def _children(node: Schema) -> Iterator[tuple[Path, JSON]]:
             yield (key,), value
 
 
-def _path_of(pointer: str) -> Path | None:
+def path_of(pointer: str) -> Path | None:
     """Split the JSON pointer of a reference into the same document; None for any other reference."""
     if pointer == "#":
         return ()

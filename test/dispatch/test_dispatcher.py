@@ -338,6 +338,21 @@ async def test_what_cannot_run_is_answered_with_what_would():
     assert all(result.timing is not None for result in results)
 
 
+async def test_arguments_that_are_too_many_or_too_deep_are_invalid():
+    async def total(values: list[int]) -> int:
+        return sum(values)
+
+    deep: list[Any] = []
+    for _ in range(50_000):
+        deep = [deep]
+    calls = [_call("total", values=values) for values in ([1] * 200_000, deep, ["x"] * 90_000, [1] * 90_000)]
+    async with Dispatcher([total]).session("t") as session:
+        results = await session.run(calls)
+    assert [result.status for result in results] == [*[Status.INVALID_ARGS] * 3, Status.OK]
+    for result, said in zip(results, ("pass fewer", "levels deep", "values[0]:", "90000"), strict=True):
+        assert said in result.text
+
+
 async def test_calls_over_the_budget_of_a_turn_are_skipped():
     async def one() -> int:
         return 1

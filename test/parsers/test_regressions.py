@@ -1,6 +1,7 @@
 """What reviewers found: each of these was wrong once."""
 
 import pickle
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -153,3 +154,17 @@ def test_an_object_with_the_methods_of_a_parser_is_told_what_it_knows():
     )
     get_parser(other).parse(ONE, tools={"f": {}}, turn=3)
     assert given == {"tools": {"f": {}}, "turn": 3}
+
+
+def test_references_that_multiply_or_lead_back_cost_no_more_than_others():
+    """Typing an argument by this schema of 2 kB would look at 2**22 subschemas, or at one for ever."""
+    text = "<tool_call>\n<function=f>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>"
+    for keyword, end in product(("anyOf", "oneOf", "allOf"), ("d12", "d0")):
+        defs = {f"d{n}": {keyword: [{"$ref": f"#/$defs/d{n + 1}"}] * 4} for n in range(11)}
+        defs |= {
+            "d11": {keyword: [{"$ref": f"#/$defs/{end}"}, {"type": "integer"}]},
+            "d12": {"type": "integer"},
+        }
+        for schema in ({"properties": {"n": {"$ref": "#/$defs/d0"}}}, {"allOf": [{"$ref": "#/$defs/d0"}]}):
+            (call,) = get_parser("qwen3_coder").parse(text, tools={"f": {**schema, "$defs": defs}}).calls
+            assert call.args == {"n": 12}

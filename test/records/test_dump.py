@@ -15,6 +15,7 @@ from torchrl_agentic.records import (
     BadLine,
     Dump,
     DumpFile,
+    DumpTooLarge,
     Recorder,
     Summary,
     TrajectoryRecord,
@@ -223,3 +224,26 @@ def test_a_summary_counts_calls():
     found = record(turn(result=good), turn(index=1, result=bad), turn(index=2)).summary
     assert (found.n_turns, found.n_calls, found.n_errors) == (3, 2, 1)
     assert (dict(found.statuses), dict(found.tools)) == ({"ok": 1, "error": 1}, {"f": 2})
+
+
+def test_a_line_longer_than_is_allowed_is_reported_and_costs_no_other(tmp_path: Path):
+    write(tmp_path / "0.jsonl", "short")
+    write(tmp_path / "0.jsonl", "long", turns=(turn("x" * 100_000),))
+    short, long = read_records(tmp_path, max_line_bytes=50_000)
+    assert isinstance(short, TrajectoryRecord)
+    assert isinstance(long, BadLine)
+    assert "more than max_line_bytes=50,000" in long.reason
+    assert all(isinstance(one, TrajectoryRecord) for one in read_records(tmp_path))
+
+
+def test_what_compressed_files_may_unpack_to_can_be_given(tmp_path: Path):
+    write(tmp_path / "0.jsonl.zst", "a", turns=(turn("x" * 100_000),))
+    with pytest.raises(DumpTooLarge, match="more than 50,000"):
+        list(read_records(tmp_path, max_unpacked_bytes=50_000))
+    assert len(list(read_records(tmp_path, max_unpacked_bytes=500_000))) == 1
+
+
+@pytest.mark.parametrize("name", ["max_unpacked_bytes", "max_line_bytes"])
+def test_a_bound_that_nothing_keeps_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(ValueError, match=f"{name} must be 1 or more; got 0"):
+        Dump(tmp_path, **{name: 0})

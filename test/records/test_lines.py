@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrl_agentic.records import DumpTooLarge
 from torchrl_agentic.records.lines import Lines
 
 pieces = st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"a\n", b"\n\nb"]), max_size=8)
@@ -104,3 +108,114 @@ def test_how_much_was_looked_at_is_known(tmp_path: Path):
         lines.scan(40)
         assert lines.scanned == 0.5
         assert len(lines) == 5
+
+
+def bomb(megabytes: int) -> bytes:
+    """Make a frame of blocks that repeat one byte, 128 KiB from 4 bytes, as no honest compressor would."""
+    # RFC 8878: no checksum, no size, a window of 128 KiB; blocks of type 1 (RLE) of the byte "x"; the last.
+    frame = b"\x28\xb5\x2f\xfd\x00\x38"
+    block = ((1 << 17) << 3 | 1 << 1).to_bytes(3, "little") + b"x"
+    return frame + block * (megabytes * 8) + b"\x01\x00\x00"
+
+
+def test_what_a_compressed_file_unpacks_to_is_bounded_in_memory_and_on_disk(tmp_path: Path):
+    """98 kB that unpack to 3 GiB, in a process that may have 512 MiB more than it starts with."""
+    path = tmp_path / "0.jsonl.zst"
+    path.write_bytes(bomb(3 << 10))
+    assert path.stat().st_size < 100_000
+    code = f"""
+import os, resource, zstandard
+from pathlib import Path
+from torchrl_agentic.records import DumpTooLarge, read_records
+began = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (began + (512 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_FSIZE, ((1 << 30) + 1,) * 2)
+try:
+    list(read_records({str(path)!r}))
+except DumpTooLarge as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "unpack to more than 1,073,741,824" in done.stdout, done.stderr
+    assert "'zstd -d'" in done.stdout
+    assert "max_unpacked_bytes" in done.stdout
+    assert str(path) in done.stdout
+
+
+def test_a_file_that_unpacks_to_too_much_stays_refused_until_it_is_written_anew(tmp_path: Path):
+    path = tmp_path / "0.jsonl.zst"
+    path.write_bytes(zstandard.compress(b"a\n" * 500) + zstandard.compress(b"b\n" * 501))
+    with Lines(path, 2000) as lines:
+        for _ in range(2):
+            with pytest.raises(DumpTooLarge, match="more than 2,000"):
+                lines.scan()
+        path.write_bytes(zstandard.compress(b"c\n"))
+        lines.scan()
+        assert known(lines) == [b"c"]
+
+
+@settings(deadline=None)
+@given(
+    frames=st.lists(st.binary(max_size=60).map(lambda some: some * 40 + b"\n"), min_size=1, max_size=5),
+    cut=st.none() | st.integers(0, 400),
+    most=st.integers(1, 4000),
+    budget=st.none() | st.integers(1, 50),
+    step=st.integers(1, 300),
+)
+def test_a_bound_is_kept_to_the_byte_however_the_file_is_framed_cut_grown_and_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    frames: list[bytes],
+    cut: int | None,
+    most: int,
+    budget: int | None,
+    step: int,
+):
+    """With the last frame cut or whole, and the file written so many bytes at a time."""
+    path = tmp_path_factory.mktemp("lines") / "f.jsonl.zst"
+    path.touch()
+    packed = [zstandard.ZstdCompressor(write_checksum=True).compress(frame) for frame in frames]
+    last = packed[-1] if cut is None else packed[-1][: min(cut, len(packed[-1]) - 1)]
+    data = b"".join(packed[:-1]) + last
+    whole = b"".join(frames if cut is None else frames[:-1])
+    with Lines(path, most) as lines:
+        try:
+            for begin in range(0, len(data), step):
+                with path.open("ab") as file:
+                    file.write(data[begin : begin + step])
+                while lines.scan(budget):
+                    pass
+        except DumpTooLarge:
+            assert len(b"".join(frames)) > most
+        else:
+            assert len(whole) <= most
+            sure = [line for _, line in wanted(whole)]
+            assert known(lines)[: len(sure)] == sure
+        assert sum(lines.size(index) for index in range(len(lines))) <= most
+
+
+def test_beginnings_of_frames_without_end_are_passed_over_in_one_go(tmp_path: Path, monkeypatch):
+    """Each read of the file serves all of the broken frames in it."""
+    path = tmp_path / "f.jsonl.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" * 10_000 + zstandard.compress(b"whole\n"))
+    reads: list[int] = []
+    pread = os.pread
+
+    def counted(file: int, size: int, offset: int) -> bytes:
+        reads.append(size)
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    with Lines(path) as lines:
+        lines.scan()
+        assert known(lines) == [b"whole"]
+    assert len(reads) < 20
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
+def test_lines_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str):
+    """Where each begins is kept in memory."""
+    monkeypatch.setattr("torchrl_agentic.records.lines.MAX_LINES", 1000)
+    path, data = tmp_path / f"f{suffix}", b"x\n" * 1001
+    path.write_bytes(data if suffix == ".jsonl" else zstandard.compress(data))
+    with Lines(path) as lines, pytest.raises(DumpTooLarge, match="more than 1,000 lines: split it"):
+        lines.scan()

@@ -296,7 +296,9 @@ def test_what_cannot_be_asked_for_is_refused_with_a_sentence(http: httpx.Client,
 @embedded
 def test_numbers_that_are_none_are_refused(http: httpx.Client):
     body = '{"code": "1", "language": "python", "run_timeout": NaN}'
-    assert http.post("/run_code", content=body).status_code == 422
+    assert (
+        http.post("/run_code", content=body, headers={"Content-Type": "application/json"}).status_code == 422
+    )
 
 
 def test_other_paths_and_methods_are_not_served(http: httpx.Client):

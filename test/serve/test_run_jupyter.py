@@ -114,4 +114,7 @@ def test_no_cells_are_a_success(http: httpx.Client):
 
 @pytest.mark.parametrize("body", ["{}", '{"cells": "print(1)"}', '{"cells": [1]}'])
 def test_a_body_that_makes_no_sense_is_refused(http: httpx.Client, body: str):
-    assert http.post("/run_jupyter", content=body).status_code == 422
+    assert (
+        http.post("/run_jupyter", content=body, headers={"Content-Type": "application/json"}).status_code
+        == 422
+    )

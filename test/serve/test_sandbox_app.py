@@ -1,6 +1,7 @@
 """The server under load, with clients that leave and sandboxes that fail; ours alone."""
 
 import asyncio
+import contextlib
 import os
 import select
 import shutil
@@ -255,7 +256,8 @@ def test_a_body_that_is_too_long_is_refused(chunked: bool):
     data = b"x" * 5000
     with serving(sandbox_app(max_body_bytes=1000)) as url:
         content = iter((data[:2500], data[2500:])) if chunked else data
-        answer = httpx.post(f"{url}/run_code", content=content, trust_env=False, timeout=WAIT_S)
+        kind = {"Content-Type": "application/json"}
+        answer = httpx.post(f"{url}/run_code", content=content, headers=kind, trust_env=False, timeout=WAIT_S)
     assert answer.status_code == 413
     assert "1000" in answer.json()["detail"]
 
@@ -284,12 +286,13 @@ async def test_places_are_given_in_the_order_of_arrival_and_given_back():
 
     async def one(number: int) -> None:
         nonlocal running, peak
-        async with admission.place():
-            order.append(number)
-            running += 1
-            peak = max(peak, running)
-            await asyncio.sleep(0)
-            running -= 1
+        with admission.entered():
+            async with admission.place():
+                order.append(number)
+                running += 1
+                peak = max(peak, running)
+                await asyncio.sleep(0)
+                running -= 1
 
     async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*map(one, range(10)))
@@ -308,21 +311,23 @@ async def test_a_place_is_given_back_after_an_error():
 @no_sandbox
 async def test_who_is_cancelled_in_the_queue_leaves_it():
     admission = Admission(max_concurrency=1, max_queue=1)
-    async with admission.place():
-        waiting = asyncio.create_task(_take(admission))
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
-            await _take(admission)
-        waiting.cancel()
-        await asyncio.wait((waiting,))
-        assert admission.waiting == 0
+    with admission.entered():
+        async with admission.place():
+            waiting = asyncio.create_task(_take(admission))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded):
+                await _take(admission)
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+            assert admission.waiting == 0
     async with asyncio.timeout(WAIT_S):
         await _take(admission)
 
 
 async def _take(admission: Admission, then: Callable[[], object] = bool) -> None:
-    async with admission.place():
-        then()
+    with admission.entered():
+        async with admission.place():
+            then()
 
 
 @no_sandbox
@@ -330,8 +335,10 @@ async def _take(admission: Admission, then: Callable[[], object] = bool) -> None
 def test_the_time_to_come_back_goes_by_how_long_runs_take(seconds: float, waiting: int, expected: int):
     admission = Admission(max_concurrency=2, max_queue=10)
     admission.note(seconds)
-    admission.waiting = waiting
-    assert admission.retry_after_s() == expected
+    with contextlib.ExitStack() as entered:
+        for _ in range(waiting):
+            entered.enter_context(admission.entered())
+        assert admission.retry_after_s() == expected
 
 
 @no_sandbox

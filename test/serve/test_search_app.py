@@ -115,7 +115,7 @@ def test_a_server_without_words_finds_nothing(documents: list[Document]):
     ],
 )
 def test_a_body_that_makes_no_sense_is_refused(http: httpx.Client, body: str):
-    answer = http.post("/retrieve", content=body)
+    answer = http.post("/retrieve", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["msg"]
 

@@ -325,6 +325,17 @@ def test_settings_of_servers_reach_them(servers: Path):
         assert toolset.request_timeout == 60
 
 
+def test_bounds_of_servers_and_what_becomes_of_changes_reach_them(servers: Path):
+    text = MCP_CLASS.replace(
+        "timeout: 60", "max_result_bytes: 1000\n      on_change: refuse\n      fingerprints: {}"
+    )
+    for loaded in _load(servers, text).toolsets:
+        assert isinstance(loaded.toolset, MCPToolset)
+        assert (loaded.toolset.max_result_bytes, loaded.toolset.on_change) == (1000, "refuse")
+    with pytest.raises(ConfigError, match="on_change is 'warn' or 'refuse'; got 'ask'"):
+        _load(servers, MCP_CLASS.replace("timeout: 60", "on_change: ask"))
+
+
 def test_what_no_server_offers_cannot_be_selected(servers: Path):
     with pytest.raises(
         ConfigError, match=r"c\.yaml:11: .*no tool 'lokup' to select; did you mean 'lookup'\?"

@@ -26,7 +26,8 @@ def test_numbers_are_compared_as_numbers(answer, truth):
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth"), [("4", "5"), ("", "5"), ("no", "no"), ("4 #### 5", "4"), ("12", "2")]
+    ("answer", "truth"),
+    [("4", "5"), ("", "5"), ("no", "no"), ("4 #### 5", "4"), ("12", "2"), ("1e99999999999999999999", "5")],
 )
 def test_other_numbers_are_others(answer, truth):
     assert not same_number(answer, truth)

@@ -27,11 +27,13 @@ from torchrl_agentic import (
 )
 from torchrl_agentic.dispatch import Dispatcher, init_execution_pool
 from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.serve.access import Access
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
 from torchrl_agentic.tidy import tidy
+from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.tools.lifecycle import LifecycleTool
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
 from torchrl_agentic.tools.service import Patience
@@ -584,3 +586,26 @@ async def test_two_tools_with_different_limits_for_one_service_are_told_at_once(
     with pytest.raises(ValueError, match="another name"):
         await other.setup()
     await one.teardown()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_server_that_wants_a_token_is_sent_the_one_that_the_file_of_tools_names(
+    tmp_path: Path, is_known: bool
+):
+    token = "correct-horse-battery-staple"
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text(token if is_known else token[::-1])
+    with serving(sandbox_app(access=Access(token=token))) as url:
+        options = f"{{sandbox_fusion_url: '{url}', token_file: {path}, enable_global_rate_limit: false}}"
+        (tmp_path / "tools.yaml").write_text(f"tools:\n  - sandbox_fusion: {options}\n")
+        (tool,) = load_tools(tmp_path / "tools.yaml").tools
+        dispatcher = Dispatcher([tool])
+        async with dispatcher.session("t") as session:
+            (result,) = await session.run([ParsedCall(tool.name, {"code": "print(6 * 7)"}, "c1")])
+        await dispatcher.close()
+        passed, _ = await asyncio.to_thread(
+            _process_single_case, 0, None, "42", url, "print(42)", 10, token_file=str(path)
+        )
+    assert (result.status, "42" in result.text) == ((Status.OK, True) if is_known else (Status.INFRA, False))
+    assert passed == (True if is_known else -1)

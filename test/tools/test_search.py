@@ -2,12 +2,18 @@
 
 import asyncio
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 
 from torchrl_agentic import Status
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.serve.access import Access
+from torchrl_agentic.serve.documents import Document
+from torchrl_agentic.serve.search_app import search_app
+from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
 from torchrl_agentic.tools import SearchTool
 from torchrl_agentic.tools.service import Patience
@@ -135,3 +141,34 @@ def test_numbers_that_mean_nothing_are_refused(bad):
 def test_a_url_is_needed(url):
     with pytest.raises(ValueError, match="retrieval_service_url"):
         SearchTool(url)
+
+
+TOKEN = "correct-horse-battery-staple"
+
+
+@pytest.mark.parametrize("how", ["file", "header"])
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_server_that_wants_a_token_is_sent_it(tmp_path: Path, is_known: bool, how: str):
+    token = TOKEN if is_known else TOKEN[::-1]
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text(token)
+    options = {"token_file": path} if how == "file" else {"headers": {"Authorization": f"Bearer {token}"}}
+    documents = [Document("1", "Cats", "They sleep.")]
+    with serving(search_app(documents, access=Access(token=TOKEN))) as url:
+        tool = SearchTool(f"{url}/retrieve", enable_global_rate_limit=False, patience=QUICK, **options)
+        dispatcher = Dispatcher([pickle.loads(pickle.dumps(tool))])
+        async with dispatcher.session("t") as session:
+            (result,) = await session.run([ParsedCall("search", {"query_list": ["cats"]}, "c1")])
+        await dispatcher.close()
+    assert result.status is (Status.OK if is_known else Status.INFRA)
+    assert ("They sleep." in result.text) == is_known
+    assert token not in result.text
+
+
+def test_a_token_file_that_all_can_read_is_refused_by_the_client_too(tmp_path: Path):
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        SearchTool("http://localhost:1/retrieve", token_file=path)

@@ -284,6 +284,39 @@ async def test_an_edit_that_is_not_clear_changes_nothing():
     assert not sandbox.is_open
 
 
+@pytest.mark.parametrize("new", ["bb", "é", "b" * 500, "b" * (1 << 19)])
+async def test_an_edit_that_would_make_a_file_too_large_is_refused_before_its_text_is_built(new: str):
+    """The last of these texts would have 512 GiB."""
+    async with BubblewrapSandbox() as sandbox:
+        await sandbox.write_file("f", b"a" * (1 << 20))
+        args, said = {"path": "f", "old": "a", "new": new, "all": True}, f"{len(new.encode()) << 20} bytes"
+        with pytest.raises(ToolError, match=f"would have {said}.* at most {1 << 20}"):
+            await FileEditTool(sandbox).run(args, ToolContext(call_id="c1"))
+        assert await sandbox.read_file("f") == b"a" * (1 << 20)
+
+
+async def test_an_edit_may_fill_a_file_up_to_the_limit():
+    async with BubblewrapSandbox() as sandbox:
+        await sandbox.write_file("f", "é".encode() * (1 << 19))
+        args = {"path": "f", "old": "é", "new": "ab", "all": True}
+        await FileEditTool(sandbox).run(args, ToolContext(call_id="c1"))
+        assert await sandbox.read_file("f") == b"ab" * (1 << 19)
+
+
+@pytest.mark.parametrize("limit", [1 << 10, 1 << 20])
+async def test_a_file_that_is_larger_than_the_limit_of_a_file_is_not_written(limit: int):
+    async with BubblewrapSandbox(ResourceLimits(disk_bytes=limit if limit < 1 << 20 else 1 << 30)) as sandbox:
+        write, edit, ctx = FileWriteTool(sandbox), FileEditTool(sandbox), ToolContext(call_id="c1")
+        for text in ("a" * (limit + 1), "é" * (limit // 2 + 1)):
+            with pytest.raises(ToolError, match=f"would have .* at most {limit}"):
+                await write.run({"path": "f", "content": text}, ctx)
+        with pytest.raises(FileNotFoundError):
+            await sandbox.read_file("f")
+        await write.run({"path": "f", "content": "a" * limit}, ctx)
+        with pytest.raises(ToolError, match=f"would have {2 * limit} bytes.* at most {limit}"):
+            await edit.run({"path": "f", "old": "a", "new": "bb", "all": True}, ctx)
+
+
 async def test_a_lost_sandbox_is_infra(dispatcher: Dispatcher):
     """The outer bwrap is killed from outside before code runs."""
     seen: list[int] = []

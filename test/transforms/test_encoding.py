@@ -5,8 +5,9 @@ from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrl_agentic.parsers import control_tokens_of, escape_control_tokens
 from torchrl_agentic.testing import byte_tokenizer
-from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitize_control_tokens
+from torchrl_agentic.transforms.encoding import Encoder, Piece
 
 QWEN = FAMILIES["qwen2_5"].tokenizer()
 ENCODER = Encoder(QWEN)
@@ -85,7 +86,7 @@ def test_a_slow_tokenizer_is_refused():
 
 
 @given(texts)
-def test_sanitized_text_encodes_without_control_tokens(text):
-    clean = sanitize_control_tokens(text, QWEN)
+def test_escaped_text_encodes_without_control_tokens(text):
+    clean = escape_control_tokens(text, control_tokens_of(QWEN).values())
     assert not set(QWEN(clean, add_special_tokens=False)["input_ids"]) & ENCODER.control
     assert clean.replace("\u200b", "") == text

@@ -280,7 +280,7 @@ def test_a_template_that_shows_no_images_of_tools_is_refused_with_the_reason():
 def test_a_prompt_that_holds_the_placeholder_beside_an_image_is_refused_with_the_reason():
     processor = qwen("qwen3_vl")
     env = token_env(processor.tokenizer, [show], media=True, processor=processor)
-    with pytest.raises(ValueError, match=r"2 placeholders .* for 1 images .*sanitize_control_tokens"):
+    with pytest.raises(ValueError, match=r"2 placeholders .* for 1 images .*escape_control_tokens"):
         asked(env, [part(png(30, 30)), {"type": "text", "text": "what is <|image_pad|>?"}])
 
 

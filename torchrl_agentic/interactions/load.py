@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, default_name
+from torchrl_agentic.tool_config.lines import read_yaml
 
 VERL: Mapping[str, str] = {
     "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "torchrl_agentic.interactions.Gsm8kInteraction",
@@ -35,10 +34,7 @@ def load_interactions(path: str | Path) -> dict[str, Interaction]:
         ValueError: If the file says something else, two have one name, or a class cannot be found or made.
     """
     path = Path(path)
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: no YAML: {error}") from error
+    data = read_yaml(path).data
     entries = cast("dict[str, Any]", data).get("interaction") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: expected {_FORM}; got {data!r}")

@@ -6,6 +6,7 @@ a line to `registry.PARSERS`; let a test inherit `testing.ParserContract`.
 
 from torchrl_agentic.parsers.auto import Mismatch, check_parser
 from torchrl_agentic.parsers.base import LIMITS, Limits, Stream, ToolCallParser
+from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
 from torchrl_agentic.parsers.events import CallFailed, CallReady, TextDelta
 from torchrl_agentic.parsers.hermes import HermesParser
 from torchrl_agentic.parsers.json_block import JSONToolCallParser
@@ -35,6 +36,8 @@ __all__ = [
     "ToolCallParser",
     "XMLToolCallParser",
     "check_parser",
+    "control_tokens_of",
+    "escape_control_tokens",
     "get_parser",
     "tool_instructions",
     "with_tools",

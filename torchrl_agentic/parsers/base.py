@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
+from itertools import islice
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.look_alike import Interface
@@ -16,9 +18,19 @@ from torchrl_agentic.messages import (
     Fields,
     ParsedCall,
     ParseResult,
+    TextPart,
     ToolResult,
+    altered,
     content_text,
     fields_of,
+)
+from torchrl_agentic.nesting import MAX_DEPTH
+from torchrl_agentic.parsers.control_tokens import (
+    FAMILY_MARKERS,
+    AddedTokens,
+    Escaper,
+    control_tokens_of,
+    escaper,
 )
 from torchrl_agentic.parsers.events import Event, TextDelta, events_of
 from torchrl_agentic.tool import Tool
@@ -37,7 +49,7 @@ class Limits:
 
     calls: int = 256
     argument_bytes: int = 4_000_000
-    depth: int = 200
+    depth: int = MAX_DEPTH
 
     def __post_init__(self) -> None:
         """Refuse what would let nothing through."""
@@ -70,6 +82,10 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     `isinstance(item, ToolCallParser)` is true of look-alikes too: objects with `parse`, `render_call` and
     `render_result`; see `get_parser`.
 
+    What `render_result` and `render` of a subclass are given is escaped already, names and ids included: no
+    control token stands in it, nor a marker of the format (`control_markers`). This class sees to that, so
+    that a format cannot forget it. See `with_tokenizer` for which tokens those are.
+
     name: how it is registered. stop: strings at which a model that waits for results must stop. result_role:
     the role of the messages that answer.
 
@@ -86,6 +102,39 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     stop: tuple[str, ...] = ()
     result_role: str = "tool"
     limits: Limits = LIMITS
+    added_tokens: tuple[str, ...] | None = None
+    """The control tokens of the model's tokenizer; None: it is not known, and those of all families count."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Escape what the methods are given that write results."""
+        super().__init_subclass__(**options)
+        for name, escaping in (("render_result", _escaping_one), ("render", _escaping_all)):
+            if name in vars(cls):
+                setattr(cls, name, escaping(vars(cls)[name]))
+
+    def with_tokenizer(self, tokenizer: AddedTokens) -> Self:
+        """Return a parser of the same format that escapes the control tokens of a tokenizer, and no others.
+
+        Args:
+            tokenizer: The model's; see `control_tokens.control_tokens_of`.
+        """
+        made = copy.copy(self)
+        made.added_tokens = tuple(control_tokens_of(tokenizer).values())
+        return made
+
+    def control_markers(self) -> tuple[str, ...]:
+        """Return the markers of this format that must not come out of a tool, control tokens or not."""
+        return ()
+
+    @cached_property
+    def control_escaper(self) -> Escaper:
+        """What escapes control tokens, in whatever others write; markers of this format may stay."""
+        return escaper(FAMILY_MARKERS if self.added_tokens is None else self.added_tokens)
+
+    @cached_property
+    def markup_escaper(self) -> Escaper:
+        """What escapes control tokens and the markers of this format, in results."""
+        return escaper((*self.control_escaper.markers, *self.control_markers()))
 
     @abstractmethod
     def parse(
@@ -125,7 +174,8 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a message: role, content, and whatever else the family's template reads."""
-        return {"role": self.result_role, "content": result.text, "tool_call_id": call_id}
+        content, call_id = self.markup_escaper.escape(result.text), self.control_escaper.escape(call_id)
+        return {"role": self.result_role, "content": content, "tool_call_id": call_id}
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
         """Write all results of a turn, in the order of the calls.
@@ -147,9 +197,8 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         return None
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._state().items())})"
-        )
+        shown = {key: value for key, value in self._state().items() if key != "added_tokens"}
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -172,6 +221,44 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+
+def _escaping_one(render_result: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `render_result` that is given an escaped result."""
+
+    @wraps(render_result)
+    def escaped(self: ToolCallParser, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        text = result.text
+        clean = _with_text(result, text, self.markup_escaper.escape(text))
+        return render_result(self, self.control_escaper.escape(call_id), clean)
+
+    return escaped
+
+
+def _escaping_all(render: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `render` that is given escaped calls and results; it may write them one behind the other."""
+
+    @wraps(render)
+    def escaped(
+        self: ToolCallParser, calls: Sequence[ParsedCall], results: Sequence[ToolResult]
+    ) -> list[Mapping[str, JSON]]:
+        escape = self.control_escaper.escape
+        named = [replace(call, tool=escape(call.tool), call_id=escape(call.call_id)) for call in calls]
+        texts = [result.text for result in results]
+        clean = map(_with_text, results, texts, self.markup_escaper.together(texts))
+        return render(self, named, list(clean))
+
+    return escaped
+
+
+def _with_text(result: ToolResult, before: str, after: str) -> ToolResult:
+    """Return a result with another text of as many lines; parts whose text is the same stay as they are."""
+    if before == after:
+        return result
+    lines = iter(after.split("\n"))
+    texts = ["\n".join(islice(lines, str(part).count("\n") + 1)) for part in result.parts]
+    pairs = zip(result.parts, texts, strict=True)
+    return altered(result, parts=tuple(part if str(part) == text else TextPart(text) for part, text in pairs))
 
 
 class Stream(ABC):

@@ -104,5 +104,5 @@ class FenceParser(TextParser):
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result in its tag."""
-        content = f"<{self.result}>\n{self.result_text(result)}\n</{self.result}>"
+        content = f"<{self.result}>\n{result.text}\n</{self.result}>"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}

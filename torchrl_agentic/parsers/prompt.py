@@ -7,14 +7,20 @@ from typing import cast
 
 from torchrl_agentic.messages import JSON, content_text
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
+from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, AddedTokens, control_tokens_of, escaper
 from torchrl_agentic.parsers.jsontext import dumps
 
 
-def with_tools(chat_template: str, tools: Tools) -> str:
+def with_tools(chat_template: str, tools: Tools, *, tokenizer: AddedTokens | None = None) -> str:
     """Give a chat template that shows these tools without being told of them.
 
     TorchRL's wrappers pass no `tools=` to the tokenizer. Give the same template to each that renders the
     conversation, as `chat_template=`: the policy, the reference model, the tokens transform.
+
+    Args:
+        chat_template: One that shows `tools`.
+        tools: What it is to show. Their descriptions may come from a server, so control tokens are escaped.
+        tokenizer: Whose control tokens those are; None: of all families.
 
     Raises:
         ValueError: the template shows no tools; `with_tools_message` puts them into a message.
@@ -22,7 +28,9 @@ def with_tools(chat_template: str, tools: Tools) -> str:
     if "tools" not in chat_template:
         raise ValueError("this chat template shows no tools; put them into a message: with_tools_message(…)")
     # The newline goes with the tag (trim_blocks), and leaves the template at the start of a line.
-    return f"{{% set tools = {_jinja(specs_of(tools))} %}}\n{chat_template}"
+    known = None if tokenizer is None else tuple(control_tokens_of(tokenizer).values())
+    control = escaper(FAMILY_MARKERS if known is None else known)
+    return f"{{% set tools = {_jinja(control.json(specs_of(tools)))} %}}\n{chat_template}"
 
 
 def _jinja(value: JSON) -> str:
@@ -48,9 +56,13 @@ def _jinja(value: JSON) -> str:
 
 
 def tool_instructions(tools: Tools, parser: ToolCallParser) -> str:
-    """Tell a model in words what tools there are, and how the parser wants them called."""
+    """Tell a model in words what tools there are, and how the parser wants them called.
+
+    Control tokens are escaped: the descriptions may come from a server.
+    """
     shape = getattr(parser, "shape", "") or parser.name
-    specs = "\n".join(map(dumps, specs_of(tools)))
+    control = getattr(parser, "control_escaper", None) or escaper(FAMILY_MARKERS)
+    specs = "\n".join(control.escape(dumps(spec)) for spec in specs_of(tools))
     return (
         "# Tools\n\nYou may call one or more of these tools. Each is described by a JSON Schema:\n"
         f"<tools>\n{specs}\n</tools>\n\nTo call a tool, write:\n{shape}"

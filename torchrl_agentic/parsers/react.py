@@ -99,7 +99,7 @@ class ReActParser(TextParser):
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as an observation."""
-        content = f"{_OBSERVATION} {self.result_text(result)}"
+        content = f"{_OBSERVATION} {result.text}"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}
 
     def control_markers(self) -> tuple[str, ...]:

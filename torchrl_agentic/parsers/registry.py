@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 from torchrl_agentic.callee import keywords_of
 from torchrl_agentic.look_alike import derives, lacking
+from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
@@ -82,7 +83,8 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
     parser: an object; a registered name or an entry point's; "auto", for the one that reads what the
     tokenizer's chat template writes; "vllm:name", "sglang:name" or "transformers:" for theirs; or
     "module:attribute". An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and
-    `render_result`. tokenizer: for "auto", vLLM and transformers. options: of the parser's class;
+    `render_result`. tokenizer: of the model, for "auto", vLLM and transformers; a parser that is made here
+    escapes its control tokens in results (`ToolCallParser.with_tokenizer`). options: of the parser's class;
     with "auto" what the template is told, such as `enable_thinking`.
 
     Raises:
@@ -90,6 +92,14 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
             template writes calls that none of ours reads.
         TypeError: it is no parser, or a tokenizer is needed.
     """
+    found = _found(parser, tokenizer, options)
+    if isinstance(parser, str) and hasattr(tokenizer, "added_tokens_decoder"):
+        return found.with_tokenizer(tokenizer)
+    return found
+
+
+def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
+    """Give the parser that is meant, whatever the tokenizer."""
     if derives(parser, ToolCallParser):
         return parser if len(_keywords(parser.parse)) == 2 else _adapted(parser)
     if not isinstance(parser, str):
@@ -139,10 +149,6 @@ class _Adapted(ToolCallParser):
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        self.render_call = target.render_call
-        self.render_result = target.render_result
-        if hasattr(target, "render"):
-            self.render = target.render
         self.known = _keywords(target.parse)
 
     def parse(self, response: Any, *, tools: Tools | None = None, turn: int = 0) -> Any:
@@ -150,9 +156,18 @@ class _Adapted(ToolCallParser):
         given = {"tools": tools, "turn": turn}
         return self.target.parse(response, **{name: given[name] for name in self.known})
 
-    def render_call(self, call: Any) -> str:  # pyright: ignore[reportRedeclaration]  replaced in __init__
+    def render_call(self, call: Any) -> Any:
         """Hand it on."""
-        raise NotImplementedError
+        return self.target.render_call(call)
+
+    def render_result(self, call_id: str, result: ToolResult) -> Any:
+        """Hand it on."""
+        return self.target.render_result(call_id, result)
+
+    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> Any:
+        """Hand it on, if the other knows of it."""
+        render = getattr(self.target, "render", super().render)
+        return render(calls, results)
 
 
 def _keywords(parse: Callable[..., Any]) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.defuse import defused
 from torchrl_agentic.parsers.jsontext import check_size
 from torchrl_agentic.parsers.reader import Reader, Steps
 from torchrl_agentic.parsers.text import TextParser
@@ -89,6 +88,5 @@ class TagsParser(TextParser):
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result in its tag."""
-        text = defused(result.text, (*self.control_markers(), f"</{self.result}>"))
-        content = f"<{self.result}>{text}</{self.result}>"
+        content = f"<{self.result}>{result.text}</{self.result}>"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}

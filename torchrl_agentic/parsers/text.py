@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, ToolResult
+from torchrl_agentic.messages import JSON, ParsedCall, ParseResult
 from torchrl_agentic.parsers.attempts import number
 from torchrl_agentic.parsers.base import Stream, Tokenizer, Tools, message_text, schemas_of
-from torchrl_agentic.parsers.defuse import defused
 from torchrl_agentic.parsers.events import Event
 from torchrl_agentic.parsers.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.scan import TextScanner
@@ -108,14 +107,6 @@ class TextParser(TextScanner):
         markers = [*self.openers, self.closer, *self.turn_end, *self.think]
         markers += [*self.section, *self.forged]
         return tuple(dict.fromkeys(marker for marker in markers if marker))
-
-    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as a message, in which no marker of the format can be forged."""
-        return {"role": self.result_role, "content": self.result_text(result), "tool_call_id": call_id}
-
-    def result_text(self, result: ToolResult) -> str:
-        """The text of a result, in which no marker of the format stands."""
-        return defused(result.text, self.control_markers())
 
 
 class TextStream(Stream):

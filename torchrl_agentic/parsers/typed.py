@@ -16,16 +16,19 @@ _MAX_REFERENCES = 16
 
 def property_schema(schema: Fields | None, key: str) -> Fields | None:
     """Return the schema of one argument, or None if the schema says nothing about it."""
-    return None if schema is None else _property(schema, key, schema)
+    return None if schema is None else _property(schema, key, schema, set())
 
 
-def _property(schema: Fields, key: str, root: Fields, depth: int = 0) -> Fields | None:
+def _property(schema: Fields, key: str, root: Fields, seen: set[int], depth: int = 0) -> Fields | None:
+    if id(schema) in seen:  # references multiply, and lead back
+        return None
+    seen.add(id(schema))
     found = (fields_of(schema.get("properties")) or {}).get(key)
     branches = schema.get("allOf")
     if found is None and isinstance(branches, list) and depth < _MAX_REFERENCES:
         for branch in cast("list[JSON]", branches):
             fields = _resolved(fields_of(branch), root)
-            inner = None if fields is None else _property(fields, key, root, depth + 1)
+            inner = None if fields is None else _property(fields, key, root, seen, depth + 1)
             if inner is not None:
                 return inner
     if found is None:
@@ -47,12 +50,22 @@ def _resolved(schema: Fields | None, root: Fields) -> Fields | None:
 
 def types_of(schema: Fields | None, root: Fields | None) -> frozenset[str] | None:
     """Return the JSON types that a schema allows; None if it does not say."""
-    found = None if schema is None else _declared_types(schema, root)
-    is_nullable = schema is not None and schema.get("nullable") is True
-    return found | {"null"} if found is not None and is_nullable else found
+    return _types(schema, root, set())
 
 
-def _declared_types(schema: Fields, root: Fields | None) -> frozenset[str] | None:
+def _types(
+    schema: Fields | None, root: Fields | None, seen: set[int], depth: int = 0
+) -> frozenset[str] | None:
+    if schema is None or depth > _MAX_REFERENCES:
+        return None
+    if id(schema) in seen:  # its types are, or will be, among those found
+        return frozenset()
+    seen.add(id(schema))
+    found = _declared_types(schema, root, seen, depth)
+    return found | {"null"} if found is not None and schema.get("nullable") is True else found
+
+
+def _declared_types(schema: Fields, root: Fields | None, seen: set[int], depth: int) -> frozenset[str] | None:
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset((kind,))
@@ -62,7 +75,7 @@ def _declared_types(schema: Fields, root: Fields | None) -> frozenset[str] | Non
         branches = schema.get(key)
         if isinstance(branches, list):
             found = [_resolved(fields_of(branch), root or {}) for branch in cast("list[JSON]", branches)]
-            known = [types_of(branch, root) for branch in found]
+            known = [_types(branch, root, seen, depth + 1) for branch in found]
             if all(types is not None for types in known):
                 return frozenset[str]().union(*(types for types in known if types is not None))
             return None

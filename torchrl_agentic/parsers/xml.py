@@ -122,6 +122,5 @@ class XMLToolCallParser(TextParser):
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a `<tool_result>` element, errors marked."""
         mark = "[error] " if result.is_error else ""
-        text = self.result_text(result)
-        content = f'<tool_result call_id="{html.escape(call_id)}">{mark}{text}</tool_result>'
+        content = f'<tool_result call_id="{html.escape(call_id)}">{mark}{result.text}</tool_result>'
         return {"role": "tool", "content": content, "tool_call_id": call_id}

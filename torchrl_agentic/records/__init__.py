@@ -8,6 +8,7 @@ from torchrl_agentic.records.base import Recorders, Recording, TrajectoryHook, a
 from torchrl_agentic.records.codec import SCHEMA_VERSION, message_to_json, record_from_json, record_to_json
 from torchrl_agentic.records.dump import Dump, DumpFile, read_line, read_records
 from torchrl_agentic.records.encode import SECRET_NAMES, Secrets
+from torchrl_agentic.records.lines import DumpTooLarge
 from torchrl_agentic.records.record import (
     BadLine,
     Summary,
@@ -26,6 +27,7 @@ __all__ = [
     "BadLine",
     "Dump",
     "DumpFile",
+    "DumpTooLarge",
     "FileRecording",
     "Recorder",
     "Recorders",

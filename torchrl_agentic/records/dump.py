@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pydantic_core
 
@@ -19,17 +20,22 @@ _UNREADABLE = (
     ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
 _HEAD = 4096  # bytes in which the summary of a trajectory nearly always lies
+MAX_LINE_BYTES = 256 << 20
+"""The longest line that is read: the images that a model was shown are in it."""
 
 
 class DumpFile:
     """The trajectories of one file, in its order.
 
     step: the number that its name is, else the name. It is opened with the first look. While a program runs
-    the file may grow, shrink or vanish: `scan` says so.
+    the file may grow, shrink or vanish: `scan` says so. max_unpacked_bytes, max_line_bytes: see `Dump`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, *, max_unpacked_bytes: int | None = None, max_line_bytes: int = MAX_LINE_BYTES
+    ) -> None:
         self.path = path
+        self.max_unpacked_bytes, self.max_line_bytes = max_unpacked_bytes, max_line_bytes
         self.name = path.name.removesuffix(".zst").removesuffix(".jsonl")
         self.step = int(self.name) if self.name.isascii() and self.name.isdigit() else None
         self._lines: Lines | None = None
@@ -40,13 +46,13 @@ class DumpFile:
         """Look for more trajectories in the next `budget` bytes, or in all there are; whether any came.
 
         Raises:
-            OSError: the file is gone, or cannot be read.
+            OSError: the file is gone, or cannot be read; `DumpTooLarge` if it is larger than is allowed.
             MissingExtra: it is compressed, and zstandard is not installed.
         """
         if self._lines is not None and self._is_another():
             self.close()
         if self._lines is None:
-            self._lines = Lines(self.path)
+            self._lines = Lines(self.path, self.max_unpacked_bytes)
             self._opened += 1
         return self._lines.scan(budget)
 
@@ -106,12 +112,18 @@ class DumpFile:
         return record if isinstance(record, BadLine) else record.summary
 
     def record(self, index: int) -> TrajectoryRecord | BadLine:
-        """Read a trajectory.
+        """Read a trajectory; a line longer than `max_line_bytes` is not read.
 
         Raises:
             OSError: the file cannot be read any more.
         """
         lines = self._known
+        if (size := lines.size(index)) > self.max_line_bytes:
+            return BadLine(
+                lines.number(index),
+                f"it has {size:,} bytes, more than max_line_bytes={self.max_line_bytes:,}: give Dump or "
+                "read_records a larger one",
+            )
         return read_line(lines.read(index), lines.number(index))
 
     def records(self) -> Iterator[TrajectoryRecord | BadLine]:
@@ -148,12 +160,29 @@ class Dump:
     ...         file.scan()
     ...         print(file.name, [file.summary(i).score for i in range(len(file))])
 
+    Args:
+        path: A folder with a file per step, or one file.
+        max_unpacked_bytes: The most bytes that each compressed file may unpack to, into a temporary file;
+            None: 1 GiB, or 100 times its size if that is more.
+        max_line_bytes: The most bytes of a line; a longer one is a `BadLine`.
+
     Raises:
         FileNotFoundError: there is no such folder or file.
-        ValueError: it is a folder without any .jsonl or .jsonl.zst.
+        ValueError: it is a folder without any .jsonl or .jsonl.zst, or a bound is below 1.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        max_unpacked_bytes: int | None = None,
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        bounds = {"max_unpacked_bytes": max_unpacked_bytes, "max_line_bytes": max_line_bytes}
+        for name, bound in bounds.items():
+            if bound is not None and bound < 1:
+                raise ValueError(f"{name} must be 1 or more; got {bound}")
+        self._bounds: dict[str, Any] = bounds
         self.path = Path(path)
         self.files: list[DumpFile] = []
         self.refresh()
@@ -167,7 +196,7 @@ class Dump:
         for gone in known.keys() - set(paths):
             known[gone].close()
         before = self.files
-        self.files = [known[path] if path in known else DumpFile(path) for path in paths]
+        self.files = [known[path] if path in known else DumpFile(path, **self._bounds) for path in paths]
         return before != self.files
 
     def close(self) -> None:
@@ -192,15 +221,26 @@ def _files(folder: Path) -> list[Path]:
     return sorted(found, key=order)
 
 
-def read_records(path: str | Path) -> Iterator[TrajectoryRecord | BadLine]:
+def read_records(
+    path: str | Path, *, max_unpacked_bytes: int | None = None, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[TrajectoryRecord | BadLine]:
     """Read a dump, a folder or a file, trajectory by trajectory; a line that cannot be read is reported.
+
+    Args:
+        path: A folder with a file per step, or one file.
+        max_unpacked_bytes: See `Dump`.
+        max_line_bytes: See `Dump`.
+
+    Returns:
+        An iterator over the trajectories; `BadLine` for a line that cannot be read.
 
     Raises:
         FileNotFoundError: there is no such folder or file.
+        DumpTooLarge: a compressed file unpacks to more than is allowed, or a file has too many lines.
         ValueError: it is a folder without any .jsonl or .jsonl.zst.
         MissingExtra: it is compressed, and zstandard is not installed.
     """
-    with Dump(path) as dump:
+    with Dump(path, max_unpacked_bytes=max_unpacked_bytes, max_line_bytes=max_line_bytes) as dump:
         for file in dump.files:
             yield from file.records()
             file.close()

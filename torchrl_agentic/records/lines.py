@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from array import array
@@ -12,6 +13,15 @@ from torchrl_agentic.records.writer import ZSTD, require_zstd
 
 _CHUNK = 4 << 20
 _FRAME = b"\x28\xb5\x2f\xfd"  # what a zstd frame begins with (RFC 8878, 3.1.1)
+_PIECE = 1 << 11  # unpacked in one go: at most 64 MiB come of it, 128 KiB of each block of 4 bytes
+UNPACKED_BYTES, UNPACKED_TIMES = 1 << 30, 100
+"""A compressed file may unpack to so many bytes, or to so many times its size if that is more."""
+MAX_LINES = 1 << 24
+"""The most lines of a file: where each is takes 24 bytes of memory."""
+
+
+class DumpTooLarge(OSError):
+    """A file of a dump has more lines, or unpacks to more bytes, than is allowed; the message says more."""
 
 
 class Lines:
@@ -21,16 +31,21 @@ class Lines:
     without a newline, as a crash leaves it, and is found anew as it grows. A compressed file is unpacked into
     a temporary one as it is scanned. cuts: how often the file was found shorter than it had been.
 
+    Args:
+        path: The file.
+        max_unpacked_bytes: What a compressed file may unpack to; None: 1 GiB, or 100 times its size.
+
     Raises:
         OSError: the file cannot be opened, or read.
         MissingExtra: it is compressed, and zstandard is not installed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_unpacked_bytes: int | None = None) -> None:
         self.path = path
         self._source = path.open("rb", buffering=0)
         self.inode = os.fstat(self._source.fileno()).st_ino
-        self._unpacked = _Unpacked(self._source) if path.suffix == ZSTD else None
+        is_packed = path.suffix == ZSTD
+        self._unpacked = _Unpacked(path, self._source, max_unpacked_bytes) if is_packed else None
         self._file: BinaryIO = self._source if self._unpacked is None else self._unpacked.file
         self.cuts = 0
         self._begin()
@@ -74,6 +89,7 @@ class Lines:
         What has been cut off, or written anew in place, is looked at from the beginning.
 
         Raises:
+            DumpTooLarge: it has too many lines, or unpacks to too many bytes.
             OSError: the file cannot be read any more.
         """
         came = self._unpacked is not None and self._unpacked.more(budget)
@@ -103,6 +119,12 @@ class Lines:
             self._open_start = self._scanned + found + 1
             begin = found + 1
         self._scanned += len(chunk)
+        if len(self._starts) > MAX_LINES:
+            raise DumpTooLarge(
+                errno.EFBIG,
+                f"it has more than {MAX_LINES:,} lines: split it into several files",
+                str(self.path),
+            )
 
     def _keep(self, start: int, end: int) -> None:
         self._line += 1
@@ -146,59 +168,99 @@ class _Unpacked:
     goes on behind it. read: bytes of the compressed file.
     """
 
-    def __init__(self, source: BinaryIO) -> None:
-        self._zstd = require_zstd("A dump in .zst")
+    def __init__(self, path: Path, source: BinaryIO, max_bytes: int | None) -> None:
+        zstd = require_zstd("A dump in .zst")
+        self._error: type[Exception] = zstd.ZstdError
+        self._decompressor: Any = zstd.ZstdDecompressor()
+        self._path = path
         self._source = source
+        self._max_bytes = max_bytes
         self.file: BinaryIO = tempfile.TemporaryFile(prefix="records-", buffering=0)  # noqa: SIM115  see close
-        self.read = 0
+        self._waiting: list[bytes] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self.file.truncate(0)
+        self._waiting.clear()
+        self.read = self._size = self._written = 0
         self._frame: Any = None
         self._frame_start = 0
-        self._is_lost = False
+        self._is_lost = self._is_too_large = False
 
     def more(self, budget: int | None) -> bool:
-        """Unpack about as many bytes of the compressed file, or all that are there; whether any were read."""
+        """Unpack about as many bytes of the compressed file, or all that are there; whether any were read.
+
+        Raises:
+            DumpTooLarge: it unpacks to more than is allowed.
+        """
         end = os.fstat(self._source.fileno()).st_size
         if end < self.read:  # written anew
-            self.file.truncate(0)
-            self.read, self._frame, self._is_lost = 0, None, False
-        began = self.read
-        stop = end if budget is None else min(end, began + max(budget, len(_FRAME)))
-        while self.read < stop:
-            data = _read_at(self._source, self.read, min(_CHUNK, stop - self.read))
-            if not data:
-                break  # it was cut off meanwhile
-            if self._is_lost:
-                self._find(data)
-                if len(data) < len(_FRAME):
-                    break
-            else:
-                self._unpack(data)
-        return self.read != began
-
-    def _find(self, data: bytes) -> None:
-        """Look for the next frame, whose mark may begin in the last bytes."""
-        found = data.find(_FRAME)
-        self._is_lost = found < 0
-        self.read += found if found >= 0 else max(0, len(data) - len(_FRAME) + 1)
-
-    def _unpack(self, data: bytes) -> None:
-        if self._frame is None:
-            self._frame, self._frame_start = self._zstd.ZstdDecompressor().decompressobj(), self.read
+            self._begin()
+        most = max(UNPACKED_BYTES, UNPACKED_TIMES * end) if self._max_bytes is None else self._max_bytes
+        if self._is_too_large:
+            raise self._too_large(end, most)
+        stop = end if budget is None else min(end, self.read + max(budget, len(_FRAME)))
+        came = False
         try:
-            _write(self.file, self._frame.decompress(data))
-        except self._zstd.ZstdError:
-            _write(self.file, b"\n")
-            self.read, self._frame, self._is_lost = self._frame_start + 1, None, True
+            while self.read < stop:
+                before = (self.read, self._is_lost)
+                data = _read_at(self._source, self.read, min(_CHUNK, stop - self.read))
+                self._unpack(data, most)
+                if self._is_too_large:
+                    raise self._too_large(end, most)
+                if before == (self.read, self._is_lost):
+                    break  # too little to go on, or the file was cut off meanwhile
+                came = True
+        finally:
+            self._write()
+        return came
+
+    def _too_large(self, size: int, most: int) -> DumpTooLarge:
+        return DumpTooLarge(
+            errno.EFBIG,
+            f"its {size:,} bytes unpack to more than {most:,}: if you trust it, unpack it with 'zstd -d', or "
+            "give Dump or read_records a larger max_unpacked_bytes",
+            str(self._path),
+        )
+
+    def _unpack(self, data: bytes, most: int) -> None:
+        """Unpack what of some bytes can be unpacked, and look for the next frame behind a broken one."""
+        view, began, at = memoryview(data), self.read, 0
+        while 0 <= at < len(data) and not self._is_too_large:
+            if self._is_lost:
+                found = data.find(_FRAME, at)
+                self._is_lost = found < 0
+                at = max(at, len(data) - len(_FRAME) + 1) if found < 0 else found
+                if self._is_lost:
+                    break
+            if self._frame is None:
+                self._frame, self._frame_start = self._decompressor.decompressobj(), began + at
+            piece = view[at : at + _PIECE]
+            try:
+                self._add(self._frame.decompress(piece), most)
+            except self._error:
+                self._add(b"\n", most)
+                self._frame, self._is_lost = None, True
+                at = self._frame_start + 1 - began  # it may have begun in earlier bytes
+                continue
+            at += len(piece)
+            if self._frame.eof:
+                at -= len(self._frame.unused_data)
+                self._frame = None
+        self.read = began + at
+
+    def _add(self, data: bytes, most: int) -> None:
+        if self._size + len(data) > most:
+            self._is_too_large = True
             return
-        self.read += len(data)
-        if self._frame.eof:
-            self.read -= len(self._frame.unused_data)
-            self._frame = None
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size - self._written >= _CHUNK:
+            self._write()
 
-
-def _write(file: BinaryIO, data: bytes) -> None:
-    """Append to a file that may be read elsewhere at the same time."""
-    offset = os.fstat(file.fileno()).st_size
-    while data:
-        written = os.pwrite(file.fileno(), data, offset)
-        data, offset = data[written:], offset + written
+    def _write(self) -> None:
+        data = memoryview(b"".join(self._waiting))
+        self._waiting.clear()
+        while data:
+            written = os.pwrite(self.file.fileno(), data, self._written)
+            data, self._written = data[written:], self._written + written

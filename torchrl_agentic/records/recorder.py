@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON, Message, Turn
+from torchrl_agentic.permissions import PRIVATE, check_mode
 from torchrl_agentic.records.base import Recording, TrajectoryHook
 from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.records.encode import SECRET_NAMES, Secrets, line
@@ -51,10 +52,12 @@ class Recorder(TrajectoryHook):
             written; see `Secrets`.
         max_pending: characters that may wait to be written; beyond it the environment waits.
         run: The id of the run, for programs that continue one; None for a random one.
+        mode: permissions of the files that are created, whatever the umask is; who may read a file may enter
+            the folders that are created for it. Files and folders that are there keep theirs.
 
     Raises:
-        TypeError: `run` is no text.
-        ValueError: there is no such suffix, or no room for a line.
+        TypeError: `run` is no text, or `mode` no integer.
+        ValueError: there is no such suffix, no room for a line, or `mode` is no permissions of a file.
         MissingExtra: the files are to be compressed, and zstandard is not installed.
     """
 
@@ -67,6 +70,7 @@ class Recorder(TrajectoryHook):
         secrets: Iterable[str] = SECRET_NAMES,
         max_pending: int = 64 << 20,
         run: str | None = None,
+        mode: int = PRIVATE,
     ) -> None:
         if not isinstance(cast("object", run), str | None) or run == "":
             raise TypeError(
@@ -76,8 +80,10 @@ class Recorder(TrajectoryHook):
             raise ValueError(f"the suffix is one of {', '.join(SUFFIXES)}; got {suffix!r}")
         if max_pending < 1:
             raise ValueError(f"max_pending must be 1 or more; got {max_pending}")
+        check_mode("mode", mode)
         self.path = Path(path)
         self.step = step
+        self.mode = mode
         self.suffix = suffix
         self.secrets = Secrets(secrets)
         self.max_pending = max_pending
@@ -130,7 +136,7 @@ class Recorder(TrajectoryHook):
     def _live(self) -> Writer:
         """Our writer, made anew after unpickling and after a fork."""
         if self._writer is None or self._writer.pid != os.getpid():
-            self._writer = Writer(self.max_pending, _OtherRuns(self.run))
+            self._writer = Writer(self.max_pending, _OtherRuns(self.run), self.mode)
             self._variables = self.secrets.variables()
             weakref.finalize(self, self._writer.close)
         return self._writer

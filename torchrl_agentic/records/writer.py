@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.permissions import PRIVATE, make_folders, open_file
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,14 @@ class Writer:
     Args:
         max_pending: How many characters may wait.
         found: Called on the thread with each file that is not empty when it is opened.
+        mode: Permissions of the files that are created.
     """
 
-    def __init__(self, max_pending: int, found: Callable[[Path], object] | None = None) -> None:
+    def __init__(
+        self, max_pending: int, found: Callable[[Path], object] | None = None, mode: int = PRIVATE
+    ) -> None:
         self._found = found
+        self._mode = mode
         self.pid = os.getpid()
         self.error: OSError | None = None
         self._max_pending = max_pending
@@ -116,8 +121,8 @@ class Writer:
         if self._open is not None and self._open[0] == path:
             return self._open[1]
         self._leave()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_folders(path.parent, self._mode)
+        descriptor = open_file(path, os.O_RDWR | os.O_APPEND, self._mode)
         self._open = (path, descriptor)
         size = os.fstat(descriptor).st_size
         if size and self._found is not None:

@@ -14,6 +14,7 @@ import struct
 from typing import Any
 
 from torchrl_agentic.messages import fields_of
+from torchrl_agentic.nesting import read_json
 from torchrl_agentic.repl.base import ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.images import KINDS, MAX_IMAGES, is_image
 from torchrl_agentic.sandbox import Process
@@ -53,8 +54,8 @@ class KernelLink:
         body = (await self._first(4 + length))[4:]
         del self._data[: 4 + length]
         try:
-            fields = fields_of(json.loads(body))
-        except (ValueError, RecursionError):
+            fields = fields_of(read_json(body))
+        except ValueError:
             raise BadMessage("no JSON") from None
         if fields is None:
             raise BadMessage("no object")

@@ -12,10 +12,11 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl_agentic.ledger import PROMPT
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers.base import Tools, specs_of
+from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.drift import decode
-from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
+from torchrl_agentic.transforms.encoding import Encoder, Piece, escaped
 from torchrl_agentic.transforms.template import ChatTemplate
 from torchrl_agentic.transforms.tokens import ATTENTION, TOKENS, stop_ids
 
@@ -32,18 +33,23 @@ class HistoryToTokens(TensorDictModuleBase):
         super().__init__()
         self.in_keys: Any = [("history", "prompt")]
         self.out_keys: Any = [TOKENS, ATTENTION]
-        self.tokenizer, self.encoder = tokenizer, Encoder(tokenizer)
+        self.encoder, self._control = (
+            Encoder(tokenizer),
+            escaper(tuple(control_tokens_of(tokenizer).values())),
+        )
         self.template = ChatTemplate(
-            tokenizer, chat_template=chat_template, tools=specs_of(tools), provable=False
+            tokenizer,
+            chat_template=chat_template,
+            tools=specs_of(tools),
+            control=self._control,
+            provable=False,
         )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the prompt of each row."""
         td, rows = border.leaves(tensordict)
         for row, conversation in zip(rows, border.prompts(td), strict=True):
-            chat = [
-                sanitized(border.message_dict(one), self.tokenizer) for one in border.messages(conversation)
-            ]
+            chat = [escaped(border.message_dict(one), self._control) for one in border.messages(conversation)]
             text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
             ids = torch.tensor(self.encoder.encode([text]).ids, device=row.device)
             row.set(TOKENS, ids)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import os
 import shutil
 import subprocess
@@ -33,6 +32,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.nesting import read_json
 from torchrl_agentic.sandbox import cgroups, seccomp
 from torchrl_agentic.sandbox.base import WORK, SandboxResult, checked
 from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
@@ -250,7 +250,7 @@ def _filter_fd(limits: ResourceLimits) -> Generator[list[int]]:
 def _exit_code(status: bytes) -> int | None:
     for line in status.splitlines():
         try:
-            report: dict[str, Any] = json.loads(line)
+            report: dict[str, Any] = read_json(line)
         except ValueError:
             continue  # bwrap was killed while it wrote
         if "exit-code" in report:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.nesting import read_json
 from torchrl_agentic.sandbox.inside.wire import BadMessage, Splitter, pack
 
 MAX_ANSWER = 9 << 20
@@ -209,9 +210,9 @@ class Link:
         """
         try:
             body, *fields = message
-            header = dict(json.loads(body))
+            header: Any = read_json(body)
             waiting = self._waiting.pop(header["id"], None)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             raise BadMessage("no answer") from None
         if waiting is None or waiting.done():
             return

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Generator
 
 from torchrl_agentic.serve.refusals import Overloaded
 
@@ -23,28 +23,40 @@ class Admission:
                 f"max_concurrency is 1 or more, max_queue 0 or more; got {max_concurrency}, {max_queue}"
             )
         self.max_concurrency, self.max_queue = max_concurrency, max_queue
-        self.waiting = 0
+        self._inside = self._running = 0
         self._places = asyncio.Semaphore(max_concurrency)
         self._mean_s: float | None = None
 
-    @contextlib.asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
-        """Wait for a place, and hold it.
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place, or send their bodies still."""
+        return self._inside - self._running
+
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """Join those that run or wait, before a body is read.
 
         Raises:
             Overloaded: too many wait already.
         """
-        if self._places.locked() and self.waiting >= self.max_queue:
+        if self._inside >= self.max_concurrency + self.max_queue:
             raise Overloaded(self.retry_after_s())
-        self.waiting += 1
+        self._inside += 1
         try:
-            await self._places.acquire()
+            yield
         finally:
-            self.waiting -= 1
+            self._inside -= 1
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncGenerator[None]:
+        """Wait for a place, and hold it; for those that have entered."""
+        await self._places.acquire()
+        self._running += 1
         began = time.monotonic()
         try:
             yield
         finally:
+            self._running -= 1
             self._places.release()
             self.note(time.monotonic() - began)
 
@@ -56,3 +68,32 @@ class Admission:
         """Take note of how long a run took."""
         old = seconds if self._mean_s is None else self._mean_s
         self._mean_s = old + _NEWEST * (seconds - old)
+
+
+class Budget:
+    """The bytes that all requests together may take."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held = 0
+
+    @contextlib.contextmanager
+    def hold(self, count: int) -> Generator[Callable[[int], None]]:
+        """Take so many bytes; yield what gives all but so many of them back.
+
+        Raises:
+            Overloaded: others have taken too much of them.
+        """
+        if self.held + count > self.max_bytes:
+            raise Overloaded(1, f"requests that are under way take {self.held} of {self.max_bytes} bytes")
+        self.held += count
+
+        def keep(rest: int) -> None:
+            nonlocal count
+            self.held -= count - rest
+            count = rest
+
+        try:
+            yield keep
+        finally:
+            self.held -= count

@@ -18,9 +18,11 @@ MIN_S = 0.001
 
 
 async def run_code(
-    request: RunCode, make_sandbox: Callable[[], Sandbox], languages: Mapping[str, Language]
+    request: RunCode, make_sandbox: Callable[[], Sandbox], languages: Mapping[str, Language], max_bytes: int
 ) -> Json:
     """Compile and run a program, and give the answer for whoever sent it.
+
+    max_bytes: of all files that are sent back.
 
     Raises:
         BadRequest: its files cannot be written.
@@ -33,14 +35,14 @@ async def run_code(
         sandbox = make_sandbox()
         if request.language == PYTHON and isinstance(sandbox, ForkServerSandbox):
             async with ForkServerRepl(sandbox) as repl:
-                return await _run_forked(request, repl, language)
+                return await _run_forked(request, repl, language, max_bytes)
         async with sandbox:
-            return await _run(request, sandbox, language)
+            return await _run(request, sandbox, language, max_bytes)
     except InfrastructureError as error:
         return refusal(code_answer(None, None), str(error))
 
 
-async def _run_forked(request: RunCode, repl: ForkServerRepl, language: Language) -> Json:
+async def _run_forked(request: RunCode, repl: ForkServerRepl, language: Language, max_bytes: int) -> Json:
     file = await _put(request, repl.sandbox, language)
     ran = await run_forked(
         repl,
@@ -49,10 +51,10 @@ async def _run_forked(request: RunCode, repl: ForkServerRepl, language: Language
         timeout=max(MIN_S, request.run_timeout),
         memory_bytes=_memory(request.memory_limit_MB, repl.sandbox, overhead_mb=0),
     )
-    return code_answer(None, ran, await fetch(repl.sandbox, request.fetch_files))
+    return code_answer(None, ran, await fetch(repl.sandbox, request.fetch_files, max_bytes))
 
 
-async def _run(request: RunCode, sandbox: Sandbox, language: Language) -> Json:
+async def _run(request: RunCode, sandbox: Sandbox, language: Language, max_bytes: int) -> Json:
     file = await _put(request, sandbox, language)
     compiled = None
     if language.compile:
@@ -66,7 +68,7 @@ async def _run(request: RunCode, sandbox: Sandbox, language: Language) -> Json:
         memory_bytes = _memory(request.memory_limit_MB, sandbox, language.overhead_mb)
     command = language.command(file, memory_mb)
     ran = await _command(sandbox, command, request.run_timeout, request.stdin, memory_bytes)
-    return code_answer(compiled, ran, await fetch(sandbox, request.fetch_files))
+    return code_answer(compiled, ran, await fetch(sandbox, request.fetch_files, max_bytes))
 
 
 async def _put(request: RunCode, sandbox: Sandbox, language: Language) -> str:

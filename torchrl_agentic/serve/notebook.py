@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Callable
 
@@ -24,8 +25,10 @@ resource.setrlimit(resource.RLIMIT_AS, (_most if _hard < 0 else min(_most, _hard
 del _file, _most, _hard, resource"""
 
 
-async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox]) -> Json:
+async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox], max_bytes: int) -> Json:
     """Run cells, and give the answer for whoever sent them. Later cells run after an error.
+
+    max_bytes: of what the cells show, the last one whole, and again of all files that are sent back.
 
     Raises:
         BadRequest: the files cannot be written.
@@ -37,33 +40,38 @@ async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox]) 
     try:
         async with repl_in(make_sandbox()) as repl:
             await put(repl.sandbox, request.files)
-            driver, cells = await _run(request, repl)
-            return jupyter_answer(driver, cells, await fetch(repl.sandbox, request.fetch_files))
+            driver, cells = await _run(request, repl, max_bytes)
+            return jupyter_answer(driver, cells, await fetch(repl.sandbox, request.fetch_files, max_bytes))
     except InfrastructureError as error:
         return refusal(jupyter_answer(None, []), str(error))
 
 
-async def _run(request: RunJupyter, repl: Repl) -> tuple[CommandResult, list[Json]]:
-    """Run the cells until they have ended, or their time has."""
+async def _run(request: RunJupyter, repl: Repl, max_bytes: int) -> tuple[CommandResult, list[Json]]:
+    """Run the cells until they have ended, or their time has, or there is no room for what they show."""
     began = time.perf_counter()
     cells: list[Json] = []
     limited = False
+    shown = 0
     for code in request.cells:
         if request.memory_limit_MB > 0 and not limited:
             await repl.execute(_LIMIT.format(bytes=request.memory_limit_MB << 20), timeout=None)
             limited = True
         left = request.total_timeout - (time.perf_counter() - began)
-        if left <= 0:
+        if left <= 0 or shown > max_bytes:
             break
         found = await repl.execute(code, timeout=min(left, request.cell_timeout or left))
         cells.append(_cell(found))
+        shown += len(json.dumps(cells[-1]))
         if found.state_lost:
             limited = False  # a new interpreter answers from now on
     seconds = time.perf_counter() - began
+    count = f"{len(cells)} of {len(request.cells)}"
     if seconds >= request.total_timeout:
-        count = f"{len(cells)} of {len(request.cells)}"
         said = f"the cells took more than {request.total_timeout:g} s; {count} were run"
         return CommandResult("TimeLimitExceeded", seconds, None, "", said), cells
+    if len(cells) < len(request.cells):
+        said = f"the cells showed more than {max_bytes} bytes; {count} were run"
+        return CommandResult("Finished", seconds, 1, "", said), cells
     return CommandResult("Finished", seconds, 0, "", ""), cells
 
 

@@ -20,13 +20,36 @@ class BadRequest(Refused):
     """A request that asks for what cannot be."""
 
 
+class Forbidden(Refused):
+    """A request that comes from where none are taken."""
+
+    status: ClassVar[int] = 403
+
+
+class Unsupported(Refused):
+    """A body of a kind that is not taken."""
+
+    status: ClassVar[int] = 415
+
+
+class Unauthorized(Refused):
+    """A request without the token."""
+
+    status: ClassVar[int] = 401
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Say what is needed."""
+        return {"WWW-Authenticate": "Bearer"}
+
+
 class Overloaded(Refused):
     """More is asked than can wait. retry_after_s: when it is worth asking again, in whole seconds."""
 
     status: ClassVar[int] = 429
 
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"too many runs are waiting; ask again in {retry_after_s} s")
+    def __init__(self, retry_after_s: int, what: str = "too many runs are waiting") -> None:
+        super().__init__(f"{what}; ask again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
     @property

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, default_sandbox
+from torchrl_agentic.serve.access import Access
 from torchrl_agentic.serve.admission import Admission
 from torchrl_agentic.serve.code import run_code
 from torchrl_agentic.serve.languages import Language, languages_in
 from torchrl_agentic.serve.notebook import run_jupyter
+from torchrl_agentic.serve.refusals import BadRequest
 from torchrl_agentic.serve.wire import Json, RunCode, RunJupyter
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 MAX_QUEUE = 256
 MAX_BODY_BYTES = 32 << 20
+MAX_TOTAL_BODY_BYTES = 128 << 20
+BODY_TIMEOUT_S = 60.0
+MAX_ANSWER_BYTES = 32 << 20
+MAX_RUN_TIMEOUT_S = 300.0
 MEMORY_BYTES = 1 << 30
 """How much memory all processes of a run may take together."""
 MAX_PROCESSES = 64
@@ -44,9 +50,14 @@ def default_concurrency() -> int:
 def sandbox_app(
     *,
     make_sandbox: Callable[[], Sandbox] | None = None,
+    access: Access | None = None,
     max_concurrency: int | None = None,
     max_queue: int = MAX_QUEUE,
+    max_run_timeout_s: float = MAX_RUN_TIMEOUT_S,
     max_body_bytes: int = MAX_BODY_BYTES,
+    max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
+    body_timeout_s: float = BODY_TIMEOUT_S,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> Starlette:
     """Make the server: `POST /run_code`, `POST /run_jupyter`, `GET /v1/ping`.
 
@@ -57,36 +68,49 @@ def sandbox_app(
     Args:
         make_sandbox: gives a new sandbox that is not open yet; None: the strongest of this machine, with
             `run_limits()`.
+        access: who is served; None: programs that ask a name of loopback, without a token.
         max_concurrency: how many run at once; None: one more than there are processors. Time in the queue
             does not count as time of the run.
-        max_queue: how many wait.
+        max_queue: how many wait, or send their bodies.
+        max_run_timeout_s: the most that a request may ask for as time of its compilation, its run, its cells;
+            one that asks for more is answered with status 422.
         max_body_bytes: longer requests are answered with status 413.
+        max_total_body_bytes: what requests take together until they are answered; those that come besides get
+            status 429.
+        body_timeout_s: seconds that a body may take; then the answer is status 408.
+        max_answer_bytes: of the files that are sent back together, and of what cells show: those beyond it
+            are left out, or not run any more. The output of a program has the limit of its sandbox.
 
     Raises:
         SandboxError: there is no sandbox on this machine.
         MissingExtra: Starlette is not installed.
         ValueError: a number makes no sense.
     """
-    from torchrl_agentic.serve.http import Post, json_app
+    from torchrl_agentic.serve.http import BodyLimits, Post, json_app
 
+    for name, number in (("max_run_timeout_s", max_run_timeout_s), ("max_answer_bytes", max_answer_bytes)):
+        if not number > 0:
+            raise ValueError(f"{name} must be above 0; got {number}")
+    limits = BodyLimits(max_body_bytes, max_total_body_bytes, body_timeout_s)
     concurrency = default_concurrency() if max_concurrency is None else max_concurrency
-    runs = _Runs(
-        make_sandbox or (lambda: default_sandbox(run_limits())),
-        Admission(max_concurrency=concurrency, max_queue=max_queue),
-    )
+    admission = Admission(max_concurrency=concurrency, max_queue=max_queue)
+    runs = _Runs(make_sandbox or (lambda: default_sandbox(run_limits())), max_run_timeout_s, max_answer_bytes)
     return json_app(
         {"/run_code": Post(RunCode, runs.code), "/run_jupyter": Post(RunJupyter, runs.jupyter)},
-        max_body_bytes=max_body_bytes,
+        access=access or Access(),
+        admission=admission,
+        limits=limits,
         start=runs.languages,
     )
 
 
 class _Runs:
-    """Runs what it is asked to when there is a place for it."""
+    """Runs what it is asked to."""
 
-    def __init__(self, make_sandbox: Callable[[], Sandbox], admission: Admission) -> None:
+    def __init__(self, make_sandbox: Callable[[], Sandbox], max_timeout_s: float, max_bytes: int) -> None:
         make_sandbox()  # a machine without one is told of it here
-        self._make_sandbox, self._admission = make_sandbox, admission
+        self._make_sandbox = make_sandbox
+        self._max_timeout_s, self._max_bytes = max_timeout_s, max_bytes
         self._languages: Mapping[str, Language] | None = None
         self._looking = asyncio.Lock()
 
@@ -104,11 +128,21 @@ class _Runs:
 
     async def code(self, request: RunCode) -> Json:
         """Run a program."""
-        languages = await self.languages()
-        async with self._admission.place():
-            return await run_code(request, self._make_sandbox, languages)
+        self._bound(request, "run_timeout", "compile_timeout")
+        return await run_code(request, self._make_sandbox, await self.languages(), self._max_bytes)
 
     async def jupyter(self, request: RunJupyter) -> Json:
         """Run cells."""
-        async with self._admission.place():
-            return await run_jupyter(request, self._make_sandbox)
+        self._bound(request, "total_timeout", "cell_timeout")
+        return await run_jupyter(request, self._make_sandbox, self._max_bytes)
+
+    def _bound(self, request: RunCode | RunJupyter, *names: str) -> None:
+        """Refuse times that are too long; shorten those that were not asked for."""
+        for name in names:
+            asked = getattr(request, name)
+            if asked <= self._max_timeout_s:
+                continue
+            if name in request.model_fields_set:
+                most = f"at most {self._max_timeout_s:g} s are given here (--max-run-timeout)"
+                raise BadRequest(f"{name} is {asked:g} s; {most}")
+            setattr(request, name, self._max_timeout_s)

@@ -42,8 +42,11 @@ def _below_work(path: str) -> str:
     return path
 
 
+MAX_ITEMS = 1024
+"""How many cells a request may have, how many files, and how many that it wants back."""
 Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
 Files = dict[Annotated[str, AfterValidator(_below_work)], Annotated[bytes | None, BeforeValidator(_decoded)]]
+Items = Annotated[list[str], Field(max_length=MAX_ITEMS)]
 
 
 class RunCode(BaseModel):
@@ -55,20 +58,20 @@ class RunCode(BaseModel):
     run_timeout: Seconds = 10.0
     memory_limit_MB: int = Field(-1, le=1 << 20)
     stdin: str | None = None
-    files: Files = Field(default_factory=dict)
-    fetch_files: list[str] = Field(default_factory=list)
+    files: Files = Field(default_factory=dict, max_length=MAX_ITEMS)
+    fetch_files: Items = Field(default_factory=list)
 
 
 class RunJupyter(BaseModel):
     """Cells to run one after the other in a new interpreter. cell_timeout: of each cell; 0 for none."""
 
-    cells: list[str]
+    cells: Items
     cell_timeout: Seconds = 0.0
     total_timeout: Seconds = 45.0
     memory_limit_MB: int = Field(-1, le=1 << 20)
     kernel: str = "python3"
-    files: Files = Field(default_factory=dict)
-    fetch_files: list[str] = Field(default_factory=list)
+    files: Files = Field(default_factory=dict, max_length=MAX_ITEMS)
+    fetch_files: Items = Field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

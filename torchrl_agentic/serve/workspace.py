@@ -9,9 +9,6 @@ from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.serve.refusals import BadRequest
 from torchrl_agentic.serve.wire import Fetched
 
-MAX_FETCHED = 64 << 20
-"""How many bytes are sent back at most, of all files together."""
-
 
 async def put(sandbox: Sandbox, files: Mapping[str, bytes | None]) -> None:
     """Write files into a sandbox.
@@ -30,11 +27,11 @@ async def put(sandbox: Sandbox, files: Mapping[str, bytes | None]) -> None:
             raise BadRequest(f"{path!r} cannot be written: {error}") from None
 
 
-async def fetch(sandbox: Sandbox, paths: Sequence[str]) -> Fetched:
-    """Read the files that are there."""
+async def fetch(sandbox: Sandbox, paths: Sequence[str], max_bytes: int) -> Fetched:
+    """Read the files that are there. max_bytes: of all together; those that do not fit are left out."""
     files: dict[str, bytes] = {}
     missing: list[str] = []
-    room = MAX_FETCHED
+    room = max_bytes
     for path in dict.fromkeys(paths):
         try:
             data = await sandbox.read_file(path, room + 1)
@@ -44,7 +41,7 @@ async def fetch(sandbox: Sandbox, paths: Sequence[str]) -> Fetched:
             missing.append(f"{path!r} is not sent back: {error}")
             continue
         if len(data) > room:
-            missing.append(f"{path!r} is not sent back: all together hold more than {MAX_FETCHED >> 20} MiB")
+            missing.append(f"{path!r} is not sent back: all together hold more than {max_bytes} bytes")
             continue
         files[path] = data
         room -= len(data)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import yaml
 
+from torchrl_agentic.nesting import MAX_DEPTH
 from torchrl_agentic.tool_config.mistakes import ConfigError
 
 Steps = Sequence[int | str]
@@ -57,12 +58,13 @@ def read_yaml(path: Path) -> Document:
 
     Raises:
         ConfigError: there is no such file, it is no YAML, a key stands twice or is no text, an environment
-            variable is not set.
+            variable is not set, it is nested deeper than `MAX_DEPTH`.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
     try:
         text = path.read_text("utf-8")
+        _check_depth(path, text)
         loader = _FAST(text)
         root = loader.get_single_node()
         if root is None:
@@ -73,31 +75,55 @@ def read_yaml(path: Path) -> Document:
         raise ConfigError(_explain(path, error)) from None
 
 
+def _check_depth(path: Path, text: str) -> None:
+    """Raise ConfigError if the text is nested too deep; composing nodes recurses in C, events do not."""
+    loader, depth = _FAST(text), 0
+    while loader.check_event():
+        event = loader.get_event()
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise _too_deep(path, event)
+
+
+def _too_deep(path: Path, place: yaml.Event | yaml.Node) -> ConfigError:
+    return ConfigError(f"{_at(path, place)}: nested more than {MAX_DEPTH} levels deep; make it flatter")
+
+
 def _check(path: Path, root: yaml.Node) -> None:
     """Look at each node once; fill in environment variables."""
-    sizes: dict[int, int] = {}
+    known: dict[int, tuple[int, int]] = {}
     above: set[int] = set()
 
-    def visit(node: yaml.Node) -> int:
+    def visit(node: yaml.Node) -> tuple[int, int]:
+        """Return how many values a node stands for, and how deep they are nested."""
         if id(node) in above:
             raise ConfigError(f"{_at(path, node)}: an alias to what it stands in itself")
-        if id(node) in sizes:
-            return sizes[id(node)]
+        if id(node) in known:
+            return known[id(node)]
         above.add(id(node))
-        size = 1
+        inner: list[yaml.Node] = []
         if isinstance(node, yaml.ScalarNode):
             _fill_in(path, node)
         elif isinstance(node, yaml.SequenceNode):
-            size += sum(map(visit, cast("list[yaml.Node]", node.value)))
+            inner = cast("list[yaml.Node]", node.value)
         elif isinstance(node, yaml.MappingNode):
             pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
             _check_keys(path, [key for key, _ in pairs])
-            size += sum(visit(value) for _, value in pairs)
+            inner = [value for _, value in pairs]
+        size, depth = 1, 0
+        for child in inner:
+            found = visit(child)
+            size, depth = size + found[0], max(depth, found[1] + 1)
         above.remove(id(node))
         if size > MAX_NODES:
             raise ConfigError(f"{_at(path, node)}: its aliases stand for more than {MAX_NODES} values")
-        sizes[id(node)] = size
-        return size
+        if depth > MAX_DEPTH:  # aliases nest further
+            raise _too_deep(path, node)
+        known[id(node)] = size, depth
+        return known[id(node)]
 
     visit(root)
 
@@ -135,7 +161,7 @@ def _fill_in(path: Path, node: yaml.ScalarNode) -> None:
         node.value = _ENVIRONMENT.sub(variable, text)
 
 
-def _at(path: Path, node: yaml.Node) -> str:
+def _at(path: Path, node: yaml.Event | yaml.Node) -> str:
     return f"{path}:{cast('int', node.start_mark.line) + 1}"
 
 
@@ -147,7 +173,7 @@ def _explain(path: Path, error: Exception) -> str:
         yaml.SafeLoader(path.read_text("utf-8")).get_single_node()
     except yaml.MarkedYAMLError as better:
         error = better
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):  # it reads on where the other one stops
         pass
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"{path}: no YAML: {error}"

@@ -13,7 +13,9 @@ from torchrl_agentic.tool_config.models import MCPSection
 from torchrl_agentic.tool_config.spot import Spot
 from torchrl_agentic.tools.mcp import mcp_servers
 
-SETTINGS = ("rate_limit", "max_concurrent", "timeout", "sessions", "start_timeout")
+_OPTIONS = ("sessions", "start_timeout", "max_result_bytes", "on_change", "fingerprints")
+"""What `MCPToolset` takes by the same name."""
+SETTINGS = ("rate_limit", "max_concurrent", "timeout", *_OPTIONS)
 """What the `config` of an MCP entry may say, besides its type; rate_limit and max_concurrent hold for all its
 servers together. rate_limit: calls per second, as in verl."""
 _FROM_VERL = ("num_workers",)
@@ -46,7 +48,7 @@ def _options(config: Mapping[str, Any], spot: Spot) -> dict[str, Any]:
     for key in config:
         if key not in SETTINGS and key not in ("type", *_FROM_VERL):
             spot.at(key).fail(unknown_key(key, SETTINGS))
-    options = {key: config[key] for key in ("sessions", "start_timeout") if key in config}
+    options = {key: config[key] for key in _OPTIONS if key in config}
     if "timeout" in config:
         options["request_timeout"] = config["timeout"]
     try:

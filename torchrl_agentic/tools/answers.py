@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from torchrl_agentic.errors import ToolError
@@ -19,8 +19,15 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][+-]?\d+)?|\d+
 
 
 def numbers(text: str) -> list[Decimal]:
-    """Give the numbers of a text, in their order; commas may part thousands."""
-    return [Decimal(found.replace(",", "")) for found in _NUMBER.findall(text.replace("−", "-"))]
+    """Give the numbers of a text, in their order; commas may part thousands. NaN: one beyond all bounds."""
+    return [_decimal(found.replace(",", "")) for found in _NUMBER.findall(text.replace("−", "-"))]
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal("NaN")
 
 
 def same_number(answer: str, truth: str) -> bool:

@@ -12,6 +12,7 @@ from torchrl_agentic.tool import Effects, ToolContext
 from torchrl_agentic.tools.workspace import WorkspaceTool
 
 MAX_BYTES = 1 << 20
+"""How many bytes the file tools read, and how large a file may be that they change or write."""
 _PATH = {"type": "string", "description": "A path below /work, or relative to it."}
 
 
@@ -56,6 +57,22 @@ class _WritingTool(WorkspaceTool):
         super().__init__(sandbox)
         self.input_schema = _naming(self.input_schema, self.sandbox.limits.fs_write_roots)
 
+    async def _write(self, path: str, data: bytes) -> None:
+        self._check_size(path, len(data))
+        try:
+            await self.sandbox.write_file(path, data)
+        except OSError as error:
+            raise ToolError(str(error)) from None
+
+    def _check_size(self, path: str, size: int) -> None:
+        """Raise ToolError if a file may not have so many bytes."""
+        limit = min(MAX_BYTES, self.sandbox.limits.disk_bytes or MAX_BYTES)
+        if size > limit:
+            raise ToolError(
+                f"{path} would have {size} bytes, and this tool writes at most {limit}; "
+                "write less, or write it with a command"
+            )
+
 
 class FileWriteTool(_WritingTool):
     """Writes a whole file in the trajectory's workspace, making its folders."""
@@ -72,10 +89,11 @@ class FileWriteTool(_WritingTool):
     }
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Write the file as UTF-8."""
+        """Write the file as UTF-8; one that is larger than the sandbox takes is not begun."""
         await self.sandbox.open()
-        size = await _write(self.sandbox, args["path"], args["content"])
-        return ToolResult.from_text(f"wrote {size} bytes to {args['path']}", meta={"bytes": size})
+        path, data = args["path"], _encoded(args["content"])
+        await self._write(path, data)
+        return ToolResult.from_text(f"wrote {len(data)} bytes to {path}", meta={"bytes": len(data)})
 
 
 class FileEditTool(_WritingTool):
@@ -95,22 +113,26 @@ class FileEditTool(_WritingTool):
     }
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Replace the text; a file that is no UTF-8, or larger than is read, stays as it is."""
+        """Replace the text; a file that is no UTF-8, or too large before or after, stays as it is."""
         await self.sandbox.open()
-        path, old = args["path"], args["old"]
+        path, old, new = args["path"], _encoded(args["old"]), _encoded(args["new"])
         try:
             data = await self.sandbox.read_file(path, MAX_BYTES + 1)
-            text = data.decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise ToolError(str(error)) from None
         if len(data) > MAX_BYTES:
             raise ToolError(f"{path} has more than {MAX_BYTES} bytes; change it with a command")
-        count = text.count(old)
+        try:
+            data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ToolError(str(error)) from None
+        count = data.count(old)  # as of text: no character of UTF-8 begins inside of another
         if not count:
             raise ToolError(f"{path} does not hold that text; give it exactly, white space included")
         if count > 1 and not args.get("all"):
             raise ToolError(f"{path} holds that text {count} times; give more around it, or all=true")
-        await _write(self.sandbox, path, text.replace(old, args["new"]))
+        self._check_size(path, len(data) + count * (len(new) - len(old)))
+        await self._write(path, data.replace(old, new))
         places = "1 place" if count == 1 else f"{count} places"
         return ToolResult.from_text(f"changed {places} in {path}", meta={"replaced": count})
 
@@ -123,10 +145,8 @@ def _naming(schema: Schema, roots: Sequence[str]) -> Schema:
     return {**schema, "properties": {**schema["properties"], "path": path}}
 
 
-async def _write(sandbox: Sandbox, path: str, text: str) -> int:
+def _encoded(text: str) -> bytes:
     try:
-        data = text.encode()
-        await sandbox.write_file(path, data)
-    except (OSError, UnicodeEncodeError) as error:
+        return text.encode()
+    except UnicodeEncodeError as error:
         raise ToolError(str(error)) from None
-    return len(data)

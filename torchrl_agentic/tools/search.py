@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from torchrl_agentic.errors import ToolError
@@ -12,6 +13,7 @@ from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Tool, ToolContext
 from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, shared_limiter
 from torchrl_agentic.tools.text import middle_out
+from torchrl_agentic.tools.token_file import bearer
 
 BETWEEN_QUERIES = "\n---\n"
 
@@ -26,13 +28,15 @@ class SearchTool(Tool):
         retrieval_service_url: what takes `{queries, topk, return_scores}`, e.g. http://localhost:8000/retrieve;
             `torchrl-agentic serve search FOLDER` starts one here.
         topk: passages per query.
-        num_workers, rate_limit, enable_global_rate_limit, patience: as for `SandboxFusionTool`.
+        num_workers, rate_limit, enable_global_rate_limit, patience, headers, token_file: as for
+            `SandboxFusionTool`.
         timeout: seconds for one try.
         max_queries: more in one call are refused.
         output_max_chars: longer output loses its middle.
 
     Raises:
-        ValueError: no URL, or a number that is not above 0.
+        ValueError: no URL, a number that is not above 0, or no token in the file.
+        OSError: the token cannot be read.
     """
 
     name: str = "search"
@@ -64,6 +68,8 @@ class SearchTool(Tool):
         patience: Patience | None = None,
         max_queries: int = 16,
         output_max_chars: int = 8192,
+        headers: Mapping[str, str] | None = None,
+        token_file: str | Path | None = None,
     ) -> None:
         if not retrieval_service_url.startswith(("http://", "https://")):
             raise ValueError(
@@ -82,6 +88,7 @@ class SearchTool(Tool):
         self.enable_global_rate_limit = enable_global_rate_limit
         self.patience = patience or Patience()
         self.output_max_chars = output_max_chars
+        self._headers = {**(headers or {}), **bearer(token_file)}
         self._service: ServiceClient | None = None
 
     async def setup(self) -> None:
@@ -91,6 +98,7 @@ class SearchTool(Tool):
             await shared_limiter("search", self.url, self.rate_limit, self.enable_global_rate_limit),
             max_connections=self.num_workers,
             patience=self.patience,
+            headers=self._headers,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import json
 import math
 import random
 import time
@@ -20,6 +19,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.limits.adapt import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.nesting import read_json
 from torchrl_agentic.tool import ToolContext
 
 BUSY = frozenset({429, 503})
@@ -268,8 +268,8 @@ class ServiceClient:
             where = response.headers.get("location", "elsewhere")
             raise self._error(f"answered {status}, and wants to be asked at {where}", "moved", status=status)
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
+            return read_json(body)
+        except ValueError:
             if status >= 400:
                 return text
             raise self._error(f"answered what is no JSON: {text[:_SHOWN]!r}", "garbage") from None

@@ -38,7 +38,7 @@ from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
 from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
-from torchrl_agentic.transforms.within import keep_ended, stepped
+from torchrl_agentic.transforms.within import keep_ended, stepped, tokenizer_of
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ class ToolCompose(ToolList):
     _mask: torch.Tensor | None
     _own_runtime: bool
     _warned_of_worth: bool = False
+    _tokenizer: Any = None
 
     def __init__(
         self,
@@ -319,6 +320,7 @@ class ToolCompose(ToolList):
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows of the mask; the others go on as they are."""
         self._refresh_toolsets()
+        self._meet_tokenizer()
         rows = border.prompts(tensordict_reset)
         mask, self._mask = tensordict.get("_reset", self._mask), None
         chosen = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
@@ -338,6 +340,12 @@ class ToolCompose(ToolList):
             told.set("calls", telemetry.call_lists({}, tensordict_reset.batch_size))
         tensordict_reset.set(telemetry.KEY, told)
         return tensordict_reset
+
+    def _meet_tokenizer(self) -> None:
+        """Let the parser escape the control tokens of the tokenizer that this environment knows, if any."""
+        tokenizer = tokenizer_of(self.container)
+        if tokenizer is not None and tokenizer is not self._tokenizer:
+            self.parser, self._tokenizer = self.parser.with_tokenizer(tokenizer), tokenizer
 
     @property
     def _has_worlds(self) -> bool:
@@ -472,7 +480,13 @@ class ToolCompose(ToolList):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process, so that environments travel to workers."""
-        return {**super().__getstate__(), **_no_trajectories(), "_runtime": None, "_dispatcher": None}
+        return {
+            **super().__getstate__(),
+            **_no_trajectories(),
+            "_runtime": None,
+            "_dispatcher": None,
+            "_tokenizer": None,
+        }
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Describe what is added; `Compose` would ask its children, which a ToolCompose has not."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchrl_agentic.parsers.defuse import defused
+from torchrl_agentic.parsers.control_tokens import Escaper, control_tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,8 @@ class Encoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = False
-        added = tokenizer.added_tokens_decoder.items()
-        self.control = frozenset(index for index, token in added if len(token.content) > 1)
-        """The ids of all added tokens, which steer the conversation; a single character does not."""
+        self.control = frozenset(control_tokens_of(tokenizer))
+        """The ids of the tokens that steer the conversation."""
 
     def encode(self, pieces: Iterable[Piece], expansions: Expansions | None = None) -> Encoded:
         """Encode the text that the pieces make up together, without tokens at its beginning and end.
@@ -118,7 +117,7 @@ def _expanded(pieces: Iterable[Piece], expansions: Expansions) -> Iterator[Piece
                 f"{count} placeholders {mark!r} for {len(expansions[mark])} images or videos: either the "
                 "chat template does not show them in messages of this role (then another chat_template= or "
                 "tool_role=, or ToolCompose(media=False)), or a text holds the placeholder (then "
-                "sanitize_control_tokens(text, tokenizer))"
+                "escape_control_tokens(text))"
             )
 
 
@@ -131,28 +130,28 @@ def _first(text: str, marks: Iterable[str]) -> tuple[str, str, str] | None:
     return text[:at], mark, text[at + len(mark) :]
 
 
-def sanitize_control_tokens(text: str, tokenizer: Any) -> str:
-    """Give a text in which no control token of the tokenizer stands, for where a conversation is rendered.
-
-    A zero-width space behind its first character takes each apart. Where token ids are written, by
-    `TurnTokenizer`, that is not needed: there they are encoded as plain text.
-    """
-    return defused(text, tuple(sorted(token.content for token in tokenizer.added_tokens_decoder.values())))
-
-
-def sanitized(message: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Give a message; one of a tool without control tokens in its texts."""
-    made = dict(message)
-    content = made.get("content")
-    if "tool_call_id" not in made:
+def escaped(message: Mapping[str, Any], control: Escaper) -> dict[str, Any]:
+    """Return a message; one that a tool wrote without control tokens, in its name and id neither."""
+    made, content = dict(message), message.get("content")
+    blocks = content if isinstance(content, list) else ()
+    if "tool_call_id" not in made and not any(block.get("type") == "tool_result" for block in blocks):
         return made
+    made.update(escaped_names(made, control))
     if isinstance(content, str):
-        made["content"] = sanitize_control_tokens(content, tokenizer)
+        made["content"] = control.escape(content)
     elif isinstance(content, list):
-        made["content"] = [
-            {**part, "text": sanitize_control_tokens(part["text"], tokenizer)}
-            if isinstance(part.get("text"), str)
-            else part
-            for part in content
-        ]
+        made["content"] = escaped_parts(content, control)
     return made
+
+
+def escaped_names(message: Mapping[str, Any], control: Escaper) -> dict[str, str]:
+    """Return the name of a tool and the id of a call that a message holds, without control tokens."""
+    found = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+    return {key: control.escape(value) for key, value in found.items()}
+
+
+def escaped_parts(parts: Sequence[Mapping[str, Any]], control: Escaper) -> list[dict[str, Any]]:
+    """Return the parts of a content without control tokens, also where a template leaves some of them out."""
+    keys = [next((k for k in ("text", "content") if isinstance(part.get(k), str)), None) for part in parts]
+    texts = iter(control.together([part[key] for part, key in zip(parts, keys, strict=True) if key]))
+    return [{**part, key: next(texts)} if key else dict(part) for part, key in zip(parts, keys, strict=True)]

@@ -35,8 +35,9 @@ class UserSimulator(Transform):
     Stands behind `ToolCompose` and `EndTrajectory(max_turns=...)`, and in front of `TurnTokenizer`. Where
     a message called tools, these have answered, and the user is silent; so it is where a row is done, or the
     last message is not the model's. The users of all rows are asked concurrently. What one says becomes a
-    message in ("history", "prompt"); where it leaves, the row is `done` and `terminated`. A user that fails
-    or takes too long costs its own row: that is truncated, flagged and logged.
+    message in ("history", "prompt"), control tokens escaped; where it leaves, the row is `done` and
+    `terminated`. A user that fails or takes too long costs its own row: that is truncated, flagged and
+    logged.
 
     Writes, with the shape [*B, 1], on reset too: ("agentic", "user_turn") int64, how often the user has
     spoken; ("agentic", "user_score") float32, of this turn, 0 where it gave none; ("agentic",
@@ -104,11 +105,12 @@ class UserSimulator(Transform):
         if called is None:
             raise RuntimeError(f"UserSimulator reads what ToolCompose writes: {ORDER}")
         rows = border.prompts(next_tensordict)
+        escape = next(beside(self, ToolCompose)).parser.control_escaper.escape
         turns = self._turns(tensordict, next_tensordict, rows, called.reshape(-1).tolist())
         self._talks.converse(turns)
         for turn in turns:
             if turn.reply is not None and (turn.reply.text or not turn.reply.is_over):
-                message = border.write_message({"role": self.role, "content": turn.reply.text})
+                message = border.write_message({"role": self.role, "content": escape(turn.reply.text)})
                 rows[turn.row] = border.extended(rows[turn.row], [message])
         border.set_prompts(next_tensordict, rows)
         return self._report(next_tensordict, turns)

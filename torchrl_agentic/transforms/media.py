@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ from torchrl_agentic.messages import JSON, Content, ImagePart, TextPart, ToolRes
 KINDS = {"image": "images", "video": "videos"}
 """Kinds of media, and the argument of a processor that takes them."""
 _REMEMBERED = 256
+_WORD = re.compile(r"vjq([0-9]+)media")
 
 
 def slotted(results: Sequence[ToolResult]) -> tuple[list[ToolResult], dict[str, JSON]]:
@@ -23,9 +26,8 @@ def slotted(results: Sequence[ToolResult]) -> tuple[list[ToolResult], dict[str, 
 
     A parser writes such results as it writes any text; then `filled` puts the parts in.
     """
-    texts, number = [result.text for result in results], 0
-    while any(f"vjq{number}media" in text for text in texts):
-        number += 1
+    taken = {found for result in results for found in _WORD.findall(result.text)}
+    number = next(number for number in itertools.count() if str(number) not in taken)
     slots: dict[str, JSON] = {}
     made: list[ToolResult] = []
     for result in results:
@@ -47,9 +49,11 @@ def filled(
 ) -> list[Mapping[str, JSON]] | None:
     """Give messages with parts in place of words; None if a word is not there once, in a content of text."""
     written = [message["content"] for message in messages if isinstance(message["content"], str)]
-    if any(sum(text.count(word) for text in written) != 1 for word in slots):
+    stem = next(iter(slots)).removesuffix("0qvj")
+    pattern = re.compile(f"({stem}[0-9]+qvj)")
+    counts = Counter(word for text in written for word in pattern.findall(text))
+    if any(counts[word] != 1 for word in slots):
         return None
-    pattern = re.compile(f"({'|'.join(slots)})")
     made: list[Mapping[str, JSON]] = []
     for message in messages:
         found = pattern.split(message["content"]) if isinstance(message["content"], str) else []

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchrl_agentic.ledger import BOUNDARY
-from torchrl_agentic.parsers.defuse import defused
-from torchrl_agentic.transforms.encoding import Piece
+from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, Escaper, escaper
+from torchrl_agentic.transforms.encoding import Piece, escaped_names
 from torchrl_agentic.transforms.media import kind_of
 
 Chat = Sequence[Mapping[str, Any]]
@@ -52,7 +52,9 @@ class ChatTemplate:
 
     renderer: a tokenizer or processor. chat_template: None for its own. tools: specs that the template
     shows. tool_role: of messages with results. kwargs: more for the template, such as enable_thinking. ends:
-    texts of the tokens that end an answer; special: of those that do where none of these follows it.
+    texts of the tokens that end an answer; special: of those that do where none of these follows it. control:
+    escapes the control tokens of the tokenizer in what the template takes for its own: what servers say of
+    their tools, names and ids. None: those of all families.
     provable: whether deltas are wanted at all, so that the template must be one that has them.
 
     method: how deltas are made. "fixed_base" renders them behind a short conversation that is always the
@@ -74,12 +76,14 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         ends: Sequence[str] = (),
         special: Sequence[str] = (),
+        control: Escaper | None = None,
         provable: bool = True,
     ) -> None:
         self._renderer, self._kwargs = renderer, dict(kwargs or {})
         if chat_template is not None:
             self._kwargs["chat_template"] = chat_template
-        self._tools = [dict(spec) for spec in tools] or None
+        self._control = control or escaper((*FAMILY_MARKERS, *ends, *special))
+        self._tools = [self._control.json(dict(spec)) for spec in tools] or None
         self._tool_role = tool_role
         self.ends, self.special = tuple(ends), tuple(special)
         self._skeletons: dict[str, Skeleton] = {}
@@ -123,6 +127,7 @@ class ChatTemplate:
 
         before: the conversation so far, the answer included. sources: of each new message, for the ledger.
         """
+        new = [{**message, **escaped_names(message, self._control)} for message in new]
         if not self._parts_are_known and any(isinstance(message.get("content"), list) for message in new):
             self._parts_are_known = True
             self._part_form = next((form for form in _FORMS if self._is_form(form, in_parts=True)), None)
@@ -156,12 +161,9 @@ class ChatTemplate:
 
     def _rendered_delta(self, before: Chat, new: Chat) -> tuple[str, list[Piece]]:
         """Render the new messages at once, without control tokens in their texts: all is the template's."""
-        clean = [_with_texts(message, [self._defused(text) for text in _texts(message)]) for message in new]
+        clean = [_with_texts(message, self._control.together(_texts(message))) for message in new]
         end, rest = self._split(self._context(before, new), clean)
         return end, [Piece(rest, BOUNDARY, is_trusted=True)]
-
-    def _defused(self, text: str) -> str:
-        return defused(text, tuple(sorted({*self.ends, *self.special})))
 
     def _skeleton(self, before: Chat, new: Chat) -> Skeleton:
         empty, count = _with_slots(new)

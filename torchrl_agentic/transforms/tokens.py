@@ -17,13 +17,14 @@ from torchrl_agentic.arguments import check_count
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
 from torchrl_agentic.parsers.base import Tools, specs_of
+from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import media, telemetry
 from torchrl_agentic.transforms.bounds import ROOM, TOKENS_LEFT, spec_with_truncated, truncate, with_truncated
 from torchrl_agentic.transforms.clip import Clip, Side
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.drift import INCONSISTENT, Mode, find_drift
-from torchrl_agentic.transforms.encoding import Encoder, Piece, sanitized
+from torchrl_agentic.transforms.encoding import Encoder, Piece, escaped
 from torchrl_agentic.transforms.opening import tool_selection
 from torchrl_agentic.transforms.template import ChatTemplate
 from torchrl_agentic.transforms.within import beside, stepped
@@ -112,7 +113,10 @@ class TurnTokenizer(Transform):
         self.max_trajectory_tokens = max_trajectory_tokens
         self.expansions = media.Expander(processor)
         self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
-        self.encoder = Encoder(tokenizer)
+        self.encoder, self._control = (
+            Encoder(tokenizer),
+            escaper(tuple(control_tokens_of(tokenizer).values())),
+        )
         self.clip = Clip(max_tool_response_tokens, max_tool_response_chars, tool_response_truncate_side)
         marker = self.clip.marker.format(omitted=10**9)
         if max_tool_response_tokens is not None and self._count(marker) > max_tool_response_tokens:
@@ -128,6 +132,7 @@ class TurnTokenizer(Transform):
             kwargs=template_kwargs,
             ends=[tokenizer.convert_ids_to_tokens(token) for token in self.stop_token_ids],
             special=[token.content for token in added.values() if token.special],
+            control=self._control,
             provable=not use_inference_chat_template,
         )
         self.use_inference_chat_template = use_inference_chat_template
@@ -218,8 +223,7 @@ class TurnTokenizer(Transform):
             )
         new, template = TokenLedger(), self._shown(root)
         if self.use_inference_chat_template:
-            chat = [sanitized(message, self.tokenizer) for message in (*before, *added)]
-            new.prompt(self._prompt_ids(chat, template))
+            new.prompt(self._prompt_ids([*before, *added], template))
             self._write(row, None, new)
             same = min(len(full), len(new))
             differs = full[:same] != torch.tensor(new.ids[:same], device=full.device)
@@ -269,6 +273,7 @@ class TurnTokenizer(Transform):
         return any(special in header for special in self.template.special)
 
     def _prompt_ids(self, chat: Messages, template: ChatTemplate) -> list[int]:
+        chat = [escaped(message, self._control) for message in chat]
         text = Piece(template.render(chat), PROMPT, is_trusted=True)
         return self.encoder.encode([text], self.expansions(chat)).ids
 

@@ -19,6 +19,7 @@ from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.dispatch.loop import run
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.transforms.runtime import Runtime
 from torchrl_agentic.transforms.toolsets import Added, check_limits, exchange
@@ -42,6 +43,7 @@ class ToolList(Compose):
     A tool is set up when it is added. Transforms that are added go outside, into an outer `Compose`.
     """
 
+    parser: ToolCallParser
     _tools: list[Tool]
     _toolsets: list[Added]
     _options: dict[str, Any]
@@ -68,8 +70,11 @@ class ToolList(Compose):
 
     @property
     def tool_specs(self) -> list[dict[str, JSON]]:
-        """What the model is told about the tools, in the shape that chat templates take as `tools=`."""
-        return [tool.spec() for tool in self._tools]
+        """What the model is told about the tools, in the shape that chat templates take as `tools=`.
+
+        Control tokens are escaped: the descriptions may come from a server.
+        """
+        return [self.parser.control_escaper.json(tool.spec()) for tool in self._tools]
 
     def append_tool(self, tool: Any) -> None:
         """Add a tool at the end."""

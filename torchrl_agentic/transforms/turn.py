@@ -20,6 +20,7 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.encoding import escaped_parts
 from torchrl_agentic.transforms.media import filled, slotted
 
 logger = logging.getLogger(__name__)
@@ -110,11 +111,21 @@ def render(
         results, slots = slotted(turn.results)
         if slots:
             rendered = filled(_messages(parser, turn, results), slots)
+            if rendered is not None:
+                rendered = [_with_escaped_parts(message, parser) for message in rendered]
     if rendered is None:
         rendered = _messages(parser, turn, turn.results)
     if tool_role == "tool":
         return rendered
     return [{**message, "role": tool_role} if message["role"] == "tool" else message for message in rendered]
+
+
+def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> Mapping[str, JSON]:
+    """Escape what would be a control token where a template leaves out the images between two texts."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": escaped_parts(content, parser.control_escaper)}
 
 
 def _messages(
@@ -127,8 +138,9 @@ def _messages(
             raise TypeError("a message has a role and a content")
     except Exception:
         logger.exception("parser %r cannot render (trajectory %s)", parser, turn.session.trajectory)
+        escape = parser.control_escaper.escape
         rendered = [
-            {"role": "tool", "content": result.text, "tool_call_id": call.call_id}
+            {"role": "tool", "content": escape(result.text), "tool_call_id": escape(call.call_id)}
             for call, result in zip(turn.calls, results, strict=True)
         ]
     return rendered

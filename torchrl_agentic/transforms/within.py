@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Compose, Transform
@@ -23,6 +23,19 @@ def within(transform: object, kind: type[T]) -> Iterator[T]:
 def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
     """Give the transforms of a kind in the environment that a transform is part of."""
     return within(getattr(transform.container, "transform", None), kind)
+
+
+def tokenizer_of(env: Any) -> Any:
+    """Return the tokenizer that a transform of an environment has, or its `ChatEnv`; None if none has."""
+    waiting = [getattr(env, "transform", None)]
+    while waiting:
+        transform = waiting.pop()
+        waiting += transform.transforms if type(transform) is Compose else ()
+        tokenizer = getattr(transform, "tokenizer", None)
+        if hasattr(tokenizer, "added_tokens_decoder"):
+            return tokenizer
+    tokenizer = getattr(getattr(env, "base_env", None), "tokenizer", None)
+    return tokenizer if hasattr(tokenizer, "added_tokens_decoder") else None
 
 
 def stepped(tensordict: TensorDictBase) -> list[bool]:

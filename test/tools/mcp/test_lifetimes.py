@@ -142,11 +142,25 @@ async def test_a_server_that_cannot_be_started_again_gives_infra_results(tmp_pat
 
 
 async def test_a_message_without_end_is_not_kept(monkeypatch, is_running):
-    monkeypatch.setattr("torchrl_agentic.tools.mcp.stdio.MAX_LINE", 1 << 20)
-    code = "import sys; sys.stdin.readline(); print('x' * (1 << 22))"
-    toolset = MCPToolset(MCPServerConfig(sys.executable, ["-c", code], name="flood"))
-    with pytest.raises(InfrastructureError, match=r"'flood' ended .*it sent a message of more than 1 MiB"):
-        await toolset.setup()
+    monkeypatch.setattr("torchrl_agentic.tools.mcp.stdio.MAX_SKIPPED", 1 << 20)
+    code = "import sys; sys.stdin.readline(); print('x' * (1 << 24))"
+    config = MCPServerConfig(sys.executable, ["-c", code], name="flood")
+    with pytest.raises(InfrastructureError, match=r"'flood' ended .*it sent a message of more than 2 MiB"):
+        await MCPToolset(config, max_result_bytes=1 << 20).setup()
+
+
+async def test_what_a_dying_server_writes_to_stderr_moves_no_cursor_and_sets_no_title(raw):
+    with pytest.raises(InfrastructureError) as caught:
+        await MCPToolset(raw("noisy", env={"KEY": "left_out"})).setup()
+    said = str(caught.value)
+    assert "its stderr ends with:\n␛]0;owned␇␛[2J\na second line ‹202E›***" in said
+    assert "\x1b" not in said
+
+
+async def test_what_a_server_refuses_to_list_with_moves_no_cursor(raw):
+    with pytest.raises(InfrastructureError, match="does not list its tools: no ␛]0;owned␇") as caught:
+        await MCPToolset(raw("refuses")).setup()
+    assert len(str(caught.value)) < 1200
 
 
 async def test_a_limiter_that_breaks_the_circuit_is_told_of_servers_that_are_lost(opened, demo):

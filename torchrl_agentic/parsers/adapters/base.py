@@ -7,12 +7,12 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult
 from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, Tools, message_text, specs_of
-from torchrl_agentic.parsers.defuse import defused
+from torchrl_agentic.parsers.control_tokens import AddedTokens
 from torchrl_agentic.parsers.jsontext import fits, read_arguments
 from torchrl_agentic.parsers.structured import structured_attempts
 from torchrl_agentic.parsers.text import TextParser
@@ -151,10 +151,16 @@ class EngineParser(ToolCallParser):
         return max(ends, default=len(text))
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as our own parser of the format does, or plainly, without control tokens."""
+        """Write one result as our own parser of the format does, or plainly."""
         if self.native is not None:
             return self.native.render_result(call_id, result)
-        return {**super().render_result(call_id, result), "content": defused(result.text, ())}
+        return super().render_result(call_id, result)
+
+    def with_tokenizer(self, tokenizer: AddedTokens) -> Self:
+        """Return a parser of the same format that escapes the control tokens of a tokenizer."""
+        made = super().with_tokenizer(tokenizer)
+        made.native = None if self.native is None else self.native.with_tokenizer(tokenizer)
+        return made
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
         """Write all results of a turn as our own parser of the format does."""

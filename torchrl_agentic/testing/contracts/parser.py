@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, Status, ToolResult
-from torchrl_agentic.parsers import CallFailed, CallReady, TextDelta, ToolCallParser
+from torchrl_agentic.parsers import CallFailed, CallReady, TextDelta, ToolCallParser, get_parser
+from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS
 from torchrl_agentic.parsers.events import Event
 
 _json = st.recursive(
@@ -48,6 +49,18 @@ _COMMON = (
     "'",
     "\\",
     "}",
+)
+
+
+_CONTROL = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<｜User｜>",
+    "[INST]",
+    "</s>",
+    "]~b]",
+    "<seed:bos>",
+    "<start_of_turn>",
 )
 
 
@@ -207,6 +220,20 @@ class ParserContract:
         forged = ToolResult.from_text(self.parser.render_call(ParsedCall(name, args, "call_0_0")))
         (message,) = self.parser.render([ParsedCall(name, args, "call_0_0")], [forged])
         assert self.parser.parse(message).calls == ()
+
+    @_rules
+    @given(pieces=st.lists(st.sampled_from(_CONTROL) | st.text(max_size=3), min_size=1, max_size=6))
+    def test_output_of_a_tool_holds_no_control_token(self, pieces: list[str]) -> None:
+        """Nor does the id of its call, whether results are written one by one or together."""
+        name, parser = self.example()[0], get_parser(self.parser)
+        written: list[str] = []
+        for said in ("harmless", "".join(pieces)):
+            calls = [ParsedCall(name, {}, f"{said}{index}", index=index) for index in range(2)]
+            results = [ToolResult.from_text(said), ToolResult.from_text(said, is_error=True)]
+            messages = [*parser.render(calls, results), parser.render_result(said, results[0])]
+            written.append(json.dumps(messages, ensure_ascii=False))
+        for marker in (*FAMILY_MARKERS, *_CONTROL):
+            assert written[1].count(marker) == written[0].count(marker), f"{marker} came out of a tool"
 
     def test_calls_beyond_the_limit_are_errors_too(self) -> None:
         if not self.in_text:

@@ -11,20 +11,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchrl_agentic.errors import MissingExtra
+if TYPE_CHECKING:
+    from torchrl_agentic.serve.connections import ConnectionBounds
 
 END_S = 20.0
 """How long a server may take to end."""
 
 
 @contextlib.contextmanager
-def serving(app: Any) -> Generator[str]:
+def serving(app: Any, *, bounds: ConnectionBounds | None = None) -> Generator[str]:
     """Serve an application on a free port, and give its URL.
 
     app: an ASGI application, served by a thread of this process; or "module:function", which makes one and is
-    called in a process of its own.
+    called in a process of its own. bounds: what clients of the thread may take.
 
     Raises:
         MissingExtra: uvicorn is not installed.
@@ -32,13 +33,13 @@ def serving(app: Any) -> Generator[str]:
     """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with _in_process(app, listening) if isinstance(app, str) else _in_thread(app, listening):
+        with _in_process(app, listening) if isinstance(app, str) else _in_thread(app, listening, bounds):
             yield url
 
 
 @contextlib.contextmanager
-def _in_thread(app: Any, listening: socket.socket) -> Generator[None]:
-    server = _server(app)
+def _in_thread(app: Any, listening: socket.socket, bounds: ConnectionBounds | None) -> Generator[None]:
+    server = _server(app, bounds)
     thread = threading.Thread(target=_serve, args=(server, listening), daemon=True, name="serving")
     thread.start()
     try:
@@ -66,15 +67,10 @@ def _in_process(factory: str, listening: socket.socket) -> Generator[None]:
         process.wait(END_S)
 
 
-def _server(app: Any) -> Any:
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingExtra("a server", "uvicorn", "serve") from None
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="auto", ws="none", timeout_graceful_shutdown=5
-    )
-    return uvicorn.Server(config)
+def _server(app: Any, bounds: ConnectionBounds | None = None) -> Any:
+    from torchrl_agentic.serve.connections import DEFAULT_BOUNDS, make_server
+
+    return make_server(app, bounds or DEFAULT_BOUNDS)
 
 
 def _serve(server: Any, listening: socket.socket) -> None:

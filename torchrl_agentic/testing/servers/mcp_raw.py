@@ -5,7 +5,11 @@ It needs nothing but the standard library, so that `python3 -c` can run its sour
 First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to stdout besides), "silent"
 (answers nothing), "crash" (ends at once), "modern" (knows no `initialize`), "endless" (pages without end),
 "garbage" (answers calls against the protocol), "own_error" (answers calls with an error of code -32000),
-"stubborn" (ignores the end of stdin, and SIGTERM).
+"stubborn" (ignores the end of stdin, and SIGTERM), "noisy" (writes escapes to stderr and ends), "refuses" (to
+list its tools), "large" (answers calls with as many bytes as `x` says, its tool "second" with the id behind
+them), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
+tool "first" as the file DESCRIPTION says, offers those in the file TOOLS if there is one, and says that they
+are others now when "second" is called).
 """
 
 from __future__ import annotations
@@ -22,12 +26,30 @@ listening: list[Any] = []
 counted: list[str] = []
 
 
-def tool(name: str) -> dict[str, Any]:
+def listed(mode: str) -> list[str]:
+    """Name the tools."""
+    if mode == "described" and os.path.exists(os.environ["TOOLS"]):
+        with open(os.environ["TOOLS"]) as file:
+            return file.read().split()
+    return [f"tool{number}" for number in range(1001)] if mode == "many" else tools
+
+
+def described(mode: str, name: str) -> str:
+    """Describe a tool in words."""
+    if mode == "wordy":
+        return "x" * 300_000
+    if mode != "described" or name != "first":
+        return f"The tool {name}."
+    with open(os.environ["DESCRIPTION"]) as file:
+        return file.read()
+
+
+def tool(name: str, description: str) -> dict[str, Any]:
     """Describe a tool."""
     schema = {
         "type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "$comment": "kept",
     }  # fmt: skip
-    return {"name": name, "description": f"The tool {name}.", "inputSchema": schema}
+    return {"name": name, "description": description, "inputSchema": schema}
 
 
 def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +67,13 @@ def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
         return {"result": {**found, "resultType": "complete", "ttlMs": 0, "cacheScope": "private"}}
     if method == "tools/list":
         start = int(params.get("cursor", 0))
-        page: dict[str, Any] = {"tools": [tool(name) for name in tools[start : start + 2]]}
-        if mode == "endless" or start + 2 < len(tools):
+        names = listed(mode)
+        page: dict[str, Any] = {
+            "tools": [tool(name, described(mode, name)) for name in names[start : start + 2]]
+        }
+        if mode == "refuses":
+            return {"error": {"code": -32603, "message": "no \x1b]0;owned\x07" + 5000 * "x"}}
+        if mode == "endless" or start + 2 < len(names):
             page["nextCursor"] = str(0 if mode == "endless" and start else start + 2)
         modern = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         return {"result": {**page, **(modern if mode == "modern" else {})}}
@@ -55,7 +82,12 @@ def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "tools/call" and mode == "own_error":
         return {"error": {"code": -32000, "message": "the database is asleep"}}
     if method == "tools/call":
-        result: dict[str, Any] = {"content": [{"type": "text", "text": said(params["name"])}]}
+        text = (
+            "x" * params["arguments"]["x"]
+            if mode == "large" and params["arguments"]
+            else said(params["name"])
+        )
+        result: dict[str, Any] = {"content": [{"type": "text", "text": text}]}
         return {"result": {**result, **({"resultType": "complete"} if mode == "modern" else {})}}
     return {"error": {"code": -32601, "message": f"no method {method}"}}
 
@@ -88,6 +120,9 @@ def main(mode: str) -> None:
     if mode == "crash":
         print("ModuleNotFoundError: No module named 'left_out'", file=sys.stderr, flush=True)
         raise SystemExit(3)
+    if mode == "noisy":
+        print("\x1b]0;owned\x07\x1b[2J\na second line \u202eleft_out", file=sys.stderr, flush=True)
+        raise SystemExit(3)
     if mode == "rubbish":
         print("Welcome to the server!", flush=True)
     for line in sys.stdin:
@@ -107,7 +142,12 @@ def main(mode: str) -> None:
         if message["method"] == "tools/call" and listening:
             tools.append(f"later{len(tools)}")
             changed(listening[0])
-        say({"id": message["id"], **answer(mode, message["method"], message.get("params") or {})})
+        params = message.get("params") or {}
+        if message["method"] == "tools/call" and params["name"] == "second" and mode == "described":
+            say({"method": "notifications/tools/list_changed"})
+        number, found = {"id": message["id"]}, answer(mode, message["method"], params)
+        is_last = mode == "large" and params.get("name") == "second"
+        say({**found, **number} if is_last else {**number, **found})
     while mode == "stubborn":
         signal.pause()
 

@@ -4,10 +4,11 @@ What talks to a server (`client`, `connection`, `stdio`, `http`) imports the off
 when a toolset is set up; the rest does without it.
 """
 
+from torchrl_agentic.tools.mcp.approval import ChangedTool
 from torchrl_agentic.tools.mcp.config import MCPServerConfig
 from torchrl_agentic.tools.mcp.progress import MCPProgress
 from torchrl_agentic.tools.mcp.servers import mcp_servers
 from torchrl_agentic.tools.mcp.tool import MCPTool
 from torchrl_agentic.tools.mcp.toolset import MCPToolset
 
-__all__ = ["MCPProgress", "MCPServerConfig", "MCPTool", "MCPToolset", "mcp_servers"]
+__all__ = ["ChangedTool", "MCPProgress", "MCPServerConfig", "MCPTool", "MCPToolset", "mcp_servers"]

@@ -21,12 +21,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tools.mcp.config import MCPServerConfig
+from torchrl_agentic.printable import printable
+from torchrl_agentic.tools.mcp.approval import canonical
+from torchrl_agentic.tools.mcp.config import MCPServerConfig, too_large
 from torchrl_agentic.tools.mcp.connection import Connection
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 """Before the second try to reach a server that was lost, and before any."""
 MAX_PAGES = 1000
+_SHOWN = 1000
+MAX_TOOLS = 1000
+MAX_DEFINITION, MAX_DEFINITIONS = 1 << 18, 1 << 24
+"""The most characters of what a server says of a tool, as JSON, and of all its tools."""
 
 _RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 _NO_ANSWER = (
@@ -34,19 +40,43 @@ _NO_ANSWER = (
     "Failed to parse JSON response",
 )  # fmt: skip
 """How errors begin that the SDK makes itself where no answer came; servers give theirs by the same codes."""
+_TOO_LARGE = (
+    "SSE stream failed: Server-sent event exceeded",
+    "Failed to parse JSON response: the answer has more",
+)
 
 
 class Client:
     """A server, and the one connection with it that all who call share.
 
-    restarts: how often it was lost and reached again. changed: called when its tools may be others now.
+    restarts: how often it was lost and reached again.
+
+    Args:
+        config: The server.
+        start_timeout: Seconds that it may take until it is ready, and again to list its tools.
+        max_result_bytes: The most bytes of an answer.
+        changed: Called when its tools may be others now.
+        seen: Called with each listing of its tools; returns their fingerprints by name.
     """
 
-    def __init__(self, config: MCPServerConfig, *, start_timeout: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: MCPServerConfig,
+        *,
+        start_timeout: float,
+        max_result_bytes: int,
+        changed: Callable[[], None],
+        seen: Callable[[Sequence[Tool]], Mapping[str, str]],
+    ) -> None:
         self.config = config
         self.restarts = 0
         self._start_timeout = start_timeout
+        self._max_result_bytes = max_result_bytes
         self._changed = changed
+        self._seen = seen
+        self._fingerprints: Mapping[str, str] = {}
+        self._is_stale = True  # whether its tools may be others than they were listed
+        self._listing = asyncio.Lock()
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._tries = 0  # since a call went well
@@ -79,12 +109,22 @@ class Client:
             await lost.close()
         await asyncio.sleep(pause_s(self._tries))
         self._tries += 1
-        connection = Connection(self.config, start_timeout=self._start_timeout, changed=self._changed)
+        self._is_stale = True
+        connection = Connection(
+            self.config,
+            start_timeout=self._start_timeout,
+            max_result_bytes=self._max_result_bytes,
+            changed=self._told,
+        )
         await connection.open()
         self._connection = connection
         if self.restarts:
             self._changed()  # it may be another version of it
         return connection
+
+    def _told(self) -> None:
+        self._is_stale = True
+        self._changed()
 
     def _connected(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
@@ -95,9 +135,25 @@ class Client:
         """List all tools, page by page.
 
         Raises:
-            InfrastructureError: the server is lost, does not answer in time, or never comes to an end.
+            InfrastructureError: the server is lost, does not answer in time, never comes to an end, or says
+                more than is taken.
         """
+        async with self._listing:
+            return await self._look()
+
+    async def _look(self) -> list[Tool]:
         connection = await self.connection()
+        self._is_stale = False  # before what it says from now on
+        try:
+            found = await self._listed(connection)
+        except BaseException:
+            self._is_stale = True
+            raise
+        self._fingerprints = self._seen(found)
+        return found
+
+    async def _listed(self, connection: Connection) -> list[Tool]:
+        size = 0
         found: list[Tool] = []
         cursor: str | None = None
         seen: set[str] = set()
@@ -106,7 +162,13 @@ class Client:
                 for _ in range(MAX_PAGES):
                     params = PaginatedRequestParams(cursor=cursor) if cursor else None
                     page = await connection.session.list_tools(params=params)
+                    size += self._size(page.tools)
                     found += page.tools
+                    if len(found) > MAX_TOOLS or size > MAX_DEFINITIONS:
+                        raise InfrastructureError(
+                            f"the MCP server {self.config.name!r} lists more than {MAX_TOOLS:,} tools, or "
+                            f"says more than {MAX_DEFINITIONS:,} characters of them"
+                        )
                     cursor = page.next_cursor
                     if cursor is None:
                         self._tries = 0
@@ -119,11 +181,24 @@ class Client:
             raise InfrastructureError(f"the MCP server {self.config.name!r} {what}") from None
         except MCPError as error:
             raise self._failure(connection, error) or InfrastructureError(
-                f"the MCP server {self.config.name!r} does not list its tools: {error.message}"
+                f"the MCP server {self.config.name!r} does not list its tools: {self._shown(error.message)}"
             ) from error
         except ValidationError as error:
             raise self._garbage(error) from error
         raise InfrastructureError(f"the MCP server {self.config.name!r} lists its tools without end")
+
+    def _size(self, tools: Sequence[Tool]) -> int:
+        """Count the characters of what a server says of some tools."""
+        total = 0
+        for tool in tools:
+            size = len(canonical(tool))
+            if size > MAX_DEFINITION:
+                raise InfrastructureError(
+                    f"the MCP server {self.config.name!r} says {size:,} characters of its tool "
+                    f"{tool.name[:_SHOWN]!r}, and at most {MAX_DEFINITION:,} are taken"
+                )
+            total += size
+        return total
 
     async def call(
         self,
@@ -133,6 +208,7 @@ class Client:
         timeout: float | None,
         left_s: float | None = None,
         on_progress: ProgressFnT,
+        check: Callable[[str | None], None],
     ) -> tuple[CallToolResult, Sequence[str]]:
         """Call a tool.
 
@@ -142,6 +218,8 @@ class Client:
             timeout: Seconds that the server may take to answer; None: no bound.
             left_s: Seconds until the call ends, with connecting where that is needed; None: no bound.
             on_progress: Called with what the server says meanwhile.
+            check: Called before, with the fingerprint of the tool as the server lists it now; None if it does
+                not list it. What it raises is raised.
 
         Returns:
             What the server answered, and what the model should be told besides.
@@ -156,6 +234,11 @@ class Client:
         try:
             async with asyncio.timeout_at(until):
                 connection = await self.connection()
+                if self._is_stale:
+                    async with self._listing:
+                        if self._is_stale:  # none of the others that waited has looked
+                            await self._look()
+                    connection = await self.connection()
         except TimeoutError:
             raise InfrastructureError(
                 f"the MCP server {self.config.name!r} cannot be connected to within {left_s:.3g} s"
@@ -163,6 +246,7 @@ class Client:
         if until is not None:
             left_s = until - asyncio.get_running_loop().time()
             timeout = left_s if timeout is None else min(timeout, left_s)
+        check(self._fingerprints.get(name))
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(args)))
         try:
             async with asyncio.timeout(timeout):
@@ -174,6 +258,8 @@ class Client:
         except TimeoutError:
             raise TimeoutError(f"no answer within {timeout:.3g} s") from None
         except MCPError as error:
+            if error.message.startswith(_TOO_LARGE):
+                raise ToolError(too_large(None, self._max_result_bytes)) from error
             raise self._failure(connection, error) or ToolError(
                 error.message, {"code": error.code, "data": error.data}
             ) from error
@@ -206,19 +292,23 @@ class Client:
                 "what it held in memory is gone, and the next call starts or connects to it anew"
             )
         return InfrastructureError(
-            f"the MCP server {self.config.name!r} {connection.answers.text() or error}"
+            f"the MCP server {self.config.name!r} {connection.answers.text() or self._shown(str(error))}"
         )
 
     def _how(self, connection: Connection) -> str:
         if connection.answers.forgotten:
             return "it knows the session no more"
-        return self.config.without_secrets(connection.reason)
+        return self._shown(connection.reason)
+
+    def _shown(self, text: str) -> str:
+        """Give a text of the server for a message of ours."""
+        return printable(self.config.without_secrets(text))[:_SHOWN]
 
     def _garbage(self, error: ValidationError) -> InfrastructureError:
         first: Any = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        said = self._shown(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
         return InfrastructureError(
-            f"the MCP server {self.config.name!r} answered against the protocol: {where}: {first['msg']}"
+            f"the MCP server {self.config.name!r} answered against the protocol: {said}"
         )
 
     async def close(self) -> None:

@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias, get_args
 from torchrl_agentic.sandbox import Sandbox
 
 Transport: TypeAlias = Literal["auto", "stdio", "sse", "streamable_http"]
+MAX_RESULT_BYTES = 16 << 20
+"""The most bytes of an answer, as JSON, unless a toolset is given another number."""
 LEAST_SECRET = 6
 """Shorter values are left in messages: hiding each "1" would make them unreadable."""
 
@@ -100,6 +102,16 @@ class MCPServerConfig:
 
     def __repr__(self) -> str:
         return f"MCPServerConfig({self.name!r}: {self.shown})"
+
+
+def too_large(size: int | None, most: int) -> str:
+    """Tell the model that an answer was left out. size: its bytes, if they were counted."""
+    found = (
+        f"more than {most:,} bytes"
+        if size is None
+        else f"{size:,} bytes, more than the {most:,} that are taken"
+    )
+    return f"the answer has {found}: ask for less of it"
 
 
 def _check_command(config: MCPServerConfig) -> None:

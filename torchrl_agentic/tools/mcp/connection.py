@@ -17,6 +17,7 @@ from mcp_types.jsonrpc import METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.printable import printable
 from torchrl_agentic.tools.mcp.config import MCPServerConfig, Transport
 from torchrl_agentic.tools.mcp.http import Answers, sse, streamable_http
 from torchrl_agentic.tools.mcp.stdio import Report, stdio
@@ -25,18 +26,27 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 8.0
 """How long closing may take before it is cancelled."""
+_SHOWN = 1000
 
 
 class Connection:
     """A session with a server: opened, held and closed by a task of its own, which anyio asks for.
 
-    Calls may come from any task of the event loop. changed: called when the server says that its tools are
-    others now.
+    Calls may come from any task of the event loop. max_result_bytes: of an answer. changed: called when the
+    server says that its tools are others now.
     """
 
-    def __init__(self, config: MCPServerConfig, *, start_timeout: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: MCPServerConfig,
+        *,
+        start_timeout: float,
+        max_result_bytes: int,
+        changed: Callable[[], None],
+    ) -> None:
         self.config = config
         self.start_timeout = start_timeout
+        self.max_result_bytes = max_result_bytes
         self.report, self.answers = Report(), Answers()
         self.reason = ""
         self.told = False  # whether a call that it was lost under has said so
@@ -124,9 +134,11 @@ class Connection:
     async def _begun(self, kind: Transport) -> AsyncGenerator[ClientSession]:
         transport: Any
         if kind == "stdio":
-            transport = stdio(self.config, self.report)
+            transport = stdio(self.config, self.report, self.max_result_bytes)
         else:
-            transport = (sse if kind == "sse" else streamable_http)(self.config, self.answers)
+            transport = (sse if kind == "sse" else streamable_http)(
+                self.config, self.answers, self.max_result_bytes
+            )
         async with (
             transport as (read, write),
             ClientSession(
@@ -183,14 +195,14 @@ class Connection:
         if self.report.how and not isinstance(error, TimeoutError):
             what = f"ended before it was ready ({self.report.how})"
         else:
-            shown = str(error) or type(error).__name__
+            shown = printable(self.config.without_secrets(str(error)))[:_SHOWN] or type(error).__name__
             what = f"cannot be used: {', '.join(filter(None, (shown, self.answers.text())))}"
         return self.config.without_secrets(
             f"the MCP server {self.config.name!r} {what}: {self.config.shown}{self._printed()}"
         )
 
     def _lost(self) -> str:
-        return self.config.without_secrets(self.reason + self._printed())
+        return printable(self.config.without_secrets(self.reason))[:_SHOWN] + self._printed()
 
     def _printed(self) -> str:
         printed = self.report.text(self.config)

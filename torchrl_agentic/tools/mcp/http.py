@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from torchrl_agentic.tools.mcp.config import MCPServerConfig
+from torchrl_agentic.tools.mcp.config import MCPServerConfig, too_large
 
 CONNECT_S = 10.0
 
@@ -43,28 +43,58 @@ class Answers:
 
 
 @contextlib.asynccontextmanager
-async def streamable_http(config: MCPServerConfig, answers: Answers) -> AsyncGenerator[Any]:
+async def streamable_http(
+    config: MCPServerConfig, answers: Answers, max_result_bytes: int
+) -> AsyncGenerator[Any]:
     """Speak over streamable HTTP."""
     async with (
-        _client(config, answers) as client,
-        streamable_http_client(config.url or "", http_client=client) as streams,
+        _client(config, answers, max_result_bytes) as client,
+        streamable_http_client(
+            config.url or "", http_client=client, max_sse_event_size=max_result_bytes
+        ) as streams,
     ):
         yield streams
 
 
 @contextlib.asynccontextmanager
-async def sse(config: MCPServerConfig, answers: Answers) -> AsyncGenerator[Any]:
-    """Speak over SSE."""
+async def sse(config: MCPServerConfig, answers: Answers, max_result_bytes: int) -> AsyncGenerator[Any]:
+    """Speak over SSE, of which the SDK takes events of 1 MiB."""
 
     def factory(*_: Any, **__: Any) -> httpx2.AsyncClient:
-        return _client(config, answers)
+        return _client(config, answers, max_result_bytes)
 
     async with sse_client(config.url or "", httpx_client_factory=factory) as streams:
         yield streams
 
 
-def _client(config: MCPServerConfig, answers: Answers) -> httpx2.AsyncClient:
-    headers = dict(config.headers or {})
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that ends with an error behind so many bytes."""
+
+    def __init__(self, stream: Any, most: int, *, is_packed: bool) -> None:
+        self._stream, self._most, self._is_packed = stream, most, is_packed
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._is_packed:
+            raise httpx2.StreamError("the answer is compressed, which it was asked not to be")
+        size = 0
+        async for data in self._stream:
+            size += len(data)
+            if size > self._most:
+                raise httpx2.StreamError(too_large(None, self._most))
+            yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _client(config: MCPServerConfig, answers: Answers, max_result_bytes: int) -> httpx2.AsyncClient:
+    async def bound(response: httpx2.Response) -> None:
+        """Bound a body that is read whole; of streams, the SDK bounds each event."""
+        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            is_packed = response.headers.get("content-encoding", "identity").lower() != "identity"
+            response.stream = _Bounded(response.stream, max_result_bytes, is_packed=is_packed)
+
+    headers = {"Accept-Encoding": "identity", **(config.headers or {})}
     if config.auth_token:
         headers["Authorization"] = f"Bearer {config.auth_token}"
     return httpx2.AsyncClient(
@@ -73,5 +103,5 @@ def _client(config: MCPServerConfig, answers: Answers) -> httpx2.AsyncClient:
         timeout=httpx2.Timeout(CONNECT_S, read=None, pool=None),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
         trust_env=config.trust_env,
-        event_hooks={"response": [answers.note]},
+        event_hooks={"response": [answers.note, bound]},
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from torchrl_agentic.messages import JSON, Fields
+from torchrl_agentic.nesting import TooDeepError, read_json
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.tools.mcp.config import MCPServerConfig, Transport
 from torchrl_agentic.tools.mcp.toolset import MCPToolset
@@ -93,10 +94,10 @@ def _read(path: Path) -> tuple[str, JSON]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file of MCP servers {str(path)!r}") from None
     try:
-        return str(path), json.loads(text, object_pairs_hook=_without_twins)
+        return str(path), read_json(text, object_pairs_hook=_without_twins)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except _TwinError as error:
+    except (_TwinError, TooDeepError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 

@@ -9,32 +9,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import anyio
+import pydantic_core
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp_types.jsonrpc import INTERNAL_ERROR
 
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.messages import fields_of
+from torchrl_agentic.printable import printable
 from torchrl_agentic.sandbox.base import Process
 from torchrl_agentic.sandbox.process import Served, serve
 from torchrl_agentic.sandbox.uncancelled import to_the_end
-from torchrl_agentic.tools.mcp.config import MCPServerConfig
+from torchrl_agentic.tools.mcp.config import MCPServerConfig, too_large
 
 logger = logging.getLogger(__name__)
 
-MAX_LINE = 64 << 20
-"""The longest message that is taken, in bytes."""
+MAX_SKIPPED = 1 << 30
+"""How many bytes of a message that is too long are read and left out, before its server is given up."""
+ENDS = 1024
+"""How many bytes at each end of such a message are kept, in which the id of what it answers may be."""
 END_S = 2.0
 """How long a server may take to end once its stdin is closed, and again once it has got SIGTERM."""
 TOLD_S = 1.0
 """How long we wait to hear how a process ended that has closed its stdout."""
 MAX_STDERR = 2000
 MAX_RUBBISH = 200
+_LAST_ID = re.compile(
+    rb'"id"\s*:\s*(-?\d{1,18}|"(?:[^"\\]|\\.){1,200}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$'
+)
 
 Item = SessionMessage | Exception
 Streams = tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionMessage]]
@@ -62,8 +72,9 @@ class Report:
             )
         errors = self.process.errors().strip() if self.process is not None else ""
         if errors:
-            lines.append(f"its stderr ends with:\n{errors[-MAX_STDERR:]}")
-        return config.without_secrets("; ".join(lines))
+            shown = "\n".join(map(printable, config.without_secrets(errors).splitlines()))
+            lines.append(f"its stderr ends with:\n{shown[-MAX_STDERR:]}")
+        return "; ".join(lines)
 
 
 async def start(config: MCPServerConfig) -> tuple[Process, Callable[[], object]]:
@@ -105,15 +116,18 @@ def _inside(config: MCPServerConfig) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def stdio(config: MCPServerConfig, report: Report) -> AsyncGenerator[Streams]:
-    """Start a server and speak with it; it has ended, with all it started, when this is left."""
+async def stdio(config: MCPServerConfig, report: Report, max_bytes: int) -> AsyncGenerator[Streams]:
+    """Start a server and speak with it; it has ended, with all it started, when this is left.
+
+    max_bytes: of a message; of a longer one, whoever waits for it gets an error.
+    """
     process, free = await start(config)
     report.process = process
     report.pid = process.process.pid if isinstance(process, Served) else None
     incoming, read = anyio.create_memory_object_stream[Item](64)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = [
-        asyncio.create_task(_receive(config, process, report, incoming)),
+        asyncio.create_task(_receive(config, process, report, max_bytes, incoming)),
         asyncio.create_task(_send(process, outgoing)),
     ]
     try:
@@ -125,10 +139,15 @@ async def stdio(config: MCPServerConfig, report: Report) -> AsyncGenerator[Strea
 
 
 async def _receive(
-    config: MCPServerConfig, process: Process, report: Report, incoming: MemoryObjectSendStream[Item]
+    config: MCPServerConfig,
+    process: Process,
+    report: Report,
+    max_bytes: int,
+    incoming: MemoryObjectSendStream[Item],
 ) -> None:
     """Hand on what the server says, until it ends; then find out how, before anybody is told."""
     rest = bytearray()
+    head, skipped = b"", 0  # of a message that is too long
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async with incoming:
             while data := await process.receive():
@@ -136,10 +155,22 @@ async def _receive(
                 if b"\n" in data:
                     *lines, rest = rest.split(b"\n")
                     for line in lines:
-                        if (message := _message(config, bytes(line), report)) is not None:
+                        if (size := skipped + len(line)) > max_bytes:
+                            head = head or bytes(line[:ENDS])
+                            message = answer_too_large(head, bytes(line[-ENDS:]), size, max_bytes)
+                            if message is None:
+                                _pass_over(config, head, report)
+                            head, skipped = b"", 0
+                        else:
+                            message = _message(config, bytes(line), report)
+                        if message is not None:
                             await incoming.send(message)
-                if len(rest) > MAX_LINE:
-                    report.how = f"it sent a message of more than {MAX_LINE >> 20} MiB"
+                if skipped + len(rest) > max_bytes and len(rest) > ENDS:
+                    head = head or bytes(rest[:ENDS])
+                    skipped += len(rest) - ENDS
+                    del rest[:-ENDS]
+                if skipped > max_bytes + MAX_SKIPPED:
+                    report.how = f"it sent a message of more than {skipped >> 20} MiB"
                     return
             if not report.how:
                 report.how = "it closed its stdout"
@@ -148,20 +179,46 @@ async def _receive(
                         report.how = await process.wait()
 
 
+def answer_too_large(head: bytes, tail: bytes, size: int, most: int) -> SessionMessage | None:
+    """Make the answer in place of one that is too long; None if it cannot be found out what it answers.
+
+    Servers write the id before the result or behind it. A request or notification of theirs is no answer.
+    """
+    try:
+        fields = fields_of(pydantic_core.from_json(head.decode(errors="ignore"), allow_partial=True))
+        if fields is None or "method" in fields:
+            return None
+        found = fields.get("id")
+        if "id" not in fields and (last := _LAST_ID.search(tail)) is not None:
+            found = pydantic_core.from_json(last[1])
+    except ValueError:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | str):
+        return None
+    error = ErrorData(code=INTERNAL_ERROR, message=too_large(size, most))
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=found, error=error))
+
+
 def _message(config: MCPServerConfig, line: bytes, report: Report) -> SessionMessage | None:
     if not line.strip():
         return None
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError:
-        if not report.rubbish:
-            report.rubbish = line[:MAX_RUBBISH].decode("utf-8", "replace").strip()
-            logger.warning(
-                "the MCP server %r printed to stdout what is no message, and is passed over: %r",
-                config.name,
-                config.without_secrets(report.rubbish),
-            )
+        _pass_over(config, line, report)
         return None
+
+
+def _pass_over(config: MCPServerConfig, line: bytes, report: Report) -> None:
+    """Keep and log the first line that is no message."""
+    if not report.rubbish:
+        shown = config.without_secrets(line[: 8 * MAX_RUBBISH].decode("utf-8", "replace").strip())
+        report.rubbish = shown[:MAX_RUBBISH]
+        logger.warning(
+            "the MCP server %r printed to stdout what is no message, and is passed over: %r",
+            config.name,
+            report.rubbish,
+        )
 
 
 async def _send(process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:

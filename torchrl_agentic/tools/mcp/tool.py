@@ -14,6 +14,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, TextPart, Timing, ToolResult
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tool import Effects, Tool, ToolContext
+from torchrl_agentic.tools.mcp.approval import ChangedTool
 from torchrl_agentic.tools.mcp.parts import result_of
 from torchrl_agentic.tools.mcp.progress import MCPProgress
 from torchrl_agentic.tools.service import seconds_left
@@ -71,6 +72,8 @@ class MCPTool(Tool):
             _, ctx = await ctx.queue(stack.enter_async_context(limiter.slot()))
             try:
                 result = await self._call(client, args, ctx, asked)
+            except ChangedTool:
+                raise  # the service has not failed
             except (InfrastructureError, TimeoutError):
                 limiter.failed()
                 raise
@@ -82,6 +85,11 @@ class MCPTool(Tool):
     ) -> ToolResult:
         started = time.monotonic()
         last: list[MCPProgress] = []
+        notes: tuple[str, ...] = ()
+
+        def check(fingerprint: str | None) -> None:
+            nonlocal notes
+            notes = self.toolset.approval.check(self.server_name, fingerprint)
 
         async def told(progress: float, total: float | None, message: str | None) -> None:
             last[:] = [MCPProgress(self.name, ctx.call_id, ctx.trajectory, progress, total, message)]
@@ -95,6 +103,7 @@ class MCPTool(Tool):
             timeout=self.toolset.request_timeout,
             left_s=seconds_left(ctx),
             on_progress=told,
+            check=check,
         )
         result = result_of(found)
         meta: dict[str, Any] = dict(result.meta or {})
@@ -108,6 +117,7 @@ class MCPTool(Tool):
             parts=(*map(TextPart, news), *result.parts),
             meta=meta or None,
             timing=Timing(0.0, started - asked, ended - started),
+            notes=notes,
         )
 
 

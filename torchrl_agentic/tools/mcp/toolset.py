@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from torchrl_agentic.arguments import check_seconds
+from torchrl_agentic.arguments import check_count, check_seconds
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import Limiter
+from torchrl_agentic.printable import printable
 from torchrl_agentic.tool import Effects, Tool, Toolset, current_session
-from torchrl_agentic.tools.mcp.config import MCPServerConfig
+from torchrl_agentic.tools.mcp.approval import Approval, OnChange
+from torchrl_agentic.tools.mcp.config import MAX_RESULT_BYTES, MCPServerConfig
 from torchrl_agentic.tools.mcp.names import clean, shown_names
 from torchrl_agentic.tools.mcp.progress import MCPProgress
 from torchrl_agentic.tools.mcp.tool import MCPTool, SessionMCPTool
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from torchrl_agentic.tools.mcp.client import Client
 
-logger = logging.getLogger(__name__)
+_SHOWN = 2000
 
 
 class MCPToolset(Toolset):
@@ -50,6 +51,13 @@ class MCPToolset(Toolset):
         effects: of each of its tools; None: a tool that the server says only reads reads "mcp:<name>", any
             other writes it, so that calls of one trajectory keep their order unless all of them only read.
         on_progress: called on the event loop with what the server tells of calls under way.
+        max_result_bytes: of an answer, as JSON; a larger one is an ERROR result that says so.
+        on_change: what becomes of a tool whose description, schemas or annotations are not those of the first
+            listing, also after a restart of the server and in the server of another trajectory. "warn": it is
+            logged once, and each result has a note. "refuse": calls give INFRA results, the model is shown
+            the tool as it was, and tools that are new are not offered.
+        fingerprints: those of an earlier run, `toolset.fingerprints`, to compare with in place of the first
+            listing. With "refuse", `setup` raises if one differs.
 
     Raises:
         MissingExtra: the MCP SDK is not installed.
@@ -68,6 +76,9 @@ class MCPToolset(Toolset):
         limiter: Limiter | None = None,
         effects: Effects | None = None,
         on_progress: Callable[[MCPProgress], None] | None = None,
+        max_result_bytes: int = MAX_RESULT_BYTES,
+        on_change: OnChange = "warn",
+        fingerprints: Mapping[str, str] | None = None,
     ) -> None:
         if importlib.util.find_spec("mcp") is None:
             raise MissingExtra("MCPToolset", "mcp", "mcp")
@@ -80,6 +91,11 @@ class MCPToolset(Toolset):
             raise TypeError(f"tools is a list of names: tools=[{tools!r}]")
         if sessions not in ("shared", "trajectory"):
             raise ValueError(f"sessions is 'shared' or 'trajectory'; got {sessions!r}")
+        if on_change not in get_args(OnChange):
+            raise ValueError(f"on_change is 'warn' or 'refuse'; got {on_change!r}")
+        if not isinstance(cast("object", fingerprints), Mapping | None):
+            raise TypeError(f"fingerprints is a mapping, {{tool: fingerprint}}; got {fingerprints!r:.80}")
+        check_count("max_result_bytes", max_result_bytes, optional=False)
         for what, seconds in (("request_timeout", request_timeout), ("start_timeout", start_timeout)):
             check_seconds(what, seconds)
         self.config = config
@@ -90,6 +106,9 @@ class MCPToolset(Toolset):
         self.limiter = limiter
         self.effects = effects
         self.on_progress = on_progress
+        self.max_result_bytes = int(max_result_bytes)
+        self.on_change: OnChange = on_change
+        self.approval = Approval(config.name, on_change, self.selected, fingerprints)
         self.revision = 0
         self._tools: dict[str, MCPTool] = {}  # by the server's names
         self._offered: tuple[int, tuple[MCPTool, ...]] = (-1, ())
@@ -120,13 +139,14 @@ class MCPToolset(Toolset):
         Raises:
             InfrastructureError: the server cannot be started or reached, or says nothing sensible; the
                 message has its command, how it ended, and the last lines of its stderr.
-            ValueError: one of `tools` is not there.
+            ValueError: one of `tools` is not there, or is not as `fingerprints` says and that is refused.
         """
         self._at_home()
         self._users += 1
         try:
             found = await self._listed()
             self._check_selected(found)
+            self.approval.check_pinned(found)
         except BaseException:
             await self.teardown()
             raise
@@ -137,6 +157,11 @@ class MCPToolset(Toolset):
     def tools(self) -> tuple[Tool, ...]:
         """The tools that the server offered last; none while it is not connected."""
         return self._offered[1]
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """A digest of what the server said of each tool when it was approved; none before `setup`."""
+        return dict(self.approval.fingerprints or {})
 
     async def open(self) -> None:
         """Connect, as `setup` does; `tools` then holds the tools."""
@@ -190,7 +215,10 @@ class MCPToolset(Toolset):
             await client.close()
 
     def _tools_of(self, found: Sequence[mcp_types.Tool]) -> tuple[MCPTool, ...]:
-        """Give our tools for the server's; those that are known stay the same objects."""
+        """Give our tools for the server's; those that are known stay the same objects.
+
+        Of what is refused, those that are new are left out, and others stay as they were approved.
+        """
         kind = MCPTool if self.sessions == "shared" else SessionMCPTool
         shown = shown_names([definition.name for definition in found], self.name_prefix)
         tools: dict[str, MCPTool] = {}
@@ -198,10 +226,13 @@ class MCPToolset(Toolset):
             if self.selected is not None and definition.name not in self.selected:
                 continue
             known = self._tools.get(definition.name)
+            is_refused = self.approval.refuses(definition)
+            if is_refused and known is None:
+                continue
             if known is None or known.name != shown[definition.name]:
                 known = kind(self, shown[definition.name], definition)
-            elif known.take(definition):
-                logger.info("the MCP server %r has changed its tool %r", self.config.name, definition.name)
+            elif not is_refused:
+                known.take(definition)
             self._tools[definition.name] = tools[definition.name] = known
         return tuple(tools.values())
 
@@ -215,7 +246,7 @@ class MCPToolset(Toolset):
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(
                     f"tools names {wanted!r}, which the MCP server {self.config.name!r} does not offer{hint} "
-                    f"It offers: {', '.join(names) or 'none'}"
+                    f"It offers: {', '.join(map(printable, names))[:_SHOWN] or 'none'}"
                 )
 
     def shared(self) -> Client:
@@ -248,7 +279,13 @@ class MCPToolset(Toolset):
         """Make a connection of its own, which whoever asks for it closes."""
         from torchrl_agentic.tools.mcp.client import Client
 
-        return Client(self.config, start_timeout=self.start_timeout, changed=changed or self.changed)
+        return Client(
+            self.config,
+            start_timeout=self.start_timeout,
+            max_result_bytes=self.max_result_bytes,
+            changed=changed or self.changed,
+            seen=self.approval.see,
+        )
 
     def changed(self) -> None:
         """Take note that the tools may be others now."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self, cast
 
 from torchrl_agentic.limits import Limiter
@@ -14,6 +15,7 @@ from torchrl_agentic.messages import JSON, Fields, fields_of
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.sandbox_fusion.capped import capped
 from torchrl_agentic.tools.service import Answer, Patience, ServiceClient, ServiceError, seconds_left
+from torchrl_agentic.tools.token_file import bearer
 
 ENDPOINT = "SANDBOX_FUSION_ENDPOINT"
 """The environment variable that names the service where no URL is given."""
@@ -76,11 +78,13 @@ class SandboxFusionClient:
     """Runs code in a Sandbox Fusion service; rewards and tools may share one.
 
     url: of the service, or of its `/run_code`; None: that in SANDBOX_FUSION_ENDPOINT. limiter,
-    max_connections, patience: see `ServiceClient`. What the service is to blame for is a `ServiceError`; all
-    else is a result.
+    max_connections, patience: see `ServiceClient`. headers: sent along with each request. token_file: a file
+    with the token of the service, e.g. that of `torchrl-agentic serve sandbox --token-file`. What the service
+    is to blame for is a `ServiceError`; all else is a result.
 
     Raises:
-        ValueError: there is no URL, or it is none.
+        ValueError: there is no URL, or it is none; or the file has no token, or all users can read it.
+        OSError: the token cannot be read.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class SandboxFusionClient:
         max_connections: int = 10,
         patience: Patience | None = None,
         headers: Mapping[str, str] | None = None,
+        token_file: str | Path | None = None,
     ) -> None:
         self.url = service_url(url)
         self.service = ServiceClient(
@@ -98,7 +103,7 @@ class SandboxFusionClient:
             limiter,
             max_connections=max_connections,
             patience=patience,
-            headers=headers,
+            headers={**(headers or {}), **bearer(token_file)},
         )
 
     async def run_code(

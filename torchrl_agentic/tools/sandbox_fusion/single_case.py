@@ -27,6 +27,7 @@ def process_single_case(
     timeout: float,
     memory_limit_mb: int | str = 1024,
     language: str = "python",
+    token_file: str | None = None,
 ) -> tuple[bool | int, dict[str, Any]]:
     """Run a program once; blocks, so call it on a thread.
 
@@ -39,6 +40,7 @@ def process_single_case(
         timeout: Seconds for compiling it, and as many for the run.
         memory_limit_mb: In MiB; early releases of verl have the language in this place.
         language: One of the languages of the service.
+        token_file: A file with the token of the service.
 
     Returns:
         The result (True; False: another output; -1: the service failed; -2: the program did; -3: timeout;
@@ -57,7 +59,7 @@ def process_single_case(
     }
 
     async def run() -> RunResult:
-        async with SandboxFusionClient(sandbox_fusion_url) as client:
+        async with SandboxFusionClient(sandbox_fusion_url, token_file=token_file) as client:
             return await client.run_code(
                 generation,
                 language=language,

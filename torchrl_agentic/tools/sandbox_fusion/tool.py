@@ -6,6 +6,7 @@ import base64
 import itertools
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.images import image_type
@@ -31,6 +32,7 @@ from torchrl_agentic.tools.sandbox_fusion.client import (
 )
 from torchrl_agentic.tools.service import Patience, shared_limiter
 from torchrl_agentic.tools.text import middle_out
+from torchrl_agentic.tools.token_file import bearer
 
 _STATUS = {
     Outcome.SUCCESS: Status.OK,
@@ -59,9 +61,13 @@ class SandboxFusionTool(Tool):
         patience: how long to go on where the service is busy or fails; `per_call_timeout` bounds it.
         output_max_chars: longer output loses its middle.
         strict: as the schema says it; None: it does not.
+        headers: sent along with each request.
+        token_file: a file with the token of the service, e.g. that of `serve sandbox --token-file`, which is
+            read once.
 
     Raises:
-        ValueError: no URL, no such language, or a number that means nothing.
+        ValueError: no URL, no such language, a number that means nothing, or no token in the file.
+        OSError: the token cannot be read.
     """
 
     name: str = "code_interpreter"
@@ -91,6 +97,8 @@ class SandboxFusionTool(Tool):
         patience: Patience | None = None,
         output_max_chars: int = 8192,
         strict: bool | None = False,
+        headers: Mapping[str, str] | None = None,
+        token_file: str | Path | None = None,
     ) -> None:
         if not default_timeout > 0:
             raise ValueError(f"default_timeout must be above 0 seconds; got {default_timeout}")
@@ -113,6 +121,7 @@ class SandboxFusionTool(Tool):
         self.patience = patience or Patience()
         self.output_max_chars = output_max_chars
         self.is_strict = strict
+        self._headers = {**(headers or {}), **bearer(token_file)}
         self._client: SandboxFusionClient | None = None
 
     async def setup(self) -> None:
@@ -121,7 +130,11 @@ class SandboxFusionTool(Tool):
             "sandbox_fusion", self.url, self.rate_limit, self.enable_global_rate_limit
         )
         self._client = SandboxFusionClient(
-            self.url, limiter=limiter, max_connections=self.num_workers, patience=self.patience
+            self.url,
+            limiter=limiter,
+            max_connections=self.num_workers,
+            patience=self.patience,
+            headers=self._headers,
         )
 
     async def teardown(self) -> None:

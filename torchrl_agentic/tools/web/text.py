@@ -7,6 +7,7 @@ import json
 import re
 
 from torchrl_agentic.images import image_type
+from torchrl_agentic.nesting import read_json
 
 MAX_IMAGE_BYTES = 1 << 19
 
@@ -88,7 +89,7 @@ def pretty_json(text: str, limit: int) -> str:
     if len(text) > limit:
         return text
     try:
-        data = json.loads(text)
+        data = read_json(text)
         shown, size = list[str](), 0
         # Step by step: the lines of a deep nest are mostly indentation, and grow with its square.
         for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(data):

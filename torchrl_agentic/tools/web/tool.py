@@ -52,8 +52,9 @@ class HttpTool(Tool):
     only ones that the model may set; None for all but those that frame the message and cookies. credentials:
     headers that go to an origin and that the model does not see, `{"https://api.example.org":
     {"Authorization": "…"}}`. html: "text" for pages as readable text, "ask" to let the model ask for it by
-    `as_text`, both by the extra `html`. output_max_chars: how much text one call shows; the model can ask
-    for more by `start`. ca_file: certificates to trust instead of the usual ones. resolver: see `Resolver`.
+    `as_text`, both by the extra `html`; pages are read in a sandbox where one works, see `PageReader`.
+    output_max_chars: how much text one call shows; the model can ask for more by `start`. ca_file:
+    certificates to trust instead of the usual ones. resolver: see `Resolver`.
 
     Raises:
         ValueError: an argument cannot be; the message says which.

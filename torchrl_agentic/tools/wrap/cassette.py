@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.permissions import PRIVATE, check_mode, make_folders, open_file
 from torchrl_agentic.row import local_name
 from torchrl_agentic.tools.wrap.encoding import Outcome, canonical
 from torchrl_agentic.tools.wrap.entries import Entry, entry_line, nearest, read_entries, read_entry
@@ -30,11 +31,19 @@ class Cassette:
     Args:
         path: The file.
         scope: Tells apart environments that share a file; a replay needs the same one.
+        mode: Permissions of the file if it is created, whatever the umask is; who may read it may enter the
+            folders that are created for it. What is there keeps its own.
+
+    Raises:
+        TypeError: If `mode` is no integer.
+        ValueError: If `mode` is no permissions of a file.
     """
 
-    def __init__(self, path: str | Path, *, scope: str = "") -> None:
+    def __init__(self, path: str | Path, *, scope: str = "", mode: int = PRIVATE) -> None:
+        check_mode("mode", mode)
         self.path = Path(path)
         self.scope = scope
+        self.mode = mode
         self._lock = threading.Lock()
         self._file: int | None = None
         self._tape: _Tape | None = None
@@ -52,7 +61,7 @@ class Cassette:
         line = entry_line(self._named(trajectory), tool, call_id, args, outcome, seconds)
         with self._lock:
             if self._file is None:
-                self._file = _open(self.path)
+                self._file = _open(self.path, self.mode)
             _write(self._file, line)
             if self._tape is not None:
                 self._tape.add(read_entry(json.loads(line)))
@@ -101,7 +110,7 @@ class Cassette:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (os.fspath(self.path), self.scope))
+        return (_rebuild, (os.fspath(self.path), self.scope, self.mode))
 
     def __repr__(self) -> str:
         return f"Cassette({os.fspath(self.path)!r}, scope={self.scope!r})"
@@ -121,10 +130,10 @@ class _Tape:
         self.numbers[entry.trajectory, entry.tool, entry.args].append(len(self.entries) - 1)
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, mode: int) -> int:
     """Open a file to append to, behind a newline if a crash has left its last line without one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    make_folders(path.parent, mode)
+    file = open_file(path, os.O_RDWR | os.O_APPEND, mode)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         _write(file, b"\n")
@@ -137,5 +146,5 @@ def _write(file: int, data: bytes) -> None:
         written += os.write(file, data[written:])
 
 
-def _rebuild(path: str, scope: str) -> Cassette:
-    return Cassette(path, scope=scope)
+def _rebuild(path: str, scope: str, mode: int) -> Cassette:
+    return Cassette(path, scope=scope, mode=mode)

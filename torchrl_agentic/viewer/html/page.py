@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import os
 import re
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import IO
 
+from torchrl_agentic.permissions import PRIVATE, open_file
 from torchrl_agentic.records import Dump
 from torchrl_agentic.viewer.html.contents import Index, chunks
 
@@ -20,11 +22,16 @@ _SCRIPTS = ("data.js", "charts.js", "list.js", "trajectory.js", "page.js")
 _MARK = re.compile(r"\{\{(\w+)\}\}")
 
 
-def write_page(dump: Dump, path: Path) -> None:
+def write_page(dump: Dump, path: Path, *, mode: int = PRIVATE) -> None:
     """Write a dump as one HTML file, which shows it without any other file and without a network.
 
     A trajectory is in memory only while it is written; of a text that is very long the page says how much is
     left out. What cannot be read is listed in the page, with the reason.
+
+    Args:
+        dump: The dump.
+        path: The file; what is in it is lost.
+        mode: Permissions of the file if it is created, whatever the umask is.
 
     Raises:
         OSError: the file cannot be written.
@@ -35,7 +42,7 @@ def write_page(dump: Dump, path: Path) -> None:
             bodies.write(b'<script type="application/octet-stream" id="chunk-%d">' % number)
             bodies.write(chunk + b"</script>\n")
         bodies.seek(0)
-        with path.open("wb") as file:
+        with open(open_file(path, os.O_WRONLY | os.O_TRUNC, mode), "wb") as file:
             _assemble(file, index, bodies)
 
 

@@ -1,0 +1,185 @@
+"""What a server sends is bounded: answers before they are parsed, and what it says of its tools."""
+
+import asyncio
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from torchrl_agentic import ToolError
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.testing.servers import mcp_raw
+from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+
+
+@pytest.mark.parametrize("name", ["first", "second"], ids=["id first", "id last"])
+async def test_an_answer_that_is_too_large_is_an_error_of_that_call_alone(opened, raw, name):
+    """The same process goes on, and calls beside it are answered."""
+    async with opened(raw("large"), max_result_bytes=1 << 20) as server:
+        pid = await server.text("pid")
+        whole = server.call(name, x=(1 << 20) - 200)
+        too_large = server.call(name, x=5 << 20)
+        results = await asyncio.gather(whole, too_large, server.text("pid"), return_exceptions=True)
+        assert len(results[0].text) == (1 << 20) - 200
+        assert isinstance(results[1], ToolError)
+        assert "the answer has 5,242,9" in str(results[1])
+        assert "more than the 1,048,576 that are taken: ask for less of it" in str(results[1])
+        assert results[2] == await server.text("pid") == pid
+
+
+async def test_an_answer_of_many_megabytes_takes_no_memory():
+    """100 MB from the server, in a process that may have 90 MiB more than it has."""
+    code = f"""
+import asyncio, resource
+from torchrl_agentic import ToolContext, ToolError
+from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+
+async def main():
+    config = MCPServerConfig({sys.executable!r}, [{mcp_raw.__file__!r}, "large"])
+    toolset = MCPToolset(config, tools=["first"])
+    (tool,) = await toolset.setup()
+    began = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (began + (90 << 20),) * 2)
+    try:
+        await tool.run({{"x": 100_000_000}}, ToolContext("c"))
+    except ToolError as error:
+        print(error)
+    await toolset.teardown()
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "the answer has 100,000,0" in done.stdout, done.stderr
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    before=st.text(max_size=30),
+    number=st.integers(0, 10**6) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+    is_last=st.booleans(),
+)
+def test_the_id_is_found_at_either_end_whatever_stands_between(before, number, is_last):
+    """Such as other ids, nested in what is left out."""
+    from torchrl_agentic.tools.mcp.stdio import ENDS, answer_too_large
+
+    result = {"result": {"content": [{"id": 7, "text": before + "é" * 3000}], "id": "no"}}
+    line = json.dumps(
+        {"jsonrpc": "2.0", **result, "id": number} if is_last else {"jsonrpc": "2.0", "id": number, **result},
+        ensure_ascii=False,
+    ).encode()
+    message = answer_too_large(line[:ENDS], line[-ENDS:], len(line), 10)
+    assert message is not None
+    assert message.message.id == number
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'{"method": "sampling", "params": "',
+        b"rubbish",
+        b'{"id": null, "x": "',
+        b'{"id": true, "x": "',
+        b'["',
+    ],
+)
+def test_what_is_no_answer_is_left_out(head):
+    from torchrl_agentic.tools.mcp.stdio import ENDS, answer_too_large
+
+    assert answer_too_large(head, b"x" * ENDS + b'", "id": 3}', 10_000, 10) is None
+
+
+def answering(make):
+    """Make a server over HTTP, in JSON, whose tool answers with what `make` gives for the answer as JSON."""
+
+    async def handle(request):
+        message = json.loads(await request.body())
+        if "id" not in message:
+            return Response(status_code=202)
+        if message["method"] != "tools/call":
+            return Response(
+                json.dumps(
+                    {
+                        "jsonrpc": "2.0",
+                        "id": message["id"],
+                        **mcp_raw.answer("", message["method"], message.get("params") or {}),
+                    }
+                ),
+                media_type="application/json",
+            )
+        result = {"content": [{"type": "text", "text": "x" * 3_000_000}]}
+        return make(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode())
+
+    return Starlette(routes=[Route("/mcp", handle, methods=["POST"])])
+
+
+def as_json(body):
+    return Response(body, media_type="application/json")
+
+
+def in_pieces(body):
+    pieces = (body[at : at + 10_000] for at in range(0, len(body), 10_000))
+    return StreamingResponse(pieces, media_type="application/json")
+
+
+def as_event(body):
+    return Response(b"data: " + body + b"\n\n", media_type="text/event-stream")
+
+
+@pytest.mark.parametrize("make", [as_json, in_pieces, as_event])
+async def test_an_answer_over_http_that_is_too_large_is_an_error_of_that_call_alone(opened, make):
+    with serving(answering(make)) as url:
+        config = MCPServerConfig(url=f"{url}/mcp", transport="streamable_http")
+        async with opened(config, max_result_bytes=1 << 20) as server:
+            for _ in range(2):
+                with pytest.raises(ToolError, match="more than 1,048,576 bytes: ask for less of it"):
+                    await server.call("first")
+            assert server.toolset.shared().restarts == 0
+        async with opened(config) as server:
+            assert len(await server.text("first")) == 3_000_000  # the SDK alone takes events of 1 MiB
+
+
+async def test_an_answer_over_the_old_sse_transport_costs_the_connection(opened, sse):
+    """The SDK reads all answers from one stream, whose bound cannot be set."""
+    async with opened(MCPServerConfig(url=sse, transport="sse", name="old")) as server:
+        assert len(await server.text("echo", text="x" * 100_000)) == 100_000
+        with pytest.raises(InfrastructureError, match="'old' was lost during the call"):
+            await server.call("echo", text="x" * (1 << 20))
+        assert (await server.text("echo", text="hi")).endswith("hi")
+
+
+async def test_an_answer_over_http_that_is_compressed_unasked_is_not_unpacked(opened):
+    def packed(body):
+        return Response(
+            gzip.compress(body), media_type="application/json", headers={"Content-Encoding": "gzip"}
+        )
+
+    with serving(answering(packed)) as url:
+        async with opened(MCPServerConfig(url=f"{url}/mcp", transport="streamable_http")) as server:
+            with pytest.raises(InfrastructureError, match="compressed, which it was asked not to be"):
+                await server.call("first")
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("many", "'raw' lists more than 1,000 tools"),
+        ("wordy", "'raw' says 300,[0-9]{3} characters of its tool 'environ', and at most 262,144 are taken"),
+    ],
+)
+async def test_what_a_server_says_of_its_tools_is_bounded(raw, mode, said):
+    with pytest.raises(InfrastructureError, match=said):
+        await MCPToolset(raw(mode)).setup()
+
+
+@pytest.mark.parametrize("bound", [0, 1.5, "1"])
+def test_a_bound_that_means_nothing_is_refused(bound):
+    with pytest.raises((TypeError, ValueError), match="max_result_bytes"):
+        MCPToolset(MCPServerConfig("serve"), max_result_bytes=bound)
