@@ -27,6 +27,8 @@ WATCH_S = 0.2
 """How often memory and processor time are looked at while a cell runs."""
 WATCH_IDLE_S = 0.4
 """How often they are looked at while only what cells have started runs."""
+WATCH_LATEST_S = 1.0
+"""How long cells that are shorter than that may put it off."""
 LOOKS = 4
 """How often they are looked at, with nothing but the worker left, in the processor time that it may take."""
 
@@ -101,7 +103,7 @@ class Interpreter:
         self._seed: int | None = None
         self._lost = False  # state was lost, and no answer has said so
         self._idle, self._scales = (Timer(lambda: None) for _ in range(2))
-        self._due = math.inf  # when the scales are looked at
+        self._latest = math.inf  # when memory and processor time are looked at, whatever runs
         self._used = 0.0  # the worker's processor time when the last cell ended
 
     def seed(self, value: int) -> None:
@@ -121,6 +123,7 @@ class Interpreter:
         cell = self.cell = Cell(self.count, background, answer)
         if timeout is not None:
             cell.timers["deadline"] = self._reactor.after(timeout, lambda: self.stop("timeout"))
+        self._latest = min(self._latest, cell.began + WATCH_LATEST_S)
         self._watch(WATCH_S)
         self._send(live, pack(b"run", b"%d" % cell.number, code))
 
@@ -316,12 +319,11 @@ class Interpreter:
                 self.stop("flood")
 
     def _watch(self, seconds: float) -> None:
-        """Look in so many seconds, or sooner if that was said before: many short cells put nothing off."""
-        due = time.monotonic() + seconds
-        limited = self._settings.get("memory_total_bytes") or self._settings.get("cpu_seconds")
-        if limited and due < self._due:
-            self._scales.cancel()
-            self._due, self._scales = due, self._reactor.after(seconds, self._weigh)
+        """Look in so many seconds, sooner if many short cells put it off."""
+        self._scales.cancel()
+        if self._settings.get("memory_total_bytes") or self._settings.get("cpu_seconds"):
+            left = self._latest - time.monotonic()
+            self._scales = self._reactor.after(min(seconds, max(0.0, left)), self._weigh)
 
     def _has_killed(self) -> bool:
         """Return whether the kernel killed a process for want of memory since the last cell began."""
@@ -329,7 +331,7 @@ class Interpreter:
 
     def _weigh(self) -> None:
         """End what takes too much memory or processor time; look again as long as anything may run."""
-        self._due = math.inf
+        self._latest = math.inf
         cap = self._settings.get("memory_total_bytes")
         if cap and (self._has_killed() if self.group else processes.memory(cap) > cap):
             if self.cell is not None:
@@ -338,23 +340,23 @@ class Interpreter:
                 self._kills_before = self.group.kills()
             self.end()
             return
-        most = self._settings.get("cpu_seconds")
+        most, everyone = self._settings.get("cpu_seconds"), processes.everyone()
         if most:
-            self._end_spinning(most)
+            self._end_spinning(most, everyone)
         if self.cell is not None:
             self._watch(WATCH_S)
-        elif len(processes.everyone()) > 1:
+        elif len(everyone) > 1:
             self._watch(WATCH_IDLE_S)
         elif most and self.live is not None:
             self._watch(max(WATCH_IDLE_S, most / LOOKS))
 
-    def _end_spinning(self, most: float) -> None:
+    def _end_spinning(self, most: float, everyone: list[int]) -> None:
         """End processes that cells have left, and threads and timers with the worker, if they take too long.
 
         most: seconds of processor time for each process in all, and for the worker since the last cell.
         """
         worker = 0 if self.live is None else self.live.pid
-        long = [pid for pid in processes.everyone() if pid != worker and processes.processor_s(pid) > most]
+        long = [pid for pid in everyone if pid != worker and processes.processor_s(pid) > most]
         if long:
             here = processes.others()  # without commands, which have limits of their own
             processes.kill(pid for pid in long if pid in here)
