@@ -29,12 +29,13 @@ from torchrl_agentic.sandbox.bpf import (
     when,
     with_any,
 )
+from torchrl_agentic.sandbox.inside.rights import SCOPES_SIGNALS
 from torchrl_agentic.sandbox.system_calls import TABLE, numbers
 
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 NETWORK = (AF_UNIX, AF_INET, AF_INET6)
 """The address families of a network that was granted."""
-SCOPED = 6
+SCOPED = SCOPES_SIGNALS
 """The version of Landlock from which on it keeps signals, and names of abstract sockets, inside."""
 _TRUNCATE_COVERED = 3  # by Landlock, from this version on
 
