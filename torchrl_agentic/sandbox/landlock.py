@@ -213,7 +213,7 @@ def _order(
     if online:
         read += filter(os.path.exists, _READ_FOR_NAMES)
     families = seccomp.NETWORK if online else ()
-    filter_ = seccomp.program(families=families, landlock=version, own_files=False)
+    filter_ = seccomp.program(families=families, landlock=version, has_namespaces=False)
     assert filter_ is not None, "why_not() has looked at the processor"
     gate, starts = seccomp.gate(landlock=version)
     return {

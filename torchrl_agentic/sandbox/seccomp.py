@@ -48,13 +48,9 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _F_NOTIFY, _F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 1026, 8, 15, 0x8901, 0x8902
 _MAP_HUGETLB = 0x40000
 _NEW_LISTENER = 1 << 3
-_OF_A_PROCESS: tuple[str, ...] = (
-    "prlimit64",
-    "sched_setparam",
-    "sched_setscheduler",
-    "sched_setaffinity",
-    "sched_setattr",
-)
+_SCHEDULING: tuple[str, ...] = (
+    "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr",
+)  # fmt: skip
 
 _NO = refuse(errno.EPERM)
 _ENDS = {"allowed": ALLOW, "denied": _NO}
@@ -65,7 +61,7 @@ def program(
     families: tuple[int, ...] = (),
     enters: bool = False,
     landlock: int = SCOPED,
-    own_files: bool = True,
+    has_namespaces: bool = True,
     machine: str | None = None,
 ) -> bytes | None:
     """Return the filter, an array of `struct sock_filter`; None for a processor that the table does not know.
@@ -76,22 +72,24 @@ def program(
             handed; code without such files or capabilities can do nothing with it.
         landlock: The version of Landlock that confines the code, or `SCOPED` where namespaces keep signals
             and names of sockets apart. What an older version leaves open is denied.
-        own_files: Whether a mount namespace keeps files apart, the paths of sockets among them, rather than
-            Landlock.
+        has_namespaces: Whether namespaces of its own keep files, paths of sockets among them, and processes
+            apart, rather than Landlock. Then process 1 is what looks after the code, or the code itself.
         machine: The kind of processor, as `platform.machine` names it; None: this one.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         return None
-    return _program(families, enters, landlock, own_files, machine)
+    return _program(families, enters, landlock, has_namespaces, machine)
 
 
 @functools.cache
-def _program(families: tuple[int, ...], enters: bool, landlock: int, own_files: bool, machine: str) -> bytes:
+def _program(
+    families: tuple[int, ...], enters: bool, landlock: int, has_namespaces: bool, machine: str
+) -> bytes:
     code = load(ARCH) + unless(_ARCHITECTURES[machine], KILL) + load(NUMBER)
     if machine == "x86_64":
         code += from_on(_X32_BIT, refuse(errno.ENOSYS))
-    known, checks = numbers(machine), _checks(families, enters, landlock, own_files)
+    known, checks = numbers(machine), _checks(families, enters, landlock, has_namespaces)
     for name, block in checks.items():
         if name in known:
             code += when(known[name], block)
@@ -113,16 +111,18 @@ def gate(*, landlock: int, machine: str | None = None) -> tuple[bytes, list[int]
     return load(NUMBER) + b"".join(when(number, ASK) for number in asked) + ALLOW, starts
 
 
-def _checks(families: tuple[int, ...], enters: bool, landlock: int, own_files: bool) -> dict[str, bytes]:
+def _checks(families: tuple[int, ...], enters: bool, landlock: int, has_namespaces: bool) -> dict[str, bytes]:
     """Return what is done with each checked call. The low halves of arguments count, as for the kernel."""
     own = load(ARG0) + when(0, ALLOW) + _NO
-    checks: dict[str, bytes] = dict.fromkeys(_OF_A_PROCESS, own)
+    # Libraries set priorities of their threads, whose numbers a filter does not know.
+    not_above = when(0, ALLOW) + (when(1, _NO) + ALLOW if has_namespaces else _NO)
+    checks: dict[str, bytes] = {"prlimit64": own, **dict.fromkeys(_SCHEDULING, load(ARG0) + not_above)}
     for name, kind in (("setpriority", 0), ("ioprio_set", 1)):
-        checks[name] = load(ARG0) + when(kind, load(ARG1) + when(0, ALLOW) + _NO) + _NO
+        checks[name] = load(ARG0) + when(kind, load(ARG1) + not_above) + _NO
     entered = b"".join(when(kind, ALLOW) for kind in (_ENTERED if enters else ()))
     opened = b"".join(when(family, ALLOW) for family in families)
     pairs = ALLOW
-    if landlock < SCOPED or not own_files:
+    if landlock < SCOPED or not has_namespaces:
         pairs = load(ARG1) + mask(0xF) + when(_STREAM, ALLOW) + when(_SEQPACKET, ALLOW) + _NO
     owner = (_F_SETOWN, _F_SETOWN_EX) if landlock < SCOPED else ()
     device_owner = (_FIOSETOWN, _SIOCSPGRP) if landlock < SCOPED else ()
@@ -137,7 +137,7 @@ def _checks(families: tuple[int, ...], enters: bool, landlock: int, own_files: b
         "mmap": load(ARG3) + with_any(_MAP_HUGETLB, _NO) + ALLOW,
         # A filter of the code's own that asks a process of its own would be asked in place of ours.
         "seccomp": load(ARG1) + with_any(_NEW_LISTENER, _NO) + ALLOW,
-        "truncate": ALLOW if own_files or landlock >= _TRUNCATE_COVERED else _NO,
+        "truncate": ALLOW if has_namespaces or landlock >= _TRUNCATE_COVERED else _NO,
         "pidfd_send_signal": ALLOW if landlock >= SCOPED else _NO,
     }
 

@@ -230,7 +230,7 @@ TABLE = (
     Calls(
         "limits and priorities",
         "checked",
-        "Of the calling process only: the supervisor is of the same user.",
+        "Not of what looks after the code, which is of the same user; without namespaces its own only.",
         """
         prlimit64 302/261, sched_setparam 142/118, sched_setscheduler 144/119, sched_setaffinity 203/122,
         sched_setattr 314/274, setpriority 141/140, ioprio_set 251/30
