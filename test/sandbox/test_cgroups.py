@@ -99,7 +99,47 @@ async def test_clones_have_groups_of_their_own():
                 await clone.close()
 
 
-def test_a_group_is_used_again_once_it_is_empty():
+@grouped
+async def test_what_a_clone_inherited_counts_and_burdens_nobody_else():
+    limits = ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30)
+    async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
+        await repl.execute("inherited = bytearray(b'x') * (90 << 20)")
+        (clone,) = await repl.fork(1)
+        async with clone:
+            for _ in range(6):  # one of these would get the group that the original has left
+                async with ForkServerRepl(ForkServerSandbox(limits)) as other:
+                    result = await other.execute("taken = bytearray(b'x') * (80 << 20)", timeout=30)
+                    assert result.status == "ok"
+            code = "import time\nmore = bytearray(b'x') * (90 << 20)\ntime.sleep(5)"
+            assert (await clone.execute(code, timeout=30)).status == "limit"
+
+
+@grouped
+async def test_a_command_over_the_limit_leaves_the_interpreter_alone():
+    limits = ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30)
+    sandbox = ForkServerSandbox(limits)
+    async with ForkServerRepl(sandbox) as repl:
+        await repl.execute("x = 1")
+        command = [*sandbox.python_argv, "-c", "x = bytearray(b'x') * (300 << 20)"]
+        result = await sandbox.run(command)
+        assert result.exit_code != 0
+        assert "128 MiB" in result.stderr
+        assert (await repl.execute("import time; time.sleep(1); x", timeout=10)).value == "1"
+        assert "stopped" not in (await sandbox.run(["sh", "-c", "exit 3"])).stderr
+
+
+@grouped
+async def test_a_cell_over_the_limit_leaves_a_quiet_command_alone():
+    sandbox = ForkServerSandbox(ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30))
+    async with ForkServerRepl(sandbox) as repl:
+        process = await sandbox.spawn(["cat"])
+        assert (await repl.execute("x = bytearray(b'x') * (300 << 20)", timeout=30)).status == "limit"
+        await process.send(b"here\n")
+        assert await process.receive() == b"here\n"
+        await process.kill()
+
+
+def test_a_group_is_used_again_once_nothing_is_in_it():
     if cgroups.why_not() is not None:
         pytest.skip(cgroups.why_not())
     groups = cgroups.MemoryGroups(64 << 20)

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 
@@ -416,3 +417,27 @@ def below(pid: int) -> int:
         except OSError:
             pass
     return count
+
+
+async def test_timers_of_a_cell_are_bounded_and_those_of_others_unharmed():
+    code = """
+import ctypes
+libc, made = ctypes.CDLL(None), 0
+timer = ctypes.c_void_p()
+while made < 5000 and libc.timer_create(1, None, ctypes.byref(timer)) == 0: made += 1
+made
+"""
+    async with ForkServerRepl() as greedy, ForkServerRepl() as other:
+        assert int((await greedy.execute(code)).value) <= 256
+        assert int((await other.execute(code.replace("5000", "10"))).value) == 10
+
+
+async def test_spares_that_have_ended_are_given_back():
+    async with of_its_own() as first:
+        await _settled(first._pool)
+        pool = first._pool
+        for spare in list(pool._spares):
+            spare.connection.shutdown(socket.SHUT_RDWR)
+        async with first.fresh():
+            assert await _settled(pool) == 2
+        assert await _settled(pool) == 1

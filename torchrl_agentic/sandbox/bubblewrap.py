@@ -12,7 +12,7 @@ Does not stop:
 - a cell and its threads using the processor up to its deadline; many short processes behind one another
 - many processes together using max_processes × memory_bytes where no control group can be made
 - many files together filling the host's disk
-- locks on files below /usr, which others who lock them notice
+- locks on files below /usr, which others who lock them notice; using up the timers of its user
 - learning under which paths of the host lies what it is shown, such as the packages: /proc/self/mountinfo
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
@@ -89,6 +89,7 @@ class BubblewrapSandbox(FolderSandbox):
         super().__init__(limits)
         check_roots(self.limits, OWN_FOLDERS)
         self.bwrap_path = os.fspath(bwrap_path)
+        self._kills_before = 0
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -128,6 +129,7 @@ class BubblewrapSandbox(FolderSandbox):
         """Run one command to its end."""
         effective = self.limits.narrow(limits)
         status_fd, status_end = os.pipe()
+        kills_before = self._kills
         try:
             options = ["--json-status-fd", str(status_end)]
             with self._command(checked(argv), effective, options=options, cwd=cwd) as (command, fds):
@@ -149,7 +151,7 @@ class BubblewrapSandbox(FolderSandbox):
         finally:
             with os.fdopen(status_fd, "rb") as status:
                 code = _exit_code(status.read(1 << 16))
-        if ended.code is not None and code is None and self._has_run_out:
+        if ended.code is not None and code is None and self._kills > kills_before:
             return result_of(ended, -9)  # bwrap is of that group
         if ended.code is not None and code is None:
             # bwrap writes an exit code if and only if the program inside ran: this failure is ours.
@@ -162,6 +164,7 @@ class BubblewrapSandbox(FolderSandbox):
         It is process 1 of its namespace: what it starts cannot signal it, and ends with it.
         """
         limits = replace(self.limits, cpu_seconds=None)
+        self._kills_before = self._kills
         with self._command(checked(argv), limits, options=["--as-pid-1"]) as (command, fds):
             served = await serve(
                 command, env=env_inside(limits), pass_fds=fds, drop_root=True, group=self._group
@@ -170,12 +173,12 @@ class BubblewrapSandbox(FolderSandbox):
 
     async def was_ended_outside(self, ended: str) -> bool:
         """Return whether bubblewrap, which lies outside, got a signal, and not for want of memory inside."""
-        return ended.startswith("killed by") and not self._has_run_out
+        return ended.startswith("killed by") and self._kills == self._kills_before
 
     @property
-    def _has_run_out(self) -> bool:
-        """Whether something in our control group was killed since all of it took too much memory."""
-        return self._group is not None and self._group.killed > 0
+    def _kills(self) -> int:
+        """How many processes in our control group were killed since all of it took too much memory."""
+        return 0 if self._group is None else self._group.killed
 
     @property
     def python_argv(self) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 See cgroups(7). They count what no supervisor can see: memory of the kernel's own, and pages that nobody maps
 any more. As root on a machine of one's own they can mostly be made; in containers they can mostly be read
-only, and under systemd a unit or scope needs Delegate=yes.
+only, and under systemd a scope needs Delegate=yes. In version 2 a group with processes of its own, as that of
+the trainer, takes none below it: ours then lie beside it, and its own limit does not count them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 _MEMORY = "memory"
 _PATIENCE_S = 1.0
+_RESIDUE = 4 << 20
+"""How much may still be charged to a group that is used again: what the kernel keeps for later."""
+_LOOKS = 8
+"""How many groups that were given back are looked at for one to use again."""
 _numbers = itertools.count()
+_looking = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Hierarchy:
             only thread of a process that is the same, and spares waiting until no process forks, some 10 ms.
         limit: The file with the most bytes that the processes of a group may take.
         swap: The file that bounds swap; it need not exist.
+        usage: The file with the bytes that a group is charged with now.
         events: The file that counts how often the kernel killed a process of the group, as `oom_kill N`.
     """
 
@@ -42,15 +49,29 @@ class Hierarchy:
     entrance: str
     limit: str
     swap: str
+    usage: str
     events: str
 
     @classmethod
     def below(cls, parent: Path, *, version: int) -> Hierarchy:
         """Return the hierarchy of this version with its groups in `parent`."""
         if version == 1:
-            files = ("tasks", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control")
-            return cls(parent, *files)
-        return cls(parent, "cgroup.procs", "memory.max", "memory.swap.max", "memory.events")
+            return cls(
+                parent,
+                entrance="tasks",
+                limit="memory.limit_in_bytes",
+                swap="memory.memsw.limit_in_bytes",
+                usage="memory.usage_in_bytes",
+                events="memory.oom_control",
+            )
+        return cls(
+            parent,
+            entrance="cgroup.procs",
+            limit="memory.max",
+            swap="memory.swap.max",
+            usage="memory.current",
+            events="memory.events",
+        )
 
     def set_limit(self, folder: Path, limit: int) -> None:
         """Bound the memory of a group, swap included."""
@@ -73,6 +94,7 @@ class MemoryGroup:
             raise PermissionError(why_not())
         self._folder = hierarchy.parent / f"torchrl_agentic-{os.getpid()}-{next(_numbers)}"
         self._entrance, self._events = self._folder / hierarchy.entrance, self._folder / hierarchy.events
+        self._usage = self._folder / hierarchy.usage
         self._folder.mkdir()
         try:
             hierarchy.set_limit(self._folder, limit)
@@ -103,9 +125,13 @@ class MemoryGroup:
             os.close(events)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no process is in it."""
-        return not (self._folder / "cgroup.procs").read_text()
+    def is_unused(self) -> bool:
+        """Whether no process is in it, and next to no memory is charged to it that others still use."""
+        try:
+            processes = (self._folder / "cgroup.procs").read_text()
+            return not processes and int(self._usage.read_text()) <= _RESIDUE
+        except OSError:  # it was removed
+            return False
 
     @property
     def killed(self) -> int:
@@ -116,30 +142,20 @@ class MemoryGroup:
                     return int(line.split()[1])
         return 0
 
-    def remove(self, patience_s: float = _PATIENCE_S) -> None:
-        """Remove it once its processes are gone, or leave it after `patience_s`."""
-        until = time.monotonic() + patience_s
-        while True:
-            try:
-                self._folder.rmdir()
-            except FileNotFoundError:
-                return
-            except OSError:
-                if time.monotonic() > until:
-                    return
-                time.sleep(0.005)
-            else:
-                return
+    def remove(self, patience_s: float = _PATIENCE_S) -> bool:
+        """Remove it once its processes are gone; return False if they are not after `patience_s`."""
+        return _remove(self._folder, patience_s)
 
 
 class MemoryGroups:
-    """Groups with one limit, used again once they are empty: to make one takes longer than to enter it.
+    """Groups with one limit, used again once nothing is in them: to make one takes longer than to enter it.
 
     For any thread.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._made: set[MemoryGroup] = set()
         self._free: collections.deque[MemoryGroup] = collections.deque()
         self._lock = threading.Lock()
 
@@ -150,12 +166,18 @@ class MemoryGroups:
             OSError: If none can be made.
         """
         with self._lock:
-            for _ in range(len(self._free)):
+            for _ in range(min(len(self._free), _LOOKS)):
                 group = self._free.popleft()
-                if group.is_empty:
+                if group.is_unused:
                     return group
-                self._free.append(group)
-        return MemoryGroup(self._limit)
+                if group.remove(patience_s=0):
+                    self._made.discard(group)
+                else:
+                    self._free.append(group)
+        group = MemoryGroup(self._limit)
+        with self._lock:
+            self._made.add(group)
+        return group
 
     def give_back(self, group: MemoryGroup) -> None:
         """Note that whoever took a group needs it no more; its processes may still be ending."""
@@ -163,10 +185,29 @@ class MemoryGroups:
             self._free.append(group)
 
     def close(self) -> None:
-        """Remove those that were given back, as far as they are empty."""
+        """Remove all, as far as no process is in them."""
         with self._lock:
-            while self._free:
-                self._free.popleft().remove()
+            groups = [*self._made]
+            self._made.clear()
+            self._free.clear()
+        until = time.monotonic() + _PATIENCE_S
+        for group in groups:
+            group.remove(max(0.0, until - time.monotonic()))
+
+
+def _remove(folder: Path, patience_s: float) -> bool:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
 
 
 @functools.cache
@@ -182,9 +223,14 @@ def why_not() -> str | None:
     return None
 
 
-@functools.cache
 def _hierarchy() -> Hierarchy | None:
-    """Return the first hierarchy that takes a group with a process in it."""
+    """Return the first hierarchy that takes a group with a process in it; tries once per process."""
+    with _looking:
+        return _find_hierarchy()
+
+
+@functools.cache
+def _find_hierarchy() -> Hierarchy | None:
     try:
         ours = Path("/proc/self/cgroup").read_text()
     except OSError:
@@ -222,7 +268,7 @@ def _takes(hierarchy: Hierarchy) -> bool:
     """Return whether a group can be made here, limited, and entered; hands memory on to groups first."""
     with contextlib.suppress(OSError):  # it is on already, or cannot be switched on while there are processes
         _write(hierarchy.parent / "cgroup.subtree_control", "+memory")
-    probe = hierarchy.parent / f"torchrl_agentic-{os.getpid()}-probe"
+    probe = hierarchy.parent / f"torchrl_agentic-{os.getpid()}-{next(_numbers)}"
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         probe.mkdir()
         try:
@@ -233,7 +279,7 @@ def _takes(hierarchy: Hierarchy) -> bool:
             )  # fmt: skip
             return entered.returncode == 0
         finally:
-            probe.rmdir()
+            _remove(probe, _PATIENCE_S)
     return False
 
 

@@ -47,9 +47,15 @@ class FolderSandbox(Sandbox):
     def _make_place(self) -> None:
         """Make the folder for files and, where one can be made, the control group for processes."""
         total = self.limits.memory_total_bytes
-        if total is not None and cgroups.why_not() is None:
-            self._group = cgroups.MemoryGroup(total)
-        self._workspace = Workspace(self.limits)
+        try:
+            if total is not None and cgroups.why_not() is None:
+                self._group = cgroups.MemoryGroup(total)
+            self._workspace = Workspace(self.limits)
+        except OSError as error:
+            group, self._group = self._group, None
+            if group is not None:
+                group.remove(patience_s=0)
+            raise SandboxError(f"the sandbox cannot be opened: {error}") from error
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""

@@ -11,8 +11,9 @@ Stops:
 - typing into the trainer's terminal; reading the trainer's environment, arguments or open files
 - one process using more memory or file size than its limits; a command, or a process or thread that a cell
   leaves, more processor time: what a cell leaves is looked at at least four times in the time of its limit
-- all processes of a trajectory together, with its files and the kernel's own memory for it, using more memory
-  than their limit, where a control group can be made
+- all processes of a trajectory together, with files they write and the kernel's own memory for them, using
+  more memory than their limit, where a control group can be made; files that tools write, or a clone begins
+  with, count against the limit of files alone
 - more processes, or more bytes and files in /work, /tmp and /dev/shm together, than the limits
 - output without end costing the trainer memory or time
 - forged or broken messages doing more than spoiling the answer to the cell that sent them
@@ -350,7 +351,10 @@ class ForkServerSandbox(Sandbox):
         assert self._pool is not None
         assert self._trajectory is not None
         with contextlib.ExitStack() as handed:
-            made, fds = self._pool.prepare(self._trajectory.zygote, n + 1, handed)
+            try:
+                made, fds = self._pool.prepare(self._trajectory.zygote, n + 1, handed)
+            except OSError as error:
+                raise SandboxError(f"a copy cannot be set up: {error}") from error
             try:
                 found, _ = await link.ask("clone", fds=fds)
             except BaseException as error:
@@ -363,7 +367,11 @@ class ForkServerSandbox(Sandbox):
             self._pool.release(*made)
             logger.info("a sandbox is cloned without its interpreter: %s", found["error"])
             return await super().clones(n)
-        await self._move(link, made[0])
+        try:
+            await to_the_end(self._move(link, made[0]))
+        except BaseException:
+            self._pool.release(*made[1:])
+            raise
         return [self._around(trajectory) for trajectory in made[1:]]
 
     async def _move(self, link: Link, trajectory: Trajectory) -> None:

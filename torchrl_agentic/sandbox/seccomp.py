@@ -45,7 +45,8 @@ _NEW_NAMESPACE = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
 _ENTERED = (0x10000000, 0x00020000, 0x08000000, 0x04000000, 0x40000000, 0x20000000)
 _STREAM, _SEQPACKET = 1, 5
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_F_NOTIFY, _F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 1026, 8, 15, 0x8901, 0x8902
+_F_SETLEASE, _F_NOTIFY, _F_SETDELEG = 1024, 1026, 1040
+_F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 15, 0x8901, 0x8902
 _MAP_HUGETLB = 0x40000
 _NEW_LISTENER = 1 << 3
 _SCHEDULING: tuple[str, ...] = (
@@ -113,10 +114,10 @@ def gate(*, landlock: int, machine: str | None = None) -> tuple[bytes, list[int]
 
 def _checks(families: tuple[int, ...], enters: bool, landlock: int, has_namespaces: bool) -> dict[str, bytes]:
     """Return what is done with each checked call. The low halves of arguments count, as for the kernel."""
-    own = load(ARG0) + when(0, ALLOW) + _NO
     # Libraries set priorities of their threads, whose numbers a filter does not know.
     not_above = when(0, ALLOW) + (when(1, _NO) + ALLOW if has_namespaces else _NO)
-    checks: dict[str, bytes] = {"prlimit64": own, **dict.fromkeys(_SCHEDULING, load(ARG0) + not_above)}
+    scheduling = load(ARG0) + not_above
+    checks: dict[str, bytes] = dict.fromkeys(("prlimit64", *_SCHEDULING), scheduling)
     for name, kind in (("setpriority", 0), ("ioprio_set", 1)):
         checks[name] = load(ARG0) + when(kind, load(ARG1) + not_above) + _NO
     entered = b"".join(when(kind, ALLOW) for kind in (_ENTERED if enters else ()))
@@ -133,7 +134,7 @@ def _checks(families: tuple[int, ...], enters: bool, landlock: int, has_namespac
         "socket": load(ARG0) + opened + refuse(errno.EAFNOSUPPORT),
         "socketpair": load(ARG0) + when(AF_UNIX, pairs) + refuse(errno.EAFNOSUPPORT),
         "ioctl": _refusing(ARG1, (_TIOCSTI, _TIOCLINUX, *device_owner)),
-        "fcntl": _refusing(ARG1, (_F_NOTIFY, *owner)),
+        "fcntl": _refusing(ARG1, (_F_SETLEASE, _F_NOTIFY, _F_SETDELEG, *owner)),
         "mmap": load(ARG3) + with_any(_MAP_HUGETLB, _NO) + ALLOW,
         # A filter of the code's own that asks a process of its own would be asked in place of ours.
         "seccomp": load(ARG1) + with_any(_NEW_LISTENER, _NO) + ALLOW,

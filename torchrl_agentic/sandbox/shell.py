@@ -6,8 +6,8 @@ import math
 
 from torchrl_agentic.sandbox.limits import ResourceLimits
 
-OPEN_FILES = 1024
-"""How many files a process may have open."""
+OPEN_FILES = 256
+"""How many files a process may have open; with those that it has sent, fewer than its user may."""
 
 
 def ulimits(limits: ResourceLimits) -> list[str]:

@@ -214,7 +214,8 @@ TABLE = (
     Calls(
         "control of open files",
         "checked",
-        "Not watching folders; where signals are not scoped, not choosing who gets one.",
+        "Not watching folders, nor leases, which hold up whoever opens a file; where signals are not "
+        "scoped, not choosing who gets one.",
         """
         fcntl 72/25
         """,
@@ -230,7 +231,8 @@ TABLE = (
     Calls(
         "limits and priorities",
         "checked",
-        "Not of what looks after the code, which is of the same user; without namespaces its own only.",
+        "Not of what looks after the code, which is of the same user; without namespaces of the "
+        "calling process only, as 0.",
         """
         prlimit64 302/261, sched_setparam 142/118, sched_setscheduler 144/119, sched_setaffinity 203/122,
         sched_setattr 314/274, setpriority 141/140, ioprio_set 251/30

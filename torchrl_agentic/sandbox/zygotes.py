@@ -197,12 +197,10 @@ class Pool:
                     f"{RESERVE >> 20} are left to others"
                 )
             await asyncio.sleep(0.05)
-        with self._lock:
-            while self._spares:
-                spare = self._spares.popleft()
-                if spare.zygote.is_alive and _is_connected(spare.connection):
-                    return spare
-                spare.connection.close()
+        while (spare := self._next_spare()) is not None:
+            if spare.zygote.is_alive and _is_connected(spare.connection):
+                return spare
+            self.release(spare)
         spawned = _spawner.submit(self._spawn)
         try:
             return await asyncio.wrap_future(spawned)
@@ -210,13 +208,17 @@ class Pool:
             spawned.add_done_callback(self._take_back)
             raise
 
+    def _next_spare(self) -> Trajectory | None:
+        with self._lock:
+            return self._spares.popleft() if self._spares else None
+
     def try_out(self) -> str | None:
         """Fork a trajectory and hear from it; say why that fails, if it does."""
         try:
             spare = _spawner.submit(self._spawn).result()
             spare.connection.settimeout(START_S)
             if not spare.connection.recv(1, socket.MSG_PEEK):
-                spare.connection.close()
+                self.release(spare)
                 return f"a trajectory cannot be set up: {spare.zygote.close()}"
             with self._lock:
                 self._spares.append(spare)
@@ -238,19 +240,22 @@ class Pool:
         """
         made: list[Trajectory] = []
         fds: list[int] = []
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(lambda: self.release(*made))
             for _ in range(n):
-                group = None if self._groups is None else self._groups.take()
                 ours, theirs = socket.socketpair()
+                handed.enter_context(theirs)
+                with contextlib.ExitStack() as alone:
+                    alone.enter_context(ours)
+                    group = None if self._groups is None else self._groups.take()
+                    alone.pop_all()
                 made.append(Trajectory(zygote, ours, group))
-                fds.append(handed.enter_context(theirs).fileno())
-                if group is not None:
-                    fds += handed.enter_context(group.opened())
                 with self._lock:
                     zygote.live += 1
-        except OSError:
-            self.release(*made)
-            raise
+                fds.append(theirs.fileno())
+                if group is not None:
+                    fds += handed.enter_context(group.opened())
+            on_error.pop_all()
         return made, fds
 
     def release(self, *trajectories: Trajectory) -> None:

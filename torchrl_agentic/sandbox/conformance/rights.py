@@ -211,6 +211,8 @@ async def files_that_others_open_cannot_be_watched(sandbox: Sandbox) -> None:
         for name, number in dict(inotify_init=253, inotify_init1=294, fanotify_init=300).items():
             attempt(name, lambda: syscall(number, 0, 0))
         folder = os.open('/usr/bin', os.O_RDONLY)
+        open('mine', 'w').close()
+        attempt('lease', lambda: fcntl.fcntl(os.open('mine', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_WRLCK))
         attempt('dnotify', lambda: fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS))
     """
     await nothing_gets_through(sandbox, code)

@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Callable
 
 from torchrl_agentic.sandbox.inside import namespaces, processes, rights
 from torchrl_agentic.sandbox.inside.interpreter import WATCH_S, Answer, Group, Header, confine
@@ -14,6 +15,8 @@ from torchrl_agentic.sandbox.inside.pipes import Pipe
 from torchrl_agentic.sandbox.inside.reactor import Reactor, Timer
 
 _CODE, _STARTED = struct.Struct("i"), b"s"
+_KILLED = (None, -signal.SIGKILL, 128 + signal.SIGKILL)
+"""How a command may end one of whose processes was killed; shells give the last."""
 _NAMESPACES = namespaces.NEW_USER | namespaces.NEW_MOUNT | namespaces.NEW_PID
 
 
@@ -30,12 +33,16 @@ class Command:
 
 
 class Commands:
-    """All commands that run. settings, program, group: as for `Interpreter`."""
+    """All commands that run. settings, program, group: as for `Interpreter`.
+
+    has_neighbours: says whether a cell runs in the same group, too.
+    """
 
     def __init__(
         self, reactor: Reactor, settings: Header, program: bytes, group: Group | None = None
     ) -> None:
         self.running: dict[int, Command] = {}
+        self.has_neighbours: Callable[[], bool] = bool
         self._group = group
         self._reactor, self._settings, self._program = reactor, settings, program
 
@@ -50,11 +57,9 @@ class Commands:
         settings = {**self._settings, "limits": header["limits"]}
         pid = processes.fork_into_namespaces(_NAMESPACES)
         if pid == 0:
-            if self._group is not None:
-                self._group.enter()
             given = handed if handed else [os.open("/dev/null", os.O_RDONLY)]
             standard = [*given, *(pipe.end for pipe in pipes)]
-            processes.live_as(_be_process_1, header, settings, self._program, standard, ends)
+            processes.live_as(_be_process_1, header, settings, self._program, self._group, standard, ends)
         for fd in (*handed, ends, *(pipe.end for pipe in pipes)):
             os.close(fd)
         command = self.running[header["id"]] = Command(pid, status, answer)
@@ -86,14 +91,14 @@ class Commands:
         del self.running[number]
         for timer in command.timers.values():
             timer.cancel()
-        if self._takes_too_much(command):
-            command.stopped = command.stopped or "memory"
         kept = [pipe.take() for pipe in command.pipes]
         for pipe in command.pipes:
             pipe.close()
         written = os.read(command.status, 1 + _CODE.size)
         os.close(command.status)
         code: int | None = _CODE.unpack(written[1:])[0] if len(written) == 1 + _CODE.size else None
+        if code in _KILLED and self._has_killed(command):
+            command.stopped = command.stopped or "memory"
         header: Header = {
             "code": code,
             "started": written[:1] == _STARTED,
@@ -109,18 +114,23 @@ class Commands:
 
     def _weigh(self, command: Command) -> None:
         cap = self._settings["memory_total_bytes"]
-        if self._takes_too_much(command) if self._group else processes.memory(cap) > cap:
+        alone = len(self.running) == 1 and not self.has_neighbours()  # else nobody says whose process it was
+        if (alone and self._has_killed(command)) if self._group else processes.memory(cap) > cap:
             self._kill(command, "memory")
         else:
             self._watch_memory(command)
 
-    def _takes_too_much(self, command: Command) -> bool:
+    def _has_killed(self, command: Command) -> bool:
         """Return whether the kernel killed a process for want of memory while the command ran."""
         return self._group is not None and self._group.kills() > command.kills_before
 
 
-def _be_process_1(header: Header, settings: Header, program: bytes, standard: list[int], status: int) -> None:
+def _be_process_1(
+    header: Header, settings: Header, program: bytes, group: Group | None, standard: list[int], status: int
+) -> None:
     """Start the command as a child, clear up behind orphans, and write its exit code when it has ended."""
+    if group is not None:
+        group.enter()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     namespaces.keep_mounts_private()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import resource
 import select
 import signal
 import socket
@@ -59,6 +60,9 @@ def main() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     told_to_end, awake = _wake_ups()
     rights.subreaper()
+    # Open files that code of this user has sent count against our limit too, when we hand the listener on.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rights.die_with_parent(signal.SIGTERM)
     if os.getppid() != order["parent"]:
         os._exit(1)
@@ -125,9 +129,6 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
         rights.die_with_parent(signal.SIGKILL)
         if os.getppid() != trusted:
             os._exit(1)
-        if order["entrance"] is not None:
-            os.write(order["entrance"], b"0")
-            os.close(order["entrance"])
         rights.die_first()
         rights.drop_capabilities()
         rights.landlock(
@@ -146,6 +147,9 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
         report.send(str(error).encode("utf-8", "replace"))
         os._exit(1)
     try:
+        if order["entrance"] is not None:  # only now: others in the group may have left no room for the above
+            os.write(order["entrance"], b"0")
+            os.close(order["entrance"])
         os.chdir(order["cwd"])
         rights.set_limits(**order["limits"])
     except BaseException as error:

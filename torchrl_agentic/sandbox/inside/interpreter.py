@@ -329,15 +329,22 @@ class Interpreter:
         """Return whether the kernel killed a process for want of memory since the last cell began."""
         return self.group is not None and self.group.kills() > self._kills_before
 
+    def _takes_too_much(self) -> bool:
+        cap = self._settings.get("memory_total_bytes")
+        if not cap:
+            return False
+        # What a clone has inherited is charged to the group of the original.
+        looks = self.group is None or self.generation > 0
+        # A process that was killed between cells, or beside commands, may be anybody's.
+        killed = self.cell is not None and not self.has_neighbours() and self._has_killed()
+        return killed or (looks and processes.memory(cap) > cap)
+
     def _weigh(self) -> None:
         """End what takes too much memory or processor time; look again as long as anything may run."""
         self._latest = math.inf
-        cap = self._settings.get("memory_total_bytes")
-        if cap and (self._has_killed() if self.group else processes.memory(cap) > cap):
+        if self._takes_too_much():
             if self.cell is not None:
                 self.cell.stopped = "memory"
-            elif self.group is not None:
-                self._kills_before = self.group.kills()
             self.end()
             return
         most, everyone = self._settings.get("cpu_seconds"), processes.everyone()
@@ -345,7 +352,7 @@ class Interpreter:
             self._end_spinning(most, everyone)
         if self.cell is not None:
             self._watch(WATCH_S)
-        elif len(everyone) > 1:
+        elif len(everyone) > 1 and self.live is not None:
             self._watch(WATCH_IDLE_S)
         elif most and self.live is not None:
             self._watch(max(WATCH_IDLE_S, most / LOOKS))

@@ -29,6 +29,8 @@ _PDEATHSIG, _DUMPABLE, _SECCOMP, _BOUNDING_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMB
 _SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
 
+_PENDING = 256
+"""How many timers and queued signals there may be, for all processes of a user together."""
 SCOPES_SIGNALS = 6
 """The version of Landlock from which on a domain keeps signals inside."""
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -191,11 +193,15 @@ def set_limits(
     file_bytes: int | None = None,
     open_files: int | None = None,
 ) -> None:
-    """Limit each process from here on, without core files. None leaves a limit, one that is lower stays.
+    """Limit each process from here on; None leaves a limit, one that is lower stays.
+
+    There are no core files, and few timers and queued signals, which the kernel counts by user.
 
     max_processes: of this user, in this user namespace.
     """
+    pending = getattr(resource, "RLIMIT_SIGPENDING", None)  # Linux has it
     for kind, value in (
+        *(((pending, _PENDING),) if pending is not None else ()),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, memory_bytes),
