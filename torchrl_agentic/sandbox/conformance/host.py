@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import os
 import pickle
 import random
@@ -73,7 +74,7 @@ def files_named(name: str) -> list[str]:
     found: list[str] = []
     for folder in {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"}:
         for pattern in (name, f"*/{name}", f"*/*/{name}"):
-            found += map(str, Path(folder).glob(pattern))
+            found += glob.glob(f"{folder}/{pattern}")  # passes over folders that vanish meanwhile
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, Status, ToolResult
@@ -27,6 +27,7 @@ _args = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), _json, ma
 _names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,20}", fullmatch=True)
 _rules = settings(
     deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),  # to explain takes minutes
     suppress_health_check=[
         HealthCheck.differing_executors,
         HealthCheck.filter_too_much,
