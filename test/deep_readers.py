@@ -21,6 +21,7 @@ from torchrl_agentic.parsers import PARSERS, get_parser
 from torchrl_agentic.records import BadLine, Secrets, read_line
 from torchrl_agentic.records.encode import line
 from torchrl_agentic.schema import SchemaValidationError, Validator, validate_args
+from torchrl_agentic.serve.documents import read_documents
 from torchrl_agentic.tidy import tidy
 from torchrl_agentic.tool_config import ConfigError, load_tools
 from torchrl_agentic.tools.mcp.servers import mcp_servers
@@ -129,6 +130,10 @@ TEXTS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] = {
             for name in ("c.json", "d.jsonl")
         ],
         (ConfigError,),
+    ),
+    "documents": (
+        lambda text: read_documents(written("e.jsonl", f'{{"text":"t","id":{text}}}')),
+        (ValueError,),
     ),
     "mcp_servers": (lambda text: mcp_servers(written("mcp.json", text)), (ValueError,)),
     "dump": (dump, ()),

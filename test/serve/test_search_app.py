@@ -188,6 +188,13 @@ def test_bad_lines_are_named_with_their_numbers(tmp_path: Path):
     assert "and 3 more" in said
 
 
+def test_a_line_that_is_nested_too_deep_is_a_bad_one(tmp_path: Path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"text": "ok"}\n{"text": "t", "more": ' + "[" * 500 + "]" * 500 + "}\n")
+    with pytest.raises(ValueError, match="line 2: nested more than 200 levels deep"):
+        read_documents(path)
+
+
 def test_other_files_are_refused(tmp_path: Path):
     (tmp_path / "a.pdf").write_text("x")
     with pytest.raises(ValueError, match=r"expected a folder of \.txt"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torchrl_agentic.nesting import read_json
 
 SUFFIXES = (".txt", ".md", ".markdown", ".rst")
 MAX_TITLE = 120
@@ -68,8 +69,8 @@ def _in_lines(path: Path) -> list[Document]:
             if not line.strip():
                 continue
             try:
-                documents.append(_from_json(json.loads(line), str(number)))
-            except (ValueError, RecursionError) as error:
+                documents.append(_from_json(read_json(line), str(number)))
+            except ValueError as error:
                 bad.append(f"line {number}: {error}")
     if bad:
         more = f" … and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
