@@ -328,6 +328,28 @@ def test_so_many_files_cannot_be_asked_for(more: dict[str, Any], path: str):
     assert answer.status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"files": {f"../{n}": "" for n in range(100_000)}}, "at most 1024 files; got 100000"),
+        ({"files": {f"../{n}": 1 for n in range(1000)}}, "1990 more"),
+        ({"files": {"../" + "x" * 1_000_000: ""}}, "files"),
+        ({"files": {"x" * 1_000_000: ""}}, "too long"),
+        ({"fetch_files": [1] * 100_000}, "1024"),
+        ({"fetch_files": [1] * 1000}, "990 more"),
+        ({"cells": [1] * 100_000}, "1024"),
+    ],
+    ids=["count of files", "bad files", "long way up", "long name", "count of names", "bad names", "cells"],
+)
+def test_however_much_is_wrong_with_a_request_its_refusal_is_short(wrong: dict[str, Any], said: str):
+    with serving(sandbox_app(make_sandbox=UnsafeSubprocessSandbox)) as url:
+        body = {"cells": ["1"], **wrong}
+        answer = httpx.post(f"{url}/run_jupyter", json=body, trust_env=False, timeout=WAIT_S)
+    assert answer.status_code == 422
+    assert said in answer.text
+    assert len(answer.content) < 10_000
+
+
 def test_cells_that_show_too_much_are_stopped_with_what_was_done():
     app = sandbox_app(make_sandbox=UnsafeSubprocessSandbox, max_answer_bytes=10_000)
     with serving(app) as url:

@@ -33,6 +33,10 @@ CLIENT_GONE = 499
 PING = "/v1/ping"
 _PIECE = 1 << 16
 """How much of an answer is sent at once: the rest waits here until the client has read."""
+_MAX_ERRORS = 10
+"""How many errors of a request are told."""
+_MAX_SAID = 400
+"""How long a text of a refusal may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +250,21 @@ def _read(body: bytes, model: type[Model]) -> Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        detail: Any = [{**each, "loc": ("body", *each["loc"])} for each in found]
+        detail: Any = [
+            {"type": each["type"], "loc": ["body", *map(_short, each["loc"])], "msg": _short(each["msg"])}
+            for each in found[:_MAX_ERRORS]
+        ]
+        if len(found) > _MAX_ERRORS:
+            msg = f"… and {len(found) - _MAX_ERRORS} more"
+            detail.append({"type": "more_errors", "loc": ["body"], "msg": msg})
         raise HTTPException(422, detail) from None
+
+
+def _short(said: Any) -> Any:
+    """Leave out the middle of a long text: a refusal may quote what was sent."""
+    if isinstance(said, str) and len(said) > _MAX_SAID:
+        return f"{said[: _MAX_SAID // 2]} … {said[-_MAX_SAID // 2 :]}"
+    return said
 
 
 async def _send(body: bytes, send: Send) -> None:
@@ -266,7 +283,7 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return JSONResponse({"detail": str(error)}, error.status, headers=error.headers)
+    return JSONResponse({"detail": _short(str(error))}, error.status, headers=error.headers)
 
 
 async def _crashed(_: Request, error: Exception) -> Response:

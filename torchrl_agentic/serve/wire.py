@@ -44,8 +44,20 @@ def _below_work(path: str) -> str:
 
 MAX_ITEMS = 1024
 """How many cells a request may have, how many files, and how many that it wants back."""
+
+
+def _counted(files: object) -> object:
+    """Refuse too many before any is checked: for a dict, `max_length` comes after all of its items."""
+    if isinstance(files, dict) and len(files) > MAX_ITEMS:
+        raise ValueError(f"at most {MAX_ITEMS} files; got {len(files)}")
+    return files
+
+
 Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
-Files = dict[Annotated[str, AfterValidator(_below_work)], Annotated[bytes | None, BeforeValidator(_decoded)]]
+Files = Annotated[
+    dict[Annotated[str, AfterValidator(_below_work)], Annotated[bytes | None, BeforeValidator(_decoded)]],
+    BeforeValidator(_counted),
+]
 Items = Annotated[list[str], Field(max_length=MAX_ITEMS)]
 
 
@@ -58,7 +70,7 @@ class RunCode(BaseModel):
     run_timeout: Seconds = 10.0
     memory_limit_MB: int = Field(-1, le=1 << 20)
     stdin: str | None = None
-    files: Files = Field(default_factory=dict, max_length=MAX_ITEMS)
+    files: Files = Field(default_factory=dict)
     fetch_files: Items = Field(default_factory=list)
 
 
@@ -70,7 +82,7 @@ class RunJupyter(BaseModel):
     total_timeout: Seconds = 45.0
     memory_limit_MB: int = Field(-1, le=1 << 20)
     kernel: str = "python3"
-    files: Files = Field(default_factory=dict, max_length=MAX_ITEMS)
+    files: Files = Field(default_factory=dict)
     fetch_files: Items = Field(default_factory=list)
 
 
