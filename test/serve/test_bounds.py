@@ -199,6 +199,17 @@ def test_bodies_share_a_budget_and_those_beyond_it_are_refused_unread(is_chunked
         assert _is_served(url)
 
 
+@pytest.mark.parametrize("length", [1, len(BODY)])
+def test_a_body_with_two_kinds_of_length_is_refused_unread(length: int):
+    """A body in chunks may be longer than its Content-Length, by which the budget would be taken."""
+    head = _head(length).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+    with serving(search_app(DOCUMENTS)) as url, _connected(url) as (client,):
+        client.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
+        assert _status(client) == 400
+        assert _ends(client)
+        assert _is_served(url)
+
+
 def test_what_was_refused_may_come_again_on_the_same_connection():
     app = search_app(DOCUMENTS, max_body_bytes=1000, max_total_body_bytes=1000)
     with serving(app) as url, _connected(url, 2) as (first, second):

@@ -143,7 +143,7 @@ class _Endpoint:
         with self.admission.entered(), self.budget.hold(length) as keep:
             try:
                 async with asyncio.timeout(self.limits.timeout_s):
-                    body = await _body(request, self.limits.max_bytes)
+                    body = await _body(request, length)
             except TimeoutError:
                 said = f"the body has not come within {self.limits.timeout_s:g} s"
                 raise HTTPException(408, said, {"Connection": "close"}) from None
@@ -215,11 +215,14 @@ def _length(headers: Headers, max_bytes: int) -> int:
 
     Raises:
         Unsupported: it is not JSON, as far as its sender says.
-        HTTPException: it is too long.
+        HTTPException: it is too long, or comes with two lengths, of which servers believe one or the other.
     """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Unsupported("the body has to be JSON: send the header Content-Type: application/json")
     length = headers.get("content-length", "")
+    if length and "transfer-encoding" in headers:
+        said = "a body has Content-Length or Transfer-Encoding, not both"
+        raise HTTPException(400, said, {"Connection": "close"})
     if not length.isdecimal():
         return max_bytes
     if int(length) > max_bytes:
