@@ -1,5 +1,6 @@
 """What clients may take of a server: connections, time, memory; over raw sockets, ordered by what happens."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from torchrl_agentic.sandbox import UnsafeSubprocessSandbox
 from torchrl_agentic.serve import search_app as search_module
-from torchrl_agentic.serve.connections import ConnectionBounds
+from torchrl_agentic.serve.connections import ConnectionBounds, make_server
 from torchrl_agentic.serve.documents import Document
 from torchrl_agentic.serve.ranking import Ranking
 from torchrl_agentic.serve.sandbox_app import sandbox_app
@@ -256,6 +257,33 @@ def test_who_does_not_read_the_answer_is_hung_up_on():
                 with contextlib.suppress(httpx.HTTPError):
                     if _is_served(url):
                         break
+
+
+@pytest.mark.parametrize("wish", [b"keep-alive", b"close"])
+def test_who_does_not_read_the_end_of_the_answer_is_hung_up_on(wish: bytes):
+    """So little is left that the server need not wait before it has written all."""
+    documents = [Document("1", "cats", "cats " * 10_000)]
+    bounds = ConnectionBounds(max_connections=1, answer_s=0.2)
+    server = make_server(search_app(documents), bounds)
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
+        thread.start()
+        client.settimeout(WAIT_S)
+        client.connect(listening.getsockname())
+        head = _head(len(BODY)).replace(b"\r\n\r\n", b"\r\nConnection: %b\r\n\r\n" % wish)
+        client.sendall(head + BODY)
+        assert client.recv(1)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            while True:  # there is room for another connection once this one has been hung up on
+                with contextlib.suppress(httpx.HTTPError):
+                    if _is_served(url):
+                        break
+        finally:
+            server.should_exit = True
+            thread.join(WAIT_S)
 
 
 def test_an_answer_that_would_be_too_long_is_refused():
