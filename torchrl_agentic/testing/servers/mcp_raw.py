@@ -8,8 +8,8 @@ First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to s
 "stubborn" (ignores the end of stdin, and SIGTERM), "noisy" (writes escapes to stderr and ends), "refuses" (to
 list its tools), "large" (answers calls with as many bytes as `x` says, its tool "second" with the id behind
 them), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
-tool "first" as the file DESCRIPTION says, offers those in the file TOOLS if there is one, and says that they
-are others now when "second" is called).
+tools "first" and "first.file" as the file DESCRIPTION says, offers those in the file TOOLS if there is one,
+and says that they are others now when "second" is called).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def described(mode: str, name: str) -> str:
     """Describe a tool in words."""
     if mode == "wordy":
         return "x" * 300_000
-    if mode != "described" or name != "first":
+    if mode != "described" or name not in ("first", "first.file"):
         return f"The tool {name}."
     with open(os.environ["DESCRIPTION"]) as file:
         return file.read()

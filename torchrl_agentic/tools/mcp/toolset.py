@@ -55,7 +55,7 @@ class MCPToolset(Toolset):
         on_change: what becomes of a tool whose description, schemas or annotations are not those of the first
             listing, also after a restart of the server and in the server of another trajectory. "warn": it is
             logged once, and each result has a note. "refuse": calls give INFRA results, the model is shown
-            the tool as it was, and tools that are new are not offered.
+            the tool as it was, its name included, and tools that are new are not offered.
         fingerprints: those of an earlier run, `toolset.fingerprints`, to compare with in place of the first
             listing. With "refuse", `setup` raises if one differs.
 
@@ -217,21 +217,24 @@ class MCPToolset(Toolset):
     def _tools_of(self, found: Sequence[mcp_types.Tool]) -> tuple[MCPTool, ...]:
         """Give our tools for the server's; those that are known stay the same objects.
 
-        Of what is refused, those that are new are left out, and others stay as they were approved.
+        Of what is refused, those that are new are left out, and others stay as they were approved, also in
+        name: that comes of the names that were approved alone, which the server cannot change.
         """
         kind = MCPTool if self.sessions == "shared" else SessionMCPTool
-        shown = shown_names([definition.name for definition in found], self.name_prefix)
+        listed = [definition.name for definition in found]
+        approved = self.approval.fingerprints or ()
+        shown = shown_names(approved if self.on_change == "refuse" else listed, self.name_prefix)
         tools: dict[str, MCPTool] = {}
         for definition in found:
             if self.selected is not None and definition.name not in self.selected:
                 continue
             known = self._tools.get(definition.name)
-            is_refused = self.approval.refuses(definition)
-            if is_refused and known is None:
-                continue
-            if known is None or known.name != shown[definition.name]:
+            if self.approval.refuses(definition):
+                if known is None:
+                    continue
+            elif known is None or known.name != shown[definition.name]:
                 known = kind(self, shown[definition.name], definition)
-            elif not is_refused:
+            else:
                 known.take(definition)
             self._tools[definition.name] = tools[definition.name] = known
         return tuple(tools.values())
