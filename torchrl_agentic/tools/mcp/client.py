@@ -29,6 +29,7 @@ from torchrl_agentic.tools.mcp.connection import Connection
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 """Before the second try to reach a server that was lost, and before any."""
 MAX_PAGES = 1000
+_MOST_LOOKS = 3  # for one call
 _SHOWN = 1000
 MAX_TOOLS = 1000
 MAX_DEFINITION, MAX_DEFINITIONS = 1 << 18, 1 << 24
@@ -75,6 +76,7 @@ class Client:
         self._changed = changed
         self._seen = seen
         self._fingerprints: Mapping[str, str] = {}
+        self._looked_at: Connection | None = None  # which they are of
         self._is_stale = True  # whether its tools may be others than they were listed
         self._listing = asyncio.Lock()
         self._connection: Connection | None = None
@@ -149,7 +151,7 @@ class Client:
         except BaseException:
             self._is_stale = True
             raise
-        self._fingerprints = self._seen(found)
+        self._fingerprints, self._looked_at = self._seen(found), connection
         return found
 
     async def _listed(self, connection: Connection) -> list[Tool]:
@@ -233,12 +235,7 @@ class Client:
         until = None if left_s is None else asyncio.get_running_loop().time() + left_s
         try:
             async with asyncio.timeout_at(until):
-                connection = await self.connection()
-                if self._is_stale:
-                    async with self._listing:
-                        if self._is_stale:  # none of the others that waited has looked
-                            await self._look()
-                    connection = await self.connection()
+                connection = await self._looked_at_connection()
         except TimeoutError:
             raise InfrastructureError(
                 f"the MCP server {self.config.name!r} cannot be connected to within {left_s:.3g} s"
@@ -269,6 +266,24 @@ class Client:
         if isinstance(result, InputRequiredResult):
             raise ToolError("the tool asks for more input from a user, and there is none here")
         return result, self._news()
+
+    async def _looked_at_connection(self) -> Connection:
+        """Give a live connection, after a look at its tools: those of one that was lost may be others.
+
+        A server that says with each listing that its tools are others now is called all the same.
+        """
+        for _ in range(_MOST_LOOKS):
+            connection = await self.connection()
+            if not self._is_stale:
+                return connection
+            async with self._listing:
+                if self._is_stale:  # none of the others that waited has looked
+                    await self._look()
+        if self._looked_at is None or not self._looked_at.is_live:
+            raise InfrastructureError(
+                f"the MCP server {self.config.name!r} was lost each time that its tools had been listed"
+            )
+        return self._looked_at
 
     def _news(self) -> Sequence[str]:
         if not self._untold:
