@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,48 @@ def test_folders_that_are_created_can_be_entered_by_who_may_read(
     assert bits(tmp_path / "there") == 0o755
     assert bits(tmp_path / "there" / "run") == wanted
     assert bits(tmp_path / "there" / "run" / "dump") == wanted
+
+
+@pytest.mark.parametrize("write", [dump, cassette])
+def test_folders_keep_the_group_of_the_one_above(tmp_path: Path, write):
+    """A folder with the set-group-ID bit gives it to those that are created in it, and its group to files."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o2770)
+    write(tmp_path / "shared" / "run" / "dump" / "0.jsonl", mode=0o640)
+    assert bits(tmp_path / "shared" / "run") == bits(tmp_path / "shared" / "run" / "dump") == 0o2750
+
+
+@pytest.mark.parametrize("error", ["EPERM", "EACCES", "ENOTSUP", "ENOSYS"])
+def test_file_systems_without_permissions_are_written_to_with_one_warning(tmp_path: Path, error: str):
+    done = _write_where_permissions_fail(tmp_path, error)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"0.jsonl", "1.jsonl"}
+    assert done.stderr.count("permissions") == 1
+    assert str(tmp_path / "run") in done.stderr
+
+
+def test_other_failures_to_set_permissions_are_raised(tmp_path: Path):
+    done = _write_where_permissions_fail(tmp_path, "EIO")
+    assert done.returncode != 0
+    assert "Input/output error" in done.stderr
+
+
+def _write_where_permissions_fail(folder: Path, error: str) -> subprocess.CompletedProcess[str]:
+    """Create files and folders as on FUSE or vfat: they have the permissions that the mount gives them."""
+    code = f"""
+import errno, os
+from pathlib import Path
+def refuse(*_, **__):
+    raise OSError(errno.{error}, os.strerror(errno.{error}))
+os.chmod = os.fchmod = Path.chmod = refuse
+os.umask(0o022)
+from torchrl_agentic.tools.wrap import Cassette
+from torchrl_agentic.messages import ToolResult
+for step in range(2):
+    with Cassette({str(folder / "run")!r} + f"/{{step}}.jsonl", mode=0o666) as tape:
+        tape.append("t", "echo", "c1", {{}}, ToolResult.from_text("secret"), 0.0)
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
 def test_each_file_of_a_folder_has_them(tmp_path: Path):

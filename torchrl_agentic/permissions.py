@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 PRIVATE = 0o600
 """The permissions of what we write unless others are given: for this user alone."""
+_WITHOUT_PERMISSIONS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_told: list[Path] = []
 
 
 def check_mode(name: str, value: Any) -> None:
@@ -36,7 +43,8 @@ def open_file(path: Path, flags: int, mode: int = PRIVATE) -> int:
     Args:
         path: The file.
         flags: As of `os.open`, without `O_CREAT`.
-        mode: Permissions of a file that is created, whatever the umask is. One that is there keeps its own.
+        mode: Permissions of a file that is created, whatever the umask is. One that is there keeps its own,
+            and one on a file system without permissions has those of its mount, which is logged once.
 
     Returns:
         Its descriptor, which child processes do not inherit.
@@ -49,7 +57,7 @@ def open_file(path: Path, flags: int, mode: int = PRIVATE) -> int:
     except FileExistsError:  # a link to a file that is not there, too, which is created
         return os.open(path, flags | os.O_CREAT, mode)
     try:
-        os.fchmod(file, mode)
+        _set_mode(path, mode, file)
     except BaseException:
         os.close(file)
         raise
@@ -58,6 +66,8 @@ def open_file(path: Path, flags: int, mode: int = PRIVATE) -> int:
 
 def make_folders(path: Path, mode: int = PRIVATE) -> None:
     """Create a folder and those above it that are missing; one that is there keeps its permissions.
+
+    One that is created in a folder with the set-group-ID bit keeps that bit and the group.
 
     Args:
         path: The folder.
@@ -76,4 +86,30 @@ def make_folders(path: Path, mode: int = PRIVATE) -> None:
         if not path.is_dir():
             raise
         return
-    path.chmod(enter)
+    _set_mode(path, enter | path.stat().st_mode & stat.S_ISGID)
+
+
+def _set_mode(path: Path, mode: int, file: int | None = None) -> None:
+    """Set the permissions of what was created; log once where a file system has none, as FUSE and vfat.
+
+    Args:
+        path: The file or folder.
+        mode: Its permissions.
+        file: Its descriptor, if it is open.
+    """
+    opened = path if file is None else file
+    if stat.S_IMODE(os.stat(opened).st_mode) == mode:
+        return
+    try:
+        os.chmod(opened, mode)
+    except OSError as error:
+        if error.errno not in _WITHOUT_PERMISSIONS:
+            raise
+        if not _told:
+            _told.append(path)
+            logger.warning(
+                "the file system of %s does not take permissions (%s): who may read what is written there is "
+                "up to how it is mounted",
+                path,
+                error.strerror,
+            )
