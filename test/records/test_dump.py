@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zstandard
 from records_of import record, turn
 
 from torchrl_agentic.messages import ToolResult
@@ -241,6 +242,66 @@ def test_what_compressed_files_may_unpack_to_can_be_given(tmp_path: Path):
     with pytest.raises(DumpTooLarge, match="more than 50,000"):
         list(read_records(tmp_path, max_unpacked_bytes=50_000))
     assert len(list(read_records(tmp_path, max_unpacked_bytes=500_000))) == 1
+
+
+def packed(path: Path, megabytes: int) -> int:
+    """Write a compressed file of so many MB, and say how large it is."""
+    path.write_bytes(zstandard.compress(b"x" * (megabytes << 20)))
+    return path.stat().st_size
+
+
+def scan_all(dump: Dump) -> list[str]:
+    """Scan each file of a dump, and say which were refused."""
+    refused: list[str] = []
+    for file in dump.files:
+        try:
+            file.scan()
+        except DumpTooLarge as error:
+            assert "together" in str(error)
+            refused.append(file.name)
+    return refused
+
+
+def test_files_of_a_folder_may_unpack_to_so_much_together(tmp_path: Path):
+    for number in range(4):
+        packed(tmp_path / f"{number}.jsonl.zst", 3)
+    with Dump(tmp_path, max_unpacked_bytes=10 << 20) as dump:
+        assert scan_all(dump) == ["3"]
+        for file in dump.files:
+            file.close()
+        dump.files[3].scan()  # what was closed does not count
+        assert len(dump.files[3]) == 1
+    assert len(list(read_records(tmp_path, max_unpacked_bytes=4 << 20))) == 4  # one after the other
+
+
+def test_what_is_written_anew_or_gone_does_not_count(tmp_path: Path):
+    for number in range(3):
+        packed(tmp_path / f"{number}.jsonl.zst", 3)
+    with Dump(tmp_path, max_unpacked_bytes=7 << 20) as dump:
+        assert scan_all(dump) == ["2"]
+        packed(tmp_path / "0.jsonl.zst", 0)
+        dump.files[0].scan()
+        (tmp_path / "1.jsonl.zst").unlink()
+        dump.refresh()
+        packed(tmp_path / "3.jsonl.zst", 6)
+        dump.refresh()
+        dump.files[1].close()
+        dump.files[2].scan()
+        assert len(dump.files[2]) == 1
+
+
+def test_by_default_a_folder_may_unpack_to_as_much_as_a_file_of_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torchrl_agentic.records.lines.UNPACKED_BYTES", 5 << 20)
+    monkeypatch.setattr("torchrl_agentic.records.lines.UNPACKED_TIMES", 100)
+    for number in range(4):
+        assert packed(tmp_path / f"{number}.jsonl.zst", 3) < 1000
+    with Dump(tmp_path) as dump:
+        assert scan_all(dump) == ["1", "2", "3"]
+    monkeypatch.setattr("torchrl_agentic.records.lines.UNPACKED_TIMES", 1 << 20)
+    with Dump(tmp_path) as dump:
+        assert scan_all(dump) == []
 
 
 @pytest.mark.parametrize("name", ["max_unpacked_bytes", "max_line_bytes"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.records import DumpTooLarge
-from torchrl_agentic.records.lines import Lines
+from torchrl_agentic.records.lines import Allowance, Lines
 
 pieces = st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"a\n", b"\n\nb"]), max_size=8)
 
@@ -145,7 +145,7 @@ except DumpTooLarge as error:
 def test_a_file_that_unpacks_to_too_much_stays_refused_until_it_is_written_anew(tmp_path: Path):
     path = tmp_path / "0.jsonl.zst"
     path.write_bytes(zstandard.compress(b"a\n" * 500) + zstandard.compress(b"b\n" * 501))
-    with Lines(path, 2000) as lines:
+    with Lines(path, Allowance(2000)) as lines:
         for _ in range(2):
             with pytest.raises(DumpTooLarge, match="more than 2,000"):
                 lines.scan()
@@ -177,7 +177,7 @@ def test_a_bound_is_kept_to_the_byte_however_the_file_is_framed_cut_grown_and_re
     last = packed[-1] if cut is None else packed[-1][: min(cut, len(packed[-1]) - 1)]
     data = b"".join(packed[:-1]) + last
     whole = b"".join(frames if cut is None else frames[:-1])
-    with Lines(path, most) as lines:
+    with Lines(path, Allowance(most)) as lines:
         try:
             for begin in range(0, len(data), step):
                 with path.open("ab") as file:

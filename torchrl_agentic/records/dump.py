@@ -12,7 +12,7 @@ import pydantic_core
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.codec import record_from_json, summary_from_json
-from torchrl_agentic.records.lines import Lines
+from torchrl_agentic.records.lines import Allowance, Lines
 from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
 from torchrl_agentic.records.recorder import SUFFIXES
 
@@ -28,14 +28,15 @@ class DumpFile:
     """The trajectories of one file, in its order.
 
     step: the number that its name is, else the name. It is opened with the first look. While a program runs
-    the file may grow, shrink or vanish: `scan` says so. max_unpacked_bytes, max_line_bytes: see `Dump`.
+    the file may grow, shrink or vanish: `scan` says so. allowance: what compressed files that share it may
+    unpack to. max_line_bytes: see `Dump`.
     """
 
     def __init__(
-        self, path: Path, *, max_unpacked_bytes: int | None = None, max_line_bytes: int = MAX_LINE_BYTES
+        self, path: Path, *, allowance: Allowance | None = None, max_line_bytes: int = MAX_LINE_BYTES
     ) -> None:
         self.path = path
-        self.max_unpacked_bytes, self.max_line_bytes = max_unpacked_bytes, max_line_bytes
+        self.allowance, self.max_line_bytes = allowance or Allowance(), max_line_bytes
         self.name = path.name.removesuffix(".zst").removesuffix(".jsonl")
         self.step = int(self.name) if self.name.isascii() and self.name.isdigit() else None
         self._lines: Lines | None = None
@@ -52,7 +53,7 @@ class DumpFile:
         if self._lines is not None and self._is_another():
             self.close()
         if self._lines is None:
-            self._lines = Lines(self.path, self.max_unpacked_bytes)
+            self._lines = Lines(self.path, self.allowance)
             self._opened += 1
         return self._lines.scan(budget)
 
@@ -162,8 +163,8 @@ class Dump:
 
     Args:
         path: A folder with a file per step, or one file.
-        max_unpacked_bytes: The most bytes that each compressed file may unpack to, into a temporary file;
-            None: 1 GiB, or 100 times its size if that is more.
+        max_unpacked_bytes: The most bytes that a compressed file may unpack to, into a temporary file, and
+            that all files which are open may together; None: 1 GiB, or 100 times their size if that is more.
         max_line_bytes: The most bytes of a line; a longer one is a `BadLine`.
 
     Raises:
@@ -182,7 +183,9 @@ class Dump:
         for name, bound in bounds.items():
             if bound is not None and bound < 1:
                 raise ValueError(f"{name} must be 1 or more; got {bound}")
-        self._bounds: dict[str, Any] = bounds
+        self._bounds: dict[str, Any] = {
+            "allowance": Allowance(max_unpacked_bytes), "max_line_bytes": max_line_bytes,
+        }  # fmt: skip
         self.path = Path(path)
         self.files: list[DumpFile] = []
         self.refresh()
@@ -228,7 +231,7 @@ def read_records(
 
     Args:
         path: A folder with a file per step, or one file.
-        max_unpacked_bytes: See `Dump`.
+        max_unpacked_bytes: See `Dump`; one file is open at a time.
         max_line_bytes: See `Dump`.
 
     Returns:

@@ -24,6 +24,24 @@ class DumpTooLarge(OSError):
     """A file of a dump has more lines, or unpacks to more bytes, than is allowed; the message says more."""
 
 
+class Allowance:
+    """What compressed files that are open may unpack to together.
+
+    packed, unpacked: how many bytes they have, and how many their temporary files have.
+
+    Args:
+        max_bytes: How many bytes they may unpack to; None: 1 GiB, or 100 times their size if that is more.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.packed = self.unpacked = 0
+
+    def most(self, packed: int) -> int:
+        """Say how many bytes files of such a size may unpack to."""
+        return max(UNPACKED_BYTES, UNPACKED_TIMES * packed) if self.max_bytes is None else self.max_bytes
+
+
 class Lines:
     """The lines of a file, found once and then read by their number, blank ones left out.
 
@@ -33,19 +51,20 @@ class Lines:
 
     Args:
         path: The file.
-        max_unpacked_bytes: What a compressed file may unpack to; None: 1 GiB, or 100 times its size.
+        allowance: What a compressed file may unpack to, alone and together with others.
 
     Raises:
         OSError: the file cannot be opened, or read.
         MissingExtra: it is compressed, and zstandard is not installed.
     """
 
-    def __init__(self, path: Path, max_unpacked_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, allowance: Allowance | None = None) -> None:
         self.path = path
+        allowance = allowance or Allowance()
         self._source = path.open("rb", buffering=0)
         self.inode = os.fstat(self._source.fileno()).st_ino
         is_packed = path.suffix == ZSTD
-        self._unpacked = _Unpacked(path, self._source, max_unpacked_bytes) if is_packed else None
+        self._unpacked = _Unpacked(path, self._source, allowance) if is_packed else None
         self._file: BinaryIO = self._source if self._unpacked is None else self._unpacked.file
         self.cuts = 0
         self._begin()
@@ -143,7 +162,7 @@ class Lines:
         """Close the file."""
         self._source.close()
         if self._unpacked is not None:
-            self._unpacked.file.close()
+            self._unpacked.close()
 
     def __enter__(self) -> Lines:
         return self
@@ -168,13 +187,14 @@ class _Unpacked:
     goes on behind it. read: bytes of the compressed file.
     """
 
-    def __init__(self, path: Path, source: BinaryIO, max_bytes: int | None) -> None:
+    def __init__(self, path: Path, source: BinaryIO, allowance: Allowance) -> None:
         zstd = require_zstd("A dump in .zst")
         self._error: type[Exception] = zstd.ZstdError
         self._decompressor: Any = zstd.ZstdDecompressor()
         self._path = path
         self._source = source
-        self._max_bytes = max_bytes
+        self._allowance = allowance
+        self._packed = self._size = 0  # as the allowance counts them
         self.file: BinaryIO = tempfile.TemporaryFile(prefix="records-", buffering=0)  # noqa: SIM115  see close
         self._waiting: list[bytes] = []
         self._begin()
@@ -182,10 +202,18 @@ class _Unpacked:
     def _begin(self) -> None:
         self.file.truncate(0)
         self._waiting.clear()
-        self.read = self._size = self._written = 0
+        self._count(self._packed, 0)
+        self.read = self._written = 0
         self._frame: Any = None
         self._frame_start = 0
-        self._is_lost = self._is_too_large = False
+        self._is_lost = False
+        self._excess = ""  # why it is refused
+
+    def _count(self, packed: int, size: int) -> None:
+        """Take note of how large it is, and what it has been unpacked to."""
+        self._allowance.packed += packed - self._packed
+        self._allowance.unpacked += size - self._size
+        self._packed, self._size = packed, size
 
     def more(self, budget: int | None) -> bool:
         """Unpack about as many bytes of the compressed file, or all that are there; whether any were read.
@@ -196,18 +224,18 @@ class _Unpacked:
         end = os.fstat(self._source.fileno()).st_size
         if end < self.read:  # written anew
             self._begin()
-        most = max(UNPACKED_BYTES, UNPACKED_TIMES * end) if self._max_bytes is None else self._max_bytes
-        if self._is_too_large:
-            raise self._too_large(end, most)
+        self._count(end, self._size)
+        if self._excess:
+            raise self._too_large()
         stop = end if budget is None else min(end, self.read + max(budget, len(_FRAME)))
         came = False
         try:
             while self.read < stop:
                 before = (self.read, self._is_lost)
                 data = _read_at(self._source, self.read, min(_CHUNK, stop - self.read))
-                self._unpack(data, most)
-                if self._is_too_large:
-                    raise self._too_large(end, most)
+                self._unpack(data)
+                if self._excess:
+                    raise self._too_large()
                 if before == (self.read, self._is_lost):
                     break  # too little to go on, or the file was cut off meanwhile
                 came = True
@@ -215,18 +243,18 @@ class _Unpacked:
             self._write()
         return came
 
-    def _too_large(self, size: int, most: int) -> DumpTooLarge:
+    def _too_large(self) -> DumpTooLarge:
         return DumpTooLarge(
             errno.EFBIG,
-            f"its {size:,} bytes unpack to more than {most:,}: if you trust it, unpack it with 'zstd -d', or "
+            f"{self._excess}: if you trust it, unpack it with 'zstd -d', or "
             "give Dump or read_records a larger max_unpacked_bytes",
             str(self._path),
         )
 
-    def _unpack(self, data: bytes, most: int) -> None:
+    def _unpack(self, data: bytes) -> None:
         """Unpack what of some bytes can be unpacked, and look for the next frame behind a broken one."""
         view, began, at = memoryview(data), self.read, 0
-        while 0 <= at < len(data) and not self._is_too_large:
+        while 0 <= at < len(data) and not self._excess:
             if self._is_lost:
                 found = data.find(_FRAME, at)
                 self._is_lost = found < 0
@@ -237,9 +265,9 @@ class _Unpacked:
                 self._frame, self._frame_start = self._decompressor.decompressobj(), began + at
             piece = view[at : at + _PIECE]
             try:
-                self._add(self._frame.decompress(piece), most)
+                self._add(self._frame.decompress(piece))
             except self._error:
-                self._add(b"\n", most)
+                self._add(b"\n")
                 self._frame, self._is_lost = None, True
                 at = self._frame_start + 1 - began  # it may have begun in earlier bytes
                 continue
@@ -249,12 +277,18 @@ class _Unpacked:
                 self._frame = None
         self.read = began + at
 
-    def _add(self, data: bytes, most: int) -> None:
-        if self._size + len(data) > most:
-            self._is_too_large = True
+    def _add(self, data: bytes) -> None:
+        size, all_files = self._size + len(data), self._allowance
+        if size > (most := all_files.most(self._packed)):
+            self._excess = f"its {self._packed:,} bytes unpack to more than {most:,}"
+            return
+        if all_files.unpacked + len(data) > (most := all_files.most(all_files.packed)):
+            self._excess = (
+                f"it and the other open files of the dump unpack to more than {most:,} bytes together"
+            )
             return
         self._waiting.append(data)
-        self._size += len(data)
+        self._count(self._packed, size)
         if self._size - self._written >= _CHUNK:
             self._write()
 
@@ -264,3 +298,8 @@ class _Unpacked:
         while data:
             written = os.pwrite(self.file.fileno(), data, self._written)
             data, self._written = data[written:], self._written + written
+
+    def close(self) -> None:
+        """Close the temporary file, which counts no more."""
+        self.file.close()
+        self._count(0, 0)
