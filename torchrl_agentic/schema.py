@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -18,7 +18,7 @@ import pydantic
 
 from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.nesting import TooDeepError, TooManyValuesError, count_values, is_flat
-from torchrl_agentic.schema_cost import MAX_EVALUATIONS, cost_of
+from torchrl_agentic.schema_cost import MAX_EVALUATIONS, CaseFinder, cost_of
 from torchrl_agentic.tidy import ANNOTATIONS, BY_NAME, DEFINITIONS, ONE_OR_MANY, Schema, tidy
 
 MAX_REPORTED = 3
@@ -226,6 +226,36 @@ def _mapped(schema: Schema, change: Callable[[Schema], Schema]) -> dict[str, JSO
     return made
 
 
+def with_cases(schema: Schema) -> dict[str, JSON]:
+    """Return a schema that accepts the same values and looks at alternatives one at a time where it can.
+
+    Where a property tells alternatives apart, such as `type` in blocks of a page, only the one that is meant
+    looks at the rest of a value, so that it takes no longer, and mistakes are those of that one.
+
+    Args:
+        schema: A JSON Schema.
+    """
+    return _in_cases(schema, CaseFinder(schema))
+
+
+def _in_cases(schema: Schema, finder: CaseFinder) -> dict[str, JSON]:
+    made = _mapped(schema, lambda node: _in_cases(node, finder))
+    for key in ("anyOf", "oneOf"):
+        cases = finder.find(schema.get(key))
+        if cases is None:
+            continue
+        branches = made.pop(key)
+        chosen = [{"if": cases.guard([index]), "then": branches[index]} for index in cases.values]
+        union: dict[str, JSON] = {**cases.guard([*cases.values]), "allOf": chosen}
+        others = [branch for index, branch in enumerate(branches) if index not in cases.values]
+        if len(others) == 1 and others[0] == {"type": "null"}:
+            union = {"if": others[0], "else": union}
+        elif others:
+            union = {key: [*others, union]}
+        made["allOf"] = [*made.get("allOf", ()), union]
+    return made
+
+
 def _with_closed_alternatives(schema: Schema) -> dict[str, JSON]:
     """Return a schema that accepts the same values, whose errors do not say what is wrong with alternatives.
 
@@ -272,7 +302,7 @@ class Validator:
             )
         self._max_values = min(MAX_VALUES, MAX_WORK // self._cost.evaluations)
         try:
-            self._compiled = jsonschema_rs.validator_for(nullable, retriever=_refuse)
+            self._compiled = jsonschema_rs.validator_for(with_cases(nullable), retriever=_refuse)
         except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
         names = (*plain.get("properties", ()), *plain.get("required", ()))
@@ -347,14 +377,33 @@ class Validator:
         try:
             self._closed.validate(args)
         except jsonschema_rs.ValidationError as error:
-            return _mistake(error)
+            return self._mistake_within(error) or _mistake(error)
         except (ValueError, jsonschema_rs.ReferencingError):  # a reference led into alternatives
             pass
         return "the arguments do not fit the schema"
 
+    def _mistake_within(self, error: jsonschema_rs.ValidationError) -> str | None:
+        """Say what is wrong with the one value that fits no alternative, if that is little work."""
+        schema = _closed_alternatives(error.kind)
+        if schema is None:
+            return None
+        whole = with_cases(with_null(self.schema))
+        schema |= {key: whole[key] for key in ("$schema", *DEFINITIONS) if key in whole}
+        value = error.instance
+        n_values = 1 + (count_values(value) if isinstance(value, dict | list) else 0)
+        cost = cost_of(schema)
+        if cost.is_recursive or n_values * cost.evaluations > MAX_ERRORS:
+            return None
+        try:
+            compiled = jsonschema_rs.validator_for(schema, retriever=_refuse)
+            first = next(compiled.iter_errors(value), None)
+        except (ValueError, jsonschema_rs.ReferencingError):  # a reference led out of the definitions
+            return None
+        return None if first is None else _mistake(first, error.instance_path)
+
     @functools.cached_property
     def _closed(self) -> jsonschema_rs.Validator:
-        schema = _with_closed_alternatives(with_null(self.schema))
+        schema = _with_closed_alternatives(with_cases(with_null(self.schema)))
         return jsonschema_rs.validator_for(schema, retriever=_refuse)
 
 
@@ -363,7 +412,7 @@ def _refuse(uri: str) -> JSON:
     raise ValueError(f"it refers to {uri}; a schema has to have everything in it")
 
 
-def _mistake(error: Any) -> str:
+def _mistake(error: Any, start: Sequence[str | int] = ()) -> str:
     """Say where, what was met, what is expected; of alternatives, the one that came furthest."""
     kind = error.kind
     if isinstance(
@@ -372,24 +421,26 @@ def _mistake(error: Any) -> str:
         branches = [branch[0] for branch in kind.context if branch]
         deepest = max(branches, key=lambda branch: len(branch.instance_path), default=error)
         if len(deepest.instance_path) > len(error.instance_path):
-            return _mistake(deepest)
-        return _at(error, "; or ".join(dict.fromkeys(shorten(branch.message, 60) for branch in branches)))
-    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Not) and (closed := _closed_alternatives(kind)):
+            return _mistake(deepest, start)
+        messages = dict.fromkeys(shorten(branch.message, 60) for branch in branches)
+        return _at(error, "; or ".join(messages), start)
+    if (alternatives := _closed_alternatives(kind)) is not None:
         met = repr(error.instance) if isinstance(error.instance, str) else error.instance
-        return _at(error, f"{shorten(met, 40)} fits none of {shorten(closed)}")
-    return _at(error, error.message)
+        return _at(error, f"{shorten(met, 40)} fits none of {shorten(*alternatives.values())}", start)
+    return _at(error, error.message, start)
 
 
-def _closed_alternatives(kind: Any) -> JSON:
-    """Return the alternatives that `_with_closed_alternatives` has closed; None if it is another `not`."""
+def _closed_alternatives(kind: Any) -> dict[str, JSON] | None:
+    """Return the alternatives that `_with_closed_alternatives` has closed, by keyword; None if it has not."""
+    if not isinstance(kind, jsonschema_rs.ValidationErrorKind.Not):
+        return None
     inner = fields_of((fields_of(kind.schema) or {}).get("not")) or {}
-    return next((inner[key] for key in ("anyOf", "oneOf") if inner.keys() == {key}), None)
+    return dict(inner) if len(inner) == 1 and not inner.keys().isdisjoint(("anyOf", "oneOf")) else None
 
 
-def _at(error: Any, message: str) -> str:
-    path = "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
-    ).lstrip(".")
+def _at(error: Any, message: str, start: Sequence[str | int] = ()) -> str:
+    steps = [*start, *error.instance_path]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
     return f"{path}: {shorten(message, 160)}" if path else shorten(message, 160)
 
 
