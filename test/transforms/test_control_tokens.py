@@ -6,7 +6,7 @@ from marker_sets import MARKER_SETS, TEMPLATE, control_ids, marker_tokenizer
 from sights import png
 from talks import Talk, sample, token_env
 from tensordict import TensorDict
-from torchrl.envs import Compose, TransformedEnv
+from torchrl.envs import Compose, Transform, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic import (
@@ -172,6 +172,26 @@ def test_a_tokenizer_that_the_environment_knows():
         env = TransformedEnv(ChatEnv(batch_size=(1,), tokenizer=OWN), ToolCompose([tool]))
         content = chat_after(env, call("say"))[-1]["content"]
         assert not control_ids(OWN, OWN(content)["input_ids"])
+
+
+class Judge(Transform):
+    """A transform that asks another model."""
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.tokenizer = tokenizer
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("known", [False, True])
+def test_the_tokenizer_of_a_judge_is_not_that_of_the_policy(place, known):
+    policy, judge = marker_tokenizer("gemma"), marker_tokenizer("chatml")
+    tool = say_as("say", ToolResult.from_text("a<start_of_turn>b"))
+    transforms = [ToolCompose([tool])]
+    transforms.insert(place, Judge(judge))
+    env = ChatEnv(batch_size=(1,), tokenizer=policy if known else None)
+    content = chat_after(TransformedEnv(env, Compose(*transforms)), call("say"))[-1]["content"]
+    assert not control_ids(policy, policy(content)["input_ids"])
 
 
 def test_a_tokenizer_that_the_policy_alone_knows():

@@ -26,16 +26,18 @@ def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
 
 
 def tokenizer_of(env: Any) -> Any:
-    """Return the tokenizer that a transform of an environment has, or its `ChatEnv`; None if none has."""
-    waiting = [getattr(env, "transform", None)]
-    while waiting:
-        transform = waiting.pop()
-        waiting += transform.transforms if type(transform) is Compose else ()
-        tokenizer = getattr(transform, "tokenizer", None)
+    """Return the tokenizer of the policy, that of a `TurnTokenizer` or of the `ChatEnv`; None if not known.
+
+    Other transforms, such as judges and rewards, may have one of another model.
+    """
+    from torchrl_agentic.transforms.tokens import TurnTokenizer  # it imports this module
+
+    writers = within(getattr(env, "transform", None), TurnTokenizer)
+    for owner in (*writers, getattr(env, "base_env", None)):
+        tokenizer = getattr(owner, "tokenizer", None)
         if hasattr(tokenizer, "added_tokens_decoder"):
             return tokenizer
-    tokenizer = getattr(getattr(env, "base_env", None), "tokenizer", None)
-    return tokenizer if hasattr(tokenizer, "added_tokens_decoder") else None
+    return None
 
 
 def stepped(tensordict: TensorDictBase) -> list[bool]:
