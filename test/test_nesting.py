@@ -107,6 +107,15 @@ def test_as_deep_as_allowed_is_read_and_one_level_more_is_not():
         count_values(_nested(MAX_DEPTH + 1))
 
 
+def test_a_greater_depth_can_be_given():
+    text = "[" * 300 + "]" * 300
+    assert count_values(read_json(text, max_depth=300), max_depth=300) == 299
+    with pytest.raises(TooDeepError, match="more than 299 levels"):
+        read_json(text, max_depth=299)
+    with pytest.raises(TooDeepError, match="more than 10 levels"):
+        read_json("[" * 11 + "]" * 11, max_depth=10)
+
+
 def test_a_value_that_contains_itself_or_multiplies_is_refused():
     itself: list[Any] = []
     itself.append(itself)

@@ -11,6 +11,8 @@ from torchrl_agentic.jsonable import JSON
 
 MAX_DEPTH = 200
 """How many lists and mappings may be inside each other, as many as pydantic's JSON reader takes."""
+MAX_LINE_DEPTH = 255
+"""The same for a line of a dump or cassette, which holds such values in levels of its own: as is written."""
 
 _CONTAINERS = (dict, list, tuple)
 _are_scalars = frozenset((str, int, float, bool, type(None))).issuperset
@@ -65,11 +67,12 @@ def is_flat(values: Iterable[JSON]) -> bool:
     return _are_scalars(map(type, values))
 
 
-def read_json(text: str | bytes | bytearray, **options: Any) -> JSON:
-    """Read JSON as `json.loads` does, but not deeper than `MAX_DEPTH`, whatever the version of Python.
+def read_json(text: str | bytes | bytearray, *, max_depth: int = MAX_DEPTH, **options: Any) -> JSON:
+    """Read JSON as `json.loads` does, but not deeper than it may be, whatever the version of Python.
 
     Args:
         text: The JSON.
+        max_depth: How many lists and mappings may be inside each other.
         options: As those of `json.loads`.
 
     Raises:
@@ -79,9 +82,9 @@ def read_json(text: str | bytes | bytearray, **options: Any) -> JSON:
     try:
         value = json.loads(text, **options)
     except RecursionError:
-        raise TooDeepError from None
+        raise TooDeepError(max_depth) from None
     # Only text with as many brackets can be nested as deep.
     brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
-    if sum(map(text.count, brackets)) > MAX_DEPTH:  # pyright: ignore[reportArgumentType]
-        count_values(value)
+    if sum(map(text.count, brackets)) > max_depth:  # pyright: ignore[reportArgumentType]
+        count_values(value, max_depth=max_depth)
     return value

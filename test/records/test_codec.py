@@ -228,7 +228,7 @@ good = json.dumps(record_to_json(record())).encode()
         (b'{"schema_version": 2}', "tokens"),
         (b'{"schema_version": 1, "calls": [3]}', "TypeError"),
         (good.replace(b'"n_context": 1', b'"n_context": 9'), "more messages"),
-        (b"[" * 100_000, "ecursion"),
+        (b"[" * 100_000, "more than 255 levels"),
         (b'{"output": ' + b"1" * 5000 + b"}", "digits"),
         (b"", "Expecting value"),
     ],

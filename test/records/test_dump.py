@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import zstandard
 from records_of import record, turn
 
-from torchrl_agentic.messages import ToolResult
+from torchrl_agentic.messages import Message, ToolResult
 from torchrl_agentic.records import (
     BadLine,
     Dump,
@@ -242,6 +243,31 @@ def test_what_compressed_files_may_unpack_to_can_be_given(tmp_path: Path):
     with pytest.raises(DumpTooLarge, match="more than 50,000"):
         list(read_records(tmp_path, max_unpacked_bytes=50_000))
     assert len(list(read_records(tmp_path, max_unpacked_bytes=500_000))) == 1
+
+
+def test_arguments_of_200_levels_are_read_back(tmp_path: Path):
+    args: dict[str, object] = {"a": 1}
+    for _ in range(199):
+        args = {"a": args}
+    calls = ({"function": {"name": "f", "arguments": args}},)
+    told = dataclasses.replace(
+        turn(args=args, result=ToolResult.from_text("found")), message=Message("assistant", "", calls)
+    )
+    write(tmp_path / "0.jsonl", "a", turns=(told,))
+    (found,) = read_records(tmp_path)
+    assert isinstance(found, TrajectoryRecord)
+    assert found.turns[0].outcome.calls[0].args == args
+    assert found.turns[0].message.tool_calls == calls
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_line_that_is_nested_too_deep_is_bad_and_said_so(tmp_path: Path, depth: int):
+    write(tmp_path / "0.jsonl", "a")
+    deep = b'{"request_id":"b","extra":%s%s}\n' % (b"[" * depth, b"]" * depth)
+    with open(tmp_path / "0.jsonl", "ab") as file:
+        file.write(deep)
+    _, bad = read_records(tmp_path)
+    assert bad == BadLine(2, "nested more than 255 levels deep; make it flatter")
 
 
 def packed(path: Path, megabytes: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pydantic_core
 
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.nesting import MAX_LINE_DEPTH, TooDeepError, read_json
 from torchrl_agentic.records.codec import record_from_json, summary_from_json
 from torchrl_agentic.records.lines import Allowance, Lines
 from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
@@ -260,8 +261,8 @@ def read_line(line: bytes, number: int = 1) -> TrajectoryRecord | BadLine:
 def _parsed(line: bytes) -> JSON:
     try:
         return pydantic_core.from_json(line)
-    except ValueError:  # halves of surrogate pairs, and what is no UTF-8
-        return json.loads(line.decode("utf-8", "surrogateescape"))
+    except ValueError:  # halves of surrogate pairs, what is no UTF-8, and more than 200 levels
+        return read_json(line.decode("utf-8", "surrogateescape"), max_depth=MAX_LINE_DEPTH)
 
 
 def _reason(line: bytes, error: Exception) -> str:
@@ -269,4 +270,6 @@ def _reason(line: bytes, error: Exception) -> str:
         return f"it was cut off after {len(line)} bytes, as a crash leaves it"
     if isinstance(error, KeyError):
         return f"it has no {error}"
+    if isinstance(error, TooDeepError):
+        return str(error)
     return f"{type(error).__name__}: {error}"

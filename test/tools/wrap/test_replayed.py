@@ -265,6 +265,44 @@ async def test_a_broken_line_is_passed_over_and_what_comes_later_is_not_lost(pat
     assert "line 2, passed over" in caplog.text
 
 
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_arguments_and_results_of_200_levels_are_read_back(path):
+    args, result = {"a": nested(199)}, ToolResult((JsonPart(nested(200)),), meta={"a": nested(199)})
+    with Cassette(path) as tape:
+        tape.append("t", "add", "c1", args, result, 0.0)
+    with Cassette(path) as tape:
+        number = tape.find("t", "add", "c1", args)
+        assert number is not None
+        assert tape[number].outcome == result
+
+
+@pytest.mark.parametrize("depth", [230, 300])
+def test_deeper_results_are_read_back_as_text_without_their_meta(path, depth):
+    result = ToolResult((JsonPart(nested(depth)),), meta={"a": nested(depth)})
+    with Cassette(path) as tape:
+        tape.append("t", "add", "c1", {}, result, 0.0)
+    with Cassette(path) as tape:
+        (entry,) = [tape[number] for number in range(len(tape))]
+        assert entry.outcome.text == result.text
+        assert entry.outcome.meta in (None, result.meta)
+
+
+def test_a_line_that_is_nested_too_deep_is_passed_over_and_said_so(path, caplog):
+    path.parent.mkdir()
+    write_calls(Cassette(path), "t", 1)
+    deep = "[" * 300 + "]" * 300
+    line = path.read_bytes()
+    path.write_bytes(line + line.replace(b'"args":{"a":0}', b'"args":{"a":%s}' % deep.encode()))
+    assert len(Cassette(path)) == 1
+    assert "nested more than 255 levels deep" in caplog.text
+
+
 async def test_an_entry_of_a_later_version_is_passed_over(path, caplog):
     await by_hand(Recorded(add, path), a=1)
     path.write_text(path.read_text().replace('"schema_version":1', '"schema_version":2'))

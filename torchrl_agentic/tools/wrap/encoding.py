@@ -20,6 +20,7 @@ from torchrl_agentic.messages import (
     ToolResultPart,
     VideoPart,
 )
+from torchrl_agentic.nesting import read_json
 
 Outcome: TypeAlias = ToolResult | Exception
 """What running a tool came to."""
@@ -127,10 +128,10 @@ def _part_to_json(part: ToolResultPart) -> dict[str, JSON]:
         return {"file_ref": part.path, "media_type": part.media_type}
     text = str(part)
     try:
-        exact = str(JsonPart(json.loads(text))) == text
-    except (ValueError, RecursionError):
-        exact = False
-    return {"json": json.loads(text)} if exact else {"text": text}
+        value = read_json(text)  # what is deeper than is read back becomes text
+    except ValueError:
+        return {"text": text}
+    return {"json": value} if str(JsonPart(value)) == text else {"text": text}
 
 
 def _part_from_json(data: Mapping[str, Any]) -> ToolResultPart:

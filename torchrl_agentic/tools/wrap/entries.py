@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_json
 
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.nesting import MAX_LINE_DEPTH, count_values, read_json
 from torchrl_agentic.tools.text import middle_out
 from torchrl_agentic.tools.wrap.encoding import (
     Outcome,
@@ -65,7 +66,9 @@ def read_entries(path: Path) -> list[Entry]:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    entries.append(read_entry(json.loads(line)))
+                    entries.append(
+                        read_entry(cast("dict[str, Any]", read_json(line, max_depth=MAX_LINE_DEPTH)))
+                    )
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 logger.warning("%s, line %s, passed over: %s: %s", path, number, type(error).__name__, error)
     return entries
@@ -132,6 +135,7 @@ def entry_line(
     key = canonical(args)
     data["args"] = None if key is None else json.loads(key)
     try:
+        count_values(data, max_depth=MAX_LINE_DEPTH)
         return json.dumps(data, default=str).encode() + b"\n"
     except (ValueError, TypeError, RecursionError):
         for name in ("meta", "metrics", "detail"):
