@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
+from inspect import getattr_static, isfunction
 from itertools import islice
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
@@ -106,11 +107,15 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     """The control tokens of the model's tokenizer; None: it is not known, and those of all families count."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Escape what the methods are given that write results."""
+        """Escape what the methods are given that write results, whichever base class they come from."""
         super().__init_subclass__(**options)
         for name, escaping in (("render_result", _escaping_one), ("render", _escaping_all)):
-            if name in vars(cls):
-                setattr(cls, name, escaping(vars(cls)[name]))
+            method = getattr_static(cls, name)
+            # `wraps` copies attributes, so that a mark is one only of the function that it names.
+            if method is not vars(ToolCallParser)[name] and getattr(method, "escaping", None) is not method:
+                made: Any = escaping(method)
+                made.escaping = made
+                setattr(cls, name, made)
 
     def with_tokenizer(self, tokenizer: AddedTokens) -> Self:
         """Return a parser of the same format that escapes the control tokens of a tokenizer, and no others.
@@ -223,20 +228,22 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         return hash(type(self))
 
 
-def _escaping_one(render_result: Callable[..., Any]) -> Callable[..., Any]:
+def _escaping_one(render_result: Any) -> Callable[..., Any]:
     """Make a `render_result` that is given an escaped result."""
+    write = _method(render_result)
 
     @wraps(render_result)
     def escaped(self: ToolCallParser, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         text = result.text
         clean = _with_text(result, text, self.markup_escaper.escape(text))
-        return render_result(self, self.control_escaper.escape(call_id), clean)
+        return write(self, self.control_escaper.escape(call_id), clean)
 
     return escaped
 
 
-def _escaping_all(render: Callable[..., Any]) -> Callable[..., Any]:
+def _escaping_all(render: Any) -> Callable[..., Any]:
     """Make a `render` that is given escaped calls and results; it may write them one behind the other."""
+    write = _method(render)
 
     @wraps(render)
     def escaped(
@@ -246,9 +253,18 @@ def _escaping_all(render: Callable[..., Any]) -> Callable[..., Any]:
         named = [replace(call, tool=escape(call.tool), call_id=escape(call.call_id)) for call in calls]
         texts = [result.text for result in results]
         clean = map(_with_text, results, texts, self.markup_escaper.together(texts))
-        return render(self, named, list(clean))
+        return write(self, named, list(clean))
 
     return escaped
+
+
+def _method(found: Any) -> Callable[..., Any]:
+    """Return what stands in a class as a function that takes the object first, static methods included."""
+
+    def bound(self: ToolCallParser, *args: Any) -> Any:
+        return (found.__get__(self, type(self)) if hasattr(found, "__get__") else found)(*args)
+
+    return cast("Any", found) if isfunction(found) else bound
 
 
 def _with_text(result: ToolResult, before: str, after: str) -> ToolResult:
