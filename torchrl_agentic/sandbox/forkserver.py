@@ -22,7 +22,8 @@ Does not stop:
   second
 - locks on files below /usr, which others who lock them notice
 - a cell and its threads using the processor up to its deadline; many short processes behind one another
-- trajectories noticing each other by the load they cause; all of a zygote ending with it
+- trajectories noticing each other by the load they cause, or by the number of open files that they send along
+  sockets, which the kernel bounds by user; all of a zygote ending with it
 - learning under which paths of the host lies what it is shown, such as the packages: /proc/self/mountinfo
 - bugs in the kernel: for code of strangers, put a virtual machine around it
 - code learning about the machine: processor, kernel version, load
