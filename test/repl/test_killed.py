@@ -113,15 +113,19 @@ async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_c
         assert (result.value, result.state_lost) == ("False", True)
 
 
-async def test_an_interpreter_that_was_given_up_for_memory_is_not_killed_from_outside():
-    """The supervisor ends it by itself when what a cell has left takes too much."""
+async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
+    """By its control group, which leaves the interpreter alone; else by the supervisor, with that."""
     limits = ResourceLimits(disk_total_bytes=11 << 20, memory_total_bytes=96 << 20)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
         pid = await marked(repl)
         program = "import time; x = bytearray(b'x' * (200 << 20)); time.sleep(60)"
-        await repl.execute(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}])")
-        await gone(pid)
-        assert (await repl.execute("1")).state_lost
+        code = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {program!r}])"
+        await repl.execute(code)
+        if repl.sandbox.limits_enforced["memory_total"]:
+            assert (await repl.execute("child.wait(20)", timeout=30)).value == "-9"
+        else:
+            await gone(pid)
+            assert (await repl.execute("1")).state_lost
 
 
 async def test_a_clone_that_is_killed_leaves_the_original_alone():

@@ -56,6 +56,14 @@ def _only(kinds: list[type[Sandbox]], monkeypatch: pytest.MonkeyPatch) -> None:
     page._found.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def _forget_tiers() -> Generator[None]:
+    """Let the tests behind this one find the sandboxes of the machine; set up first, so ended last."""
+    yield
+    default.tiers.cache_clear()
+    page._found.cache_clear()
+
+
 @pytest.fixture(params=[*WORKING, None], ids=lambda kind: kind.name if kind else "none")
 def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[type[Sandbox] | None]:
     """Read pages in each kind of sandbox that works here, and without one."""
