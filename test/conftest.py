@@ -26,6 +26,8 @@ SLOW = (
     "repl",
     "transforms/test_environments.py",
     "transforms/test_hazards.py",
+    "transforms/test_control_tokens.py",
+    "records/test_lines.py",
     "limits/test_cluster.py",
     "test_tutorials.py",
     "testing",
