@@ -25,7 +25,7 @@ _MEMORY = "memory"
 _PATIENCE_S = 1.0
 _RESIDUE = 4 << 20
 """How much may still be charged to a group that is used again: what the kernel keeps for later."""
-_LOOKS = 8
+_LOOKS = 2
 """How many groups that were given back are looked at for one to use again."""
 _numbers = itertools.count()
 _looking = threading.Lock()
