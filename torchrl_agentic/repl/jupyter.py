@@ -15,9 +15,9 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
-from torchrl_agentic.repl.base import ALL_LOST, KEPT, LOST, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import KEPT, ReplResult, ReplStatus
 from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
-from torchrl_agentic.repl.serial import SerialRepl
+from torchrl_agentic.repl.serial import NoStart, SerialRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.adapt import ensure_sandbox
 from torchrl_agentic.sandbox.inside.wire import BadMessage
@@ -90,7 +90,6 @@ class JupyterRepl(SerialRepl):
         self._live: KernelLink | None = None
         self._seq = 0
         self._running = 0
-        self._losses = 0  # how many of the sandbox's have been told
 
     def fresh(self, sandbox: Sandbox | None = None) -> JupyterRepl:
         """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
@@ -115,12 +114,10 @@ class JupyterRepl(SerialRepl):
         """Run a cell. Where the kernel was lost, starting a new one does not count."""
         try:
             live = await self._ready()
-        except _NoStart as error:  # what earlier code has left is in the way of the new one
+        except NoStart as error:  # what earlier code has left is in the way of the new one
             if not self._seq:
                 raise
-            _, lost = self._take_loss()
-            message = f"{error}; {lost}, and the code was not run"
-            return ReplResult(status="died", message=message, state_lost=True)
+            return self._not_run(error)
         self.cells.append(code)
         self._seq += 1
         self._running = self._seq
@@ -207,12 +204,6 @@ class JupyterRepl(SerialRepl):
             message = f"{message}\n" * bool(message) + f"Before this call, {lost}"
         return answer.result(status, message, lost=untold)
 
-    def _take_loss(self) -> tuple[bool, str]:
-        """Return whether a loss is to be told, and what was lost; from now on it counts as told."""
-        emptied = self.sandbox.losses != self._losses
-        untold, self._untold, self._losses = self._untold or emptied, False, self.sandbox.losses
-        return untold, ALL_LOST if emptied else LOST
-
     async def _check_cause(self, ended: str) -> None:
         """Raise InfrastructureError if no code inside can have ended the kernel, which ended so."""
         if await self.sandbox.was_ended_outside(ended):
@@ -244,7 +235,7 @@ class JupyterRepl(SerialRepl):
             raise
         if reason:
             await live.end()
-            raise _NoStart(reason)
+            raise NoStart(reason)
         return live
 
     async def _end(self) -> None:
@@ -254,10 +245,6 @@ class JupyterRepl(SerialRepl):
 
     def __repr__(self) -> str:
         return f"JupyterRepl({self.sandbox!r})"
-
-
-class _NoStart(SandboxError):
-    """A kernel does not start in a sandbox that works."""
 
 
 def sandbox_for_kernels() -> Sandbox:

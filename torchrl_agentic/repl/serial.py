@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 
-from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.repl.base import Repl, ReplError, ReplResult
+from torchrl_agentic.errors import InfrastructureError, SandboxError
+from torchrl_agentic.repl.base import ALL_LOST, LOST, Repl, ReplError, ReplResult
 
 MAX_CODE = 16 << 20
 """The longest code that we send, in characters."""
+
+
+class NoStart(SandboxError):
+    """An interpreter does not start in a sandbox that works."""
 
 
 class SerialRepl(Repl):
@@ -20,6 +24,7 @@ class SerialRepl(Repl):
         self._opened = False
         self._lock = asyncio.Lock()
         self._untold = False  # state was lost, and no result has said so
+        self._losses = 0  # how many of the sandbox's have been told
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -36,6 +41,19 @@ class SerialRepl(Repl):
     @abstractmethod
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
         """Run a cell and note it down; no other one runs. left: what is left of the timeout."""
+
+    def _take_loss(self) -> tuple[bool, str]:
+        """Return whether a loss is to be told, and what was lost; from now on it counts as told."""
+        emptied = self.sandbox.losses != self._losses
+        untold, self._untold, self._losses = self._untold or emptied, False, self.sandbox.losses
+        return untold, ALL_LOST if emptied else LOST
+
+    def _not_run(self, error: NoStart) -> ReplResult:
+        """Return the result of a cell that did not run: earlier code keeps the interpreter from starting."""
+        _, lost = self._take_loss()
+        return ReplResult(
+            status="died", message=f"{error}; {lost}, and the code was not run", state_lost=True
+        )
 
     async def open(self) -> None:
         """Start it."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.repl.base import ReplResult
+from torchrl_agentic.repl.serial import NoStart
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
 from torchrl_agentic.sandbox.adapt import ensure_sandbox
@@ -54,12 +55,10 @@ class SubprocessRepl(SupervisedRepl):
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
         try:
             return await super()._run(code, timeout, left)
-        except _NoStart as error:  # what earlier code has left is in the way of the new one
+        except NoStart as error:  # what earlier code has left is in the way of the new one
             if not self._has_run:
                 raise
-            _, lost = self._take_loss()
-            message = f"{error}; {lost}, and the code was not run"
-            return ReplResult(status="died", message=message, state_lost=True)
+            return self._not_run(error)
 
     async def _live(self) -> Link:
         self._check_open()
@@ -99,7 +98,7 @@ class SubprocessRepl(SupervisedRepl):
         except (SandboxError, EOFError):
             await process.kill()
             said = process.errors().strip() or await process.wait()
-            raise _NoStart(f"Python does not start inside: {said}") from None
+            raise NoStart(f"Python does not start inside: {said}") from None
         except BaseException:
             await process.kill()
             raise
@@ -111,10 +110,6 @@ class SubprocessRepl(SupervisedRepl):
 
     def __repr__(self) -> str:
         return f"SubprocessRepl({self.sandbox!r})"
-
-
-class _NoStart(SandboxError):
-    """Python does not start in a sandbox that has."""
 
 
 class _ProcessStream:

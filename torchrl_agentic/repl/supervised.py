@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.repl.base import ALL_LOST, KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.images import MAX_IMAGES, is_image
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox.link import Link, LinkLost
@@ -28,7 +28,6 @@ class SupervisedRepl(SerialRepl):
 
     def __init__(self) -> None:
         super().__init__()
-        self._losses = 0  # how many of the sandbox's have been told
         self._has_run = False
 
     @abstractmethod
@@ -112,12 +111,6 @@ class SupervisedRepl(SerialRepl):
         _, lost = self._take_loss()
         timed_out = status == "timeout"
         return ReplResult(message=f"{message}; {lost}", status=status, timed_out=timed_out, state_lost=True)
-
-    def _take_loss(self) -> tuple[bool, str]:
-        """Return whether a loss is to be told, and what was lost; from now on it counts as told."""
-        emptied = self.sandbox.losses != self._losses
-        untold, self._untold, self._losses = self._untold or emptied, False, self.sandbox.losses
-        return untold, ALL_LOST if emptied else LOST
 
     async def _give_up(self, link: Link, answer: asyncio.Future[Answer]) -> None:
         with contextlib.suppress(SandboxError):

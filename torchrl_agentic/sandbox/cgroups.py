@@ -20,6 +20,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchrl_agentic.sandbox.inside.processes import killed_for_memory
+
 ROOT = Path("/sys/fs/cgroup")
 _MEMORY = "memory"
 _PATIENCE_S = 1.0
@@ -136,11 +138,10 @@ class MemoryGroup:
     @property
     def killed(self) -> int:
         """How many of its processes the kernel has killed for want of memory; 0 where it does not say."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._events.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        return 0
+        try:
+            return killed_for_memory(self._events.read_bytes())
+        except OSError:  # it was removed
+            return 0
 
     def remove(self, patience_s: float = _PATIENCE_S) -> bool:
         """Remove it once its processes are gone; return False if they are not after `patience_s`."""

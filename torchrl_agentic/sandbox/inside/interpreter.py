@@ -63,8 +63,8 @@ class Cell:
 class Group:
     """The control group that bounds the memory of a trajectory's code; the supervisor stays outside.
 
-    entrance: the file that a process writes 0 to, to enter. events: the file with the row
-    `oom_kill N`, which counts the processes that the kernel killed for want of memory.
+    entrance: the file that a process writes 0 to, to enter. events: the file that counts the
+    processes that the kernel killed for want of memory.
     """
 
     def __init__(self, entrance: int, events: int) -> None:
@@ -76,8 +76,7 @@ class Group:
 
     def kills(self) -> int:
         """Return how many processes have been killed."""
-        rows = (row.split() for row in os.pread(self.events, 4096, 0).splitlines())
-        return sum(int(row[1]) for row in rows if row[:1] == [b"oom_kill"])
+        return processes.killed_for_memory(os.pread(self.events, 4096, 0))
 
 
 class Interpreter:

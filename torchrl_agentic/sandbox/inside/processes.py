@@ -79,6 +79,15 @@ def shows_processes() -> bool:
     return True
 
 
+def killed_for_memory(events: bytes) -> int:
+    """Return how many processes the kernel killed for want of memory, by the events of a control group.
+
+    Source: the row `oom_kill N` of memory.oom_control (version 1) or memory.events (version 2).
+    """
+    rows = (row.split() for row in events.splitlines())
+    return sum(int(row[1]) for row in rows if row[:1] == [b"oom_kill"])
+
+
 def everyone() -> list[int]:
     """Give all processes here but ourselves, with those in namespaces inside ours.
 
