@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from formats_table import with_table
 
 from torchrl_agentic.parsers import ALIASES, PARSERS
 
@@ -32,10 +33,10 @@ def test_the_readmes_programs_run_and_print_what_it_says(tmp_path: Path, monkeyp
     assert lines[-1].endswith(" sampled of 193")
 
 
-def test_the_table_of_formats_has_every_name():
-    table = README.read_text("utf-8").partition("## Formats")[2].partition("`torchrl-agentic check")[0]
-    missing = [name for name in (*PARSERS, *ALIASES) if f"`{name}`" not in table]
-    assert missing == []
+def test_the_table_of_formats_is_made_of_the_registry():
+    readme = README.read_text("utf-8")
+    assert with_table(readme) == readme, "run: python scripts/formats_table.py"
+    assert all(f"`{name}`" in readme for name in (*PARSERS, *ALIASES))
 
 
 def test_the_smallest_program_has_at_most_25_lines():

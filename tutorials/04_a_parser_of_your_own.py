@@ -60,9 +60,9 @@ import re
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import TextParser
-from torchrl_agentic.parsers.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.reader import Reader, Steps
-from torchrl_agentic.parsers.structural import Frame
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.structural import Frame
 
 
 class AtParser(TextParser):

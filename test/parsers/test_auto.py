@@ -117,8 +117,8 @@ def test_a_tool_that_the_format_cannot_say_is_found():
 
 
 def test_a_family_name_that_means_several_formats_names_the_likely_one():
-    with pytest.raises(ValueError, match="did you mean 'hermes'"):
-        get_parser("qwen")
+    with pytest.raises(ValueError, match="did you mean 'deepseek_v31'"):
+        get_parser("deepseek")
 
 
 SPECS = [
@@ -176,7 +176,7 @@ def test_the_command_checks_a_configuration(tmp_path):
     good = CliRunner().invoke(app, ["check", str(config)])
     assert good.exit_code == 0, good.output
     assert "qwen3_coder" in good.output
-    bad = CliRunner().invoke(app, ["check", str(config), "--parser", "qwen"])
+    bad = CliRunner().invoke(app, ["check", str(config), "--parser", "hermse"])
     assert bad.exit_code == 2
     assert "did you mean 'hermes'" in " ".join(bad.output.split())
 

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
-from torchrl_agentic.parsers.attempts import shortened
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
-from torchrl_agentic.parsers.jsontext import dumps
-from torchrl_agentic.parsers.text import TextParser
+from torchrl_agentic.parsers.engine.attempts import shortened
+from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.text import TextParser
 
 _USER = {"role": "user", "content": "hello"}
 _SENTINEL = "sentinel_tool"

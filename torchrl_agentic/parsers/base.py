@@ -87,8 +87,13 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     control token stands in it, nor a marker of the format (`control_markers`). This class sees to that, so
     that a format cannot forget it. See `with_tokenizer` for which tokens those are.
 
-    name: how it is registered. stop: strings at which a model that waits for results must stop. result_role:
-    the role of the messages that answer.
+    Attributes:
+        name: The registered name.
+        aliases: Other names of it: those of vLLM, SGLang, verl and TorchRL, and of models.
+        models: Which models write this format, for the table of formats.
+        example: A call in short, for the table of formats.
+        stop: Strings at which a model that waits for results must stop.
+        result_role: The role of the messages that answer.
 
     Promises, which `testing.ParserContract` checks: `parse` never raises on what a model writes, gives one
     entry per attempt in the order written, loses no byte (`text` and the spans of the calls make up `raw`),
@@ -100,6 +105,9 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     """
 
     name: ClassVar[str] = ""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    models: ClassVar[str] = ""
+    example: ClassVar[str] = ""
     stop: tuple[str, ...] = ()
     result_role: str = "tool"
     limits: Limits = LIMITS

@@ -4,77 +4,88 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.callee import keywords_of
 from torchrl_agentic.look_alike import derives, lacking
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
-from torchrl_agentic.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
-from torchrl_agentic.parsers.fence import FenceParser
-from torchrl_agentic.parsers.glm import GLM45Parser
-from torchrl_agentic.parsers.granite import Granite20BParser, GraniteParser
-from torchrl_agentic.parsers.harmony import HarmonyParser
-from torchrl_agentic.parsers.hermes import HermesParser
-from torchrl_agentic.parsers.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
-from torchrl_agentic.parsers.json_block import JSONToolCallParser
-from torchrl_agentic.parsers.kimi import KimiK2Parser
-from torchrl_agentic.parsers.llama import Llama3JSONParser
-from torchrl_agentic.parsers.mistral import MistralParser
-from torchrl_agentic.parsers.phi import Phi4MiniParser
-from torchrl_agentic.parsers.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
-from torchrl_agentic.parsers.qwen_coder import Qwen3CoderParser, SeedOSSParser
-from torchrl_agentic.parsers.react import ReActParser
-from torchrl_agentic.parsers.structured import AnthropicToolUseParser, OpenAIToolCallParser
-from torchrl_agentic.parsers.tags import TagsParser
-from torchrl_agentic.parsers.xml import XMLToolCallParser
+from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
+from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from torchrl_agentic.parsers.formats.fence import FenceParser
+from torchrl_agentic.parsers.formats.glm import GLM45Parser
+from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
+from torchrl_agentic.parsers.formats.harmony import HarmonyParser
+from torchrl_agentic.parsers.formats.hermes import HermesParser
+from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
+from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
+from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
+from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
+from torchrl_agentic.parsers.formats.mistral import MistralParser
+from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
+from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
+from torchrl_agentic.parsers.formats.qwen_coder import Qwen3CoderParser, SeedOSSParser
+from torchrl_agentic.parsers.formats.react import ReActParser
+from torchrl_agentic.parsers.formats.tags import TagsParser
+from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
 
-PARSERS: dict[str, Callable[..., ToolCallParser]] = {
-    "hermes": HermesParser,
-    "qwen3_coder": Qwen3CoderParser,
-    "seed_oss": SeedOSSParser,
-    "llama3_json": Llama3JSONParser,
-    "pythonic": PythonicParser,
-    "olmo3": OLMo3Parser,
-    "lfm2": LFM2Parser,
-    "mistral": MistralParser,
-    "deepseek_v3": DeepSeekV3Parser,
-    "deepseek_v31": DeepSeekV31Parser,
-    "deepseek_v32": DeepSeekV32Parser,
-    "deepseek_v4": DeepSeekV4Parser,
-    "glm45": GLM45Parser,
-    "kimi_k2": KimiK2Parser,
-    "harmony": HarmonyParser,
-    "minimax_m2": MiniMaxM2Parser,
-    "granite": GraniteParser,
-    "granite-20b-fc": Granite20BParser,
-    "phi4_mini": Phi4MiniParser,
-    "openai": OpenAIToolCallParser,
-    "anthropic": AnthropicToolUseParser,
-    "xml": XMLToolCallParser,
-    "json": JSONToolCallParser,
-    "fence": FenceParser,
-    "tags": TagsParser,
-    "react": ReActParser,
-}
+if TYPE_CHECKING:
+    from torchrl_agentic.parsers.adapters.base import EngineParser
+
+FORMATS: tuple[type[ToolCallParser], ...] = (
+    HermesParser,
+    Qwen3CoderParser,
+    SeedOSSParser,
+    Llama3JSONParser,
+    PythonicParser,
+    OLMo3Parser,
+    LFM2Parser,
+    MistralParser,
+    DeepSeekV3Parser,
+    DeepSeekV31Parser,
+    DeepSeekV32Parser,
+    DeepSeekV4Parser,
+    GLM45Parser,
+    KimiK2Parser,
+    HarmonyParser,
+    MiniMaxM2Parser,
+    GraniteParser,
+    Granite20BParser,
+    Phi4MiniParser,
+    OpenAIToolCallParser,
+    AnthropicToolUseParser,
+    XMLToolCallParser,
+    JSONToolCallParser,
+    FenceParser,
+    TagsParser,
+    ReActParser,
+)
+"""The formats that come with the package, in the order of the table in the README."""
+
+PARSERS: dict[str, Callable[..., ToolCallParser]] = {parser.name: parser for parser in FORMATS}
 """Registered name → what makes the parser. Other packages add entry points "torchrl_agentic.parsers"."""
 
-ALIASES = {
-    "qwen2.5": "hermes", "qwen25": "hermes", "qwen3": "hermes", "qwen3_json": "hermes", "granite4": "hermes",
-    "qwen3_xml": "qwen3_coder", "qwen3.5": "qwen3_coder", "seed": "seed_oss", "llama3": "llama3_json",
-    "llama4_pythonic": "pythonic", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31",
-    "deepseekv32": "deepseek_v32", "deepseekv4": "deepseek_v4", "glm": "glm45", "glm47": "glm45",
-    "kimi": "kimi_k2",
-    "gpt-oss": "harmony", "minimax": "minimax_m2", "minimax-m2": "minimax_m2", "phi4_mini_json": "phi4_mini",
-    "retool": "fence", "search_r1": "tags", "json_block": "json",
-}  # fmt: skip
+ALIASES = {alias: parser.name for parser in FORMATS for alias in vars(parser).get("aliases", ())}
 """Other names → registered ones: those of vLLM, SGLang, verl and TorchRL, and of models."""
 
 _ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
-_MEANT = {"qwen": "hermes", "llama": "llama3_json", "deepseek": "deepseek_v31"}
+_ENGINE_FORMATS = {
+    "hf": "transformers:", "response_template": "transformers:",
+    "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon", "plamo3": "vllm:plamo3",
+    "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
+    "step5": "vllm:step5", "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
+}  # fmt: skip
+"""Names of vLLM 0.33 and SGLang 0.5 for formats that only these engines read → the adapter."""
+
+_VLLM_NAMES = {"openai": "harmony"}
+"""Names that mean another format in vLLM than here."""
+
+_FAMILIES = {"llama": "llama3_json", "deepseek": "deepseek_v31"}
 
 
 def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCallParser:
@@ -122,20 +133,45 @@ def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallP
             return get_parser(_instance(getattr(importlib.import_module(module), attribute)))
         except (ImportError, AttributeError) as error:
             raise ValueError(f"parser {parser!r} cannot be imported: {error}") from error
+    if parser in _ENGINE_FORMATS:
+        return _from_engine(parser, tokenizer, options)
     known = [*PARSERS, *plugins, "auto"]
-    near = (
-        [_MEANT[parser]] if parser in _MEANT else difflib.get_close_matches(parser, [*known, *ALIASES], n=1)
-    )
-    meant = f"; did you mean {near[0]!r}?" if near else "."
+    near = _nearest(parser, [*known, *ALIASES])
+    meant = f"; did you mean {near!r}?" if near else "."
     engines = ", ".join(f"'{engine}:name'" for engine in _ENGINES)
     raise ValueError(
         f"no parser is named {parser!r}{meant} Known: {', '.join(known)}, {engines}, or 'module:attribute'"
     )
 
 
-def _engine_parser(engine: str, format: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that was probably meant: a typing error away, never another version's."""
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    digits = re.findall(r"\d+", name)
+    same_version = [other for other in known if re.findall(r"\d+", other) == digits]
+    return next(iter(difflib.get_close_matches(name, same_version, n=1, cutoff=0.75)), None)
+
+
+def _from_engine(name: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
+    """Make the adapter of a format that only an engine reads, and say so.
+
+    Raises:
+        MissingExtra: The engine is not installed.
+    """
+    adapter = _ENGINE_FORMATS[name]
+    engine, _, format = adapter.partition(":")
+    parser = _engine_parser(engine, format, tokenizer, options)
+    parser.prepare()
+    message = f"no parser of torchrl_agentic reads the format {name!r}; {adapter!r} is used, {engine}'s own"
+    warnings.warn(message, stacklevel=4)
+    return parser
+
+
+def _engine_parser(engine: str, format: str, tokenizer: Any, options: Mapping[str, Any]) -> EngineParser:
     module = importlib.import_module(f"torchrl_agentic.parsers.adapters.{engine}")
-    name = ALIASES.get(format, format)
+    name = _VLLM_NAMES.get(format, format) if engine == "vllm" else format
+    name = ALIASES.get(name, name)
     native = PARSERS[name]() if name in PARSERS else None
     return getattr(module, _ENGINES[engine])(format, tokenizer=tokenizer, native=native, **options)
 
@@ -182,3 +218,18 @@ def _adapted(parser: Any) -> ToolCallParser:
         hint = f"write {parser.__name__}()" if isinstance(parser, type) else f"it lacks {', '.join(missing)}"
         raise TypeError(f"a parser is an object or a registered name; got {parser!r}: {hint}")
     return _Adapted(parser)
+
+
+def formats_table() -> str:
+    """Return the table of formats in Markdown, one row per format; the README holds it."""
+    rows = ["| parser | also known as | models | a call |", "| --- | --- | --- | --- |"]
+    for parser in FORMATS:
+        aliases = " ".join(f"`{alias}`" for alias in vars(parser).get("aliases", ()))
+        quote = "```` " if "```" in parser.example else "`"
+        example = parser.example.replace("|", r"\|")
+        rows.append(
+            f"| `{parser.name}` | {aliases} | {parser.models} | {quote}{example}{quote[::-1]} |".replace(
+                "|  |", "| |"
+            )
+        )
+    return "\n".join(rows)

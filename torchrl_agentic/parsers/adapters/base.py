@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult
-from torchrl_agentic.parsers.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, Tools, message_text, specs_of
 from torchrl_agentic.parsers.control_tokens import AddedTokens
-from torchrl_agentic.parsers.jsontext import fits, read_arguments
-from torchrl_agentic.parsers.structured import structured_attempts
-from torchrl_agentic.parsers.text import TextParser
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, number, over_limit
+from torchrl_agentic.parsers.engine.jsontext import fits, read_arguments
+from torchrl_agentic.parsers.engine.structured import structured_attempts
+from torchrl_agentic.parsers.engine.text import TextParser
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,248 @@
+"""Reading JSON that a model wrote: strict, in linear time, with the surprises of `json` taken out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from json.decoder import JSONDecodeError
+from typing import Any, NoReturn, cast
+
+from torchrl_agentic.messages import JSON, is_encodable
+from torchrl_agentic.parsers.base import LIMITS, Limits
+from torchrl_agentic.parsers.engine.attempts import EXCERPT, Attempt, Unreadable, shortened
+
+_WHITESPACE = re.compile("[ \t\n\r\ufeff]*+")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_BEGIN, _END = ("{", "["), ("}", "]")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise Unreadable("invalid_json", f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):  # 1e999, about which `parse_constant` is not asked
+        raise Unreadable("invalid_json", f"the number {text[:20]} is too large")
+    return value
+
+
+_decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+scan_once: Callable[[str, int], tuple[JSON, int]] = _decoder.scan_once
+"""`decode` without its checks, and with the errors of `json`."""
+
+
+def skip_whitespace(text: str, at: int) -> int:
+    """Give the place of the next character that is no white space."""
+    if text[at : at + 1] > " " and text[at] != "\ufeff":  # by far the most frequent, and cheap to see
+        return at
+    found = _WHITESPACE.match(text, at)
+    return found.end() if found is not None else at
+
+
+def decode(text: str, at: int, limits: Limits = LIMITS) -> tuple[JSON, int]:
+    """Read the JSON object or array that begins at `at`; give it and where it ends.
+
+    Raises:
+        Unreadable: there is none, or it is nested too deep or too large, or holds what JSON cannot say.
+    """
+    if text[at : at + 1] not in _BEGIN:
+        raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
+    try:
+        value, end = scan_once(text, at)
+    except StopIteration as error:
+        raise _broken(text, at, "expecting value", error.value, limits) from None
+    except JSONDecodeError as error:
+        raise _broken(text, at, error.msg.lower(), error.pos, limits) from None
+    except RecursionError:
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", at) from None
+    except Unreadable as error:
+        error.at = at
+        raise
+    except ValueError:  # an integer of more digits than Python converts
+        raise Unreadable("invalid_json", "invalid JSON, a number has too many digits", at) from None
+    check(value, text, at, end, limits)
+    return value, end
+
+
+def decode_any(text: str, limits: Limits = LIMITS) -> JSON:
+    """Read a text that is one JSON value of any kind, white space aside.
+
+    Raises:
+        Unreadable: it is not.
+    """
+    start = skip_whitespace(text, 0)
+    try:
+        value, end = scan_once(text, start)
+        check(value, text, start, end, limits)
+    except Unreadable:
+        raise
+    except (StopIteration, ValueError, RecursionError):
+        raise Unreadable("invalid_json", "invalid JSON", start) from None
+    if skip_whitespace(text, end) != len(text):
+        raise Unreadable("extra_data", "behind the JSON stands something else", end)
+    return value
+
+
+def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
+    """See that a value that was read from `start` to `end` is within the limits, and is JSON to everybody.
+
+    Raises:
+        Unreadable: it is not.
+    """
+    # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
+    if end - start > limits.depth and _is_too_deep(text, start, end, limits):
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
+    if not isinstance(value, list):
+        check_size(text, start, end, limits)
+    escape = text.find("\\u", start, end)
+    if (
+        escape >= 0
+        and _HALF.search(text, escape, end)
+        and not is_encodable(json.dumps(value, ensure_ascii=False))
+    ):
+        raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", start)
+
+
+def check_data(value: JSON, limits: Limits) -> None:
+    """See that a value that did not come as text is JSON to everybody, and within the limits.
+
+    Raises:
+        Unreadable: it is not.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}") from None
+    except (TypeError, ValueError) as error:
+        raise Unreadable("invalid_json", f"invalid JSON, {error}") from None
+    if _is_too_deep(text, 0, len(text), limits):
+        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}")
+    if not is_encodable(text):
+        raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair")
+    try:
+        check_size(text, 0, len(text), limits)
+    except Unreadable as error:
+        error.at = None  # a place in what was just written, not in the message
+        raise
+
+
+def check_size(text: str, start: int, end: int, limits: Limits, *, tool: str = "") -> None:
+    """See that the arguments of one call, from `start` to `end`, are within the limit.
+
+    Raises:
+        Unreadable: they are not.
+    """
+    if not fits(text, start, end, limits):
+        raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start, tool=tool)
+
+
+def fits(text: str, start: int, end: int, limits: Limits) -> bool:
+    """Whether a piece of text is within the limit on arguments."""
+    size = end - start
+    if size * 4 <= limits.argument_bytes or text.isascii():
+        return size <= limits.argument_bytes
+    return len(text[start:end].encode("utf-8", "surrogatepass")) <= limits.argument_bytes
+
+
+def _broken(text: str, start: int, reason: str, at: int, limits: Limits) -> Unreadable:
+    """What to say of JSON that breaks at `at`.
+
+    How deep Python reads before it gives up depends on its version; what we say must not.
+    """
+    if at - start > limits.depth and _is_too_deep(text, start, at, limits):
+        return Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
+    before = len(text[start:at].rstrip()) + start - 1 if text[at : at + 1] in _END else at
+    if text[before : before + 1] == ",":  # newer versions say so themselves, and at the comma
+        return Unreadable("invalid_json", "invalid JSON, a comma too many", before)
+    return Unreadable("invalid_json", f"invalid JSON, {reason}", at)
+
+
+def _is_too_deep(text: str, start: int, end: int, limits: Limits) -> bool:
+    if text.count("[", start, end) + text.count("{", start, end) <= limits.depth:
+        return False
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text, start, end):
+        if match[0] in "[{":
+            depth += 1
+            if depth > limits.depth:
+                return True
+        elif match[0] in "]}":
+            depth -= 1
+    return False
+
+
+def dumps(value: JSON) -> str:
+    r"""Write JSON that nobody takes for markup: `</` inside strings becomes `<\/`, which means the same."""
+    return json.dumps(value, ensure_ascii=False).replace("</", "<\\/")
+
+
+def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> Attempt:
+    """Read a decoded call: `{"name", "arguments"}`, or the same under "function" as OpenAI has it.
+
+    key: what the format calls the arguments; "arguments" and "parameters" are both read.
+
+    Raises:
+        Unreadable: it has no name, or its arguments are no object.
+    """
+    if not isinstance(value, dict):
+        raise Unreadable("missing_name", f'a call is an object with "name" and "{key}"')
+    fields, notes = cast("dict[str, Any]", value), ()
+    inner = fields.get("function")
+    call_id = text_of(fields.get("id"))
+    if isinstance(inner, dict) and "name" not in fields:
+        fields, notes = cast("dict[str, Any]", inner), ("openai_shape",)
+    try:
+        name = read_name(fields)
+    except Unreadable as error:
+        error.call_id = call_id
+        raise
+    used = next((other for other in (key, "arguments", "parameters") if other in fields), key)
+    try:
+        args, more = read_arguments(fields.get(used), limits)
+    except Unreadable as error:
+        error.tool, error.call_id = name, call_id
+        raise
+    alias = () if used == key else ("args_alias",)
+    return Attempt(name, args, call_id=call_id, notes=(*notes, *more, *alias))
+
+
+def text_of(value: JSON) -> str | None:
+    """Give a value that is a string and not empty, such as an id or a tag that counts."""
+    return value if isinstance(value, str) and value else None
+
+
+def read_name(fields: Mapping[str, JSON], key: str = "name") -> str:
+    """Read the name of the tool that a call is for.
+
+    Raises:
+        Unreadable: it has none.
+    """
+    name = fields.get(key)
+    if not isinstance(name, str) or not name.strip():
+        raise Unreadable("missing_name", f'the call has no "{key}"')
+    return name.strip()
+
+
+def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
+    """Read arguments: an object, an object as a JSON string, or nothing at all for no arguments.
+
+    Raises:
+        Unreadable: anything else.
+    """
+    if isinstance(value, dict):
+        return cast("dict[str, JSON]", value), ()
+    if value is None or value == "":
+        return {}, ("missing_args",)
+    if isinstance(value, str):
+        start = skip_whitespace(value, 0)
+        try:
+            decoded, end = decode(value, start, limits)
+        except Unreadable as error:
+            near = shortened(value[error.at or 0 :][:EXCERPT], EXCERPT)
+            raise Unreadable(error.code, f'in the string of its arguments: {error}, near "{near}"') from None
+        if isinstance(decoded, dict) and skip_whitespace(value, end) == len(value):
+            return cast("dict[str, JSON]", decoded), ("string_args",)
+    raise Unreadable("bad_arguments", '"arguments" must be an object')

@@ -1,0 +1,177 @@
+"""Python literals that a model wrote: read by hand, so that nothing of the text is ever compiled or run."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import NoReturn
+
+from torchrl_agentic.messages import JSON, is_encodable
+from torchrl_agentic.parsers.base import Limits
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+
+_SPACE = re.compile("[ \\t\\r\\n\\f\\ufeff]*+")
+_WORD = re.compile(r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+")
+_NUMBER = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9_]*+)(?:\.[0-9_]*+)?+|\.[0-9][0-9_]*+)(?:[eE][-+]?[0-9]++)?+(?![\w.])"
+)
+_STRINGS = {
+    quote: re.compile(body, re.DOTALL)
+    for quote, body in (
+        ("'", r"'((?:[^'\\\n]|\\.)*+)'"),
+        ('"', r'"((?:[^"\\\n]|\\.)*+)"'),
+        # Without a possessive group: Python before 3.11.5 loses matches of those that look ahead (gh-106052).
+        ("'''", r"'''([^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*)'''"),
+        ('"""', r'"""([^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*)"""'),
+    )
+}
+_ESCAPE = re.compile(
+    r"\\(?:\r?\n|[\\'\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^{}]+\})"
+)
+_SIMPLE = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_WORDS: dict[str, JSON] = {
+    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
+}  # fmt: skip
+
+
+class LiteralReader:
+    """Reads Python literals and calls of names with such arguments out of a text, strictly."""
+
+    def __init__(self, text: str, limits: Limits) -> None:
+        self._text = text
+        self._limits = limits
+
+    def call(self, at: int) -> tuple[str, dict[str, JSON], int]:
+        """Read `name(key=value, …)` at a place; give the name, the arguments and where it ends.
+
+        Raises:
+            Unreadable: anything else stands there.
+        """
+        name = _WORD.match(self._text, at)
+        if name is None:
+            self._refuse("expecting the name of a tool", at)
+        args: dict[str, JSON] = {}
+        at = self._after(self.skip(name.end()), "(", "expecting '('", name[0])
+        while not self._text.startswith(")", at):
+            key = _WORD.match(self._text, at)
+            if key is None or "." in key[0]:
+                self._refuse("expecting argument=value", at, name[0])
+            at = self._after(self.skip(key.end()), "=", "expecting argument=value", name[0], key.start())
+            try:
+                args[key[0]], at = self.value(at)
+            except Unreadable as error:
+                error.tool = name[0]
+                raise
+            at = self.skip(at)
+            if self._text.startswith(",", at):
+                at = self.skip(at + 1)
+            elif not self._text.startswith(")", at):
+                self._refuse("only literals are read, expecting ',' or ')'", at, name[0])
+        return name[0], args, at + 1
+
+    def value(self, at: int, depth: int = 1) -> tuple[JSON, int]:  # noqa: RET503  _refuse raises
+        """Read a literal at a place; give it and where it ends.
+
+        Raises:
+            Unreadable: it is none, or is beyond the limits.
+        """
+        text = self._text
+        at = self.skip(at)
+        first = text[at : at + 1]
+        if depth > self._limits.depth:
+            raise Unreadable("too_deep", f"its values are nested deeper than {self._limits.depth}", at)
+        if first in ("'", '"'):
+            return self._string(at, first)
+        if first == "[" or first == "(":
+            return self._list(at, "]" if first == "[" else ")", depth)
+        if first == "{":
+            return self._dict(at, depth)
+        if word := _WORD.match(text, at):
+            if word[0] in _WORDS:
+                return _WORDS[word[0]], word.end()
+            self._refuse(f"{word[0][:20]} is no literal", at)
+        if number := _NUMBER.match(text, at):
+            return self._number(number[0], at), number.end()
+        self._refuse("expecting a literal", at)
+
+    def skip(self, at: int) -> int:
+        """Give the place of the next character that is no white space."""
+        match = _SPACE.match(self._text, at)
+        return at if match is None else match.end()
+
+    def _after(self, at: int, sign: str, reason: str, tool: str, begin: int | None = None) -> int:
+        if not self._text.startswith(sign, at):
+            self._refuse(reason, at if begin is None else begin, tool)
+        return self.skip(at + len(sign))
+
+    def _string(self, at: int, quote: str) -> tuple[str, int]:
+        if self._text.startswith(quote * 3, at):
+            quote *= 3
+        match = _STRINGS[quote].match(self._text, at)
+        if match is None:
+            self._refuse("the string is not closed on its line", at)
+        try:
+            value = _ESCAPE.sub(_unescaped, match[1]) if "\\" in match[1] else match[1]
+        except (KeyError, ValueError, OverflowError):
+            self._refuse("the string has an escape that means nothing", at)
+        if "\\" in match[1] and not is_encodable(value):
+            self._refuse("half of a surrogate pair", at)
+        return value, match.end()
+
+    def _number(self, text: str, at: int) -> int | float:
+        try:
+            number = int(text) if text.lstrip("+-").replace("_", "").isdigit() else float(text)
+        except ValueError:
+            self._refuse("the number cannot be read", at)
+        if number in (float("inf"), float("-inf")):
+            self._refuse(f"the number {text[:20]} is too large", at)
+        return number
+
+    def _list(self, at: int, closer: str, depth: int) -> tuple[JSON, int]:
+        items: list[JSON] = []
+        at = self.skip(at + 1)
+        while not self._text.startswith(closer, at):
+            item, end = self.value(at, depth + 1)
+            items.append(item)
+            at = self._next(end, closer)
+            if closer == ")" and len(items) == 1 and self._text[end:at].find(",") < 0:
+                return item, at + 1  # brackets around one value, not a tuple
+        return items, at + 1
+
+    def _dict(self, at: int, depth: int) -> tuple[dict[str, JSON], int]:
+        items: dict[str, JSON] = {}
+        at = self.skip(at + 1)
+        while not self._text.startswith("}", at):
+            if self._text[at : at + 1] not in ("'", '"'):
+                self._refuse("expecting a string as key", at)
+            key, at = self._string(at, self._text[at])
+            at = self.skip(at)
+            if not self._text.startswith(":", at):
+                self._refuse("expecting ':'", at)
+            items[key], at = self.value(at + 1, depth + 1)
+            at = self._next(at, "}")
+        return items, at + 1
+
+    def _next(self, at: int, closer: str) -> int:
+        at = self.skip(at)
+        if self._text.startswith(",", at):
+            return self.skip(at + 1)
+        if not self._text.startswith(closer, at):
+            self._refuse(f"expecting ',' or {closer!r}", at)
+        return at
+
+    def _refuse(self, reason: str, at: int, tool: str = "") -> NoReturn:
+        raise Unreadable("not_literal", reason, at, tool=tool)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    body = match[0][1:]
+    if body[-1] == "\n":
+        return ""
+    if body[0] in "xuU":
+        return chr(int(body[1:], 16))
+    if body[0] == "N":
+        return unicodedata.lookup(body[2:-1])
+    if body[0].isdigit():
+        return chr(int(body, 8))
+    return _SIMPLE.get(body, body)

@@ -1,0 +1,102 @@
+"""Where Python source that a model wrote ends: brackets and strings are counted, nothing is compiled."""
+
+from __future__ import annotations
+
+import re
+
+from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of, finish
+
+_SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+_IN_STRING = {
+    quote: re.compile(body, re.DOTALL)
+    for quote, body in (
+        ("'", r"(?:[^'\\\n]|\\.)*+"),
+        ('"', r'(?:[^"\\\n]|\\.)*+'),
+        # Without a possessive group: Python before 3.11.5 loses matches of those that look ahead (gh-106052).
+        ("'''", r"[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*"),
+        ('"""', r'[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*'),
+    )
+}
+
+
+def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
+    """Step: give where the bracket that opens at `place` has closed, behind it; -1 if it never does.
+
+    closers: what to look for instead, outside strings; then the place of the first of them is given.
+    """
+    opened: list[str] = []
+    ends = "".join(f"|{re.escape(closer)}" for closer in closers)
+    sign = re.compile(f"{_SIGN.pattern}{ends}", re.DOTALL) if closers else _SIGN
+    longest = max(map(len, closers), default=1)
+    while True:
+        begin, found = _found(sign.search(reader.text, place))
+        if begin < 0 or found == "\\":  # at the very end
+            if reader.is_whole:
+                return -1
+            place = max(place, len(reader.text) - longest)
+            yield
+            continue
+        if found in "\"'":
+            place = yield from string_end(reader, begin)
+            continue
+        if closers:
+            if found in closers:
+                return begin
+        elif found in _PAIRS:
+            opened.append(_PAIRS[found])
+        elif opened and found == opened[-1]:
+            opened.pop()
+            if not opened:
+                return begin + 1
+        place = begin + len(found)
+
+
+def _found(match: re.Match[str] | None) -> tuple[int, str]:
+    return (-1, "") if match is None else (match.start(), match[0])
+
+
+def string_end(reader: Reader, place: int) -> Steps[int]:
+    """Step: give where the string that begins at `place` ends.
+
+    A quote that closes nothing on its line is a character like others, and ends behind itself.
+    """
+    while len(reader.text) < place + 3 and not reader.is_whole:
+        yield
+    quote = reader.text[place]
+    if reader.text.startswith(quote * 3, place):
+        quote *= 3
+    pattern, at = _IN_STRING[quote], place + len(quote)
+    while True:
+        at = end_of(pattern.match(reader.text, at), at)
+        if reader.text.startswith(quote, at):
+            return at + len(quote)
+        if len(quote) == 1 and reader.text.startswith("\n", at):
+            return place + 1
+        if reader.is_whole:
+            return len(reader.text) if len(quote) == 3 else place + 1
+        if len(quote) == 3:
+            # One or two quotes at the end of what has come may be the beginning of three: look at them again.
+            while at > place + 3 and reader.text[at - 1] == quote[0] and at > len(reader.text) - 2:
+                at -= 1
+        yield
+
+
+def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
+    """Give where the items between `start` and `end` stand; brackets and strings are not taken apart."""
+    reader = Reader(text)
+    found: list[tuple[int, int]] = []
+    opened, at = list[str](), start
+    while match := _SIGN.search(text, at, end):
+        sign, at = match[0], match.end()
+        if sign in "\"'":
+            at = finish(string_end(reader, match.start()))
+        elif sign in _PAIRS:
+            opened.append(_PAIRS[sign])
+        elif opened and sign == opened[-1]:
+            opened.pop()
+        elif sign in separators and not opened:
+            found.append((start, match.start()))
+            start = at
+    found.append((start, end))
+    return [(begin, stop) for begin, stop in found if text[begin:stop].strip()]

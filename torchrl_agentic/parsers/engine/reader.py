@@ -1,0 +1,330 @@
+"""One message while it is read, whether it has come as a whole or is still being written."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
+
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
+from torchrl_agentic.parsers.base import LIMITS, Limits
+from torchrl_agentic.parsers.engine.attempts import Attempt, Numbering, Unreadable, in_reasoning, over_limit
+from torchrl_agentic.parsers.engine.jsontext import decode, skip_whitespace
+from torchrl_agentic.parsers.events import Event, TextDelta, event_of
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""A part of reading: it yields where it needs more text to go on, and returns what it read.
+
+With the whole message at hand it never yields, so that `parse` and a stream run the same code.
+"""
+
+_BRACKET_OR_QUOTE = re.compile(r'[\[{\]}"]')
+_INSIDE_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
+
+
+def end_of(match: re.Match[str] | None, otherwise: int) -> int:
+    """Where a match ends. A match that is kept keeps its text from growing in place, see `Reader.append`."""
+    return otherwise if match is None else match.end()
+
+
+def finish(steps: Steps[T]) -> T:
+    """Run a part of reading for which the whole message is at hand."""
+    try:
+        next(steps)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("reading waits for text, though all of it is there")
+
+
+class Reader:
+    """The text so far, what was found in it, and waiting for more.
+
+    text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
+    exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
+    where the section was opened that the next attempt is the first of. drafts: what to do with calls while
+    those of a closed thought are read. futile: how often something was looked for in vain, where that has to
+    end. margin: where the last thought ended. unclosed_fences: see `fences`.
+    """
+
+    __slots__ = (
+        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "is_live",
+        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        is_whole: bool = True,
+        tools: Mapping[str, Fields] | None = None,
+        turn: int = 0,
+        limits: Limits = LIMITS,
+        exact: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.text = text
+        self.is_whole = is_whole
+        self.is_live = not is_whole
+        self.tools = tools
+        self.limits = limits
+        self.exact = exact or {}
+        self.calls: list[ParsedCall] = []
+        self.reasoning: list[str] = []
+        self.notes: list[str] = []
+        self.events: list[Event] = []
+        self.opened_at: int | None = None
+        self.drafts: str = ""
+        self.futile = 0
+        self.margin = 0
+        self.unclosed_fences: dict[str, int] = {}
+        self._emitted = 0
+        self._numbering = Numbering(turn)
+        self._known: dict[str, tuple[int, int, int]] = {}
+
+    def append(self, chunk: str) -> None:
+        """Take more text."""
+        # A string that only a local variable holds grows in place; `self.text += chunk` would copy it.
+        text, self.text = self.text, ""
+        text += chunk
+        self.text = text
+
+    def end(self) -> None:
+        """Know that nothing more comes."""
+        self.is_whole = True
+        # What had not come by some point may have come since.
+        self._known = {marker: known for marker, known in self._known.items() if known[1] >= 0}
+
+    # What is found
+
+    def add(self, attempt: Attempt, start: int, end: int) -> None:
+        """Take an attempt, readable or not, that stands from `start` to `end`."""
+        index = len(self.calls)
+        if self.opened_at is not None:
+            start, self.opened_at = self.opened_at, None
+        if attempt.error is None:
+            self._judge(attempt, index)
+        self.say(start)
+        attempt.span = (start, end)
+        call = self._numbering.call(attempt, index)
+        self.calls.append(call)
+        self._emitted = end
+        if self.is_live:
+            self.events.append(event_of(call))
+
+    def _judge(self, attempt: Attempt, index: int) -> None:
+        if index >= self.limits.calls:
+            attempt.args, attempt.error = {}, over_limit(index, self.limits.calls)
+        elif self.drafts == "error":
+            attempt.args, attempt.error = {}, in_reasoning(index)
+        elif self.drafts:
+            attempt.notes = (*attempt.notes, "call_in_reasoning")
+        if self.tools is not None and attempt.tool not in self.tools:
+            # Some models put a namespace before a tool's name.
+            bare = attempt.tool.rpartition(".")[2]
+            if bare in self.tools:
+                attempt.tool, attempt.notes = bare, (*attempt.notes, "stripped_name")
+
+    @property
+    def covered(self) -> int:
+        """Where the last attempt ends; 0 without any."""
+        span = self.calls[-1].span if self.calls else None
+        return 0 if span is None else span[1]
+
+    def extend(self, end: int) -> None:
+        """Let the last call reach to `end`, over the closer of a section around it."""
+        call = self.calls[-1]
+        assert call.span is not None
+        self.calls[-1] = replace(call, span=(call.span[0], end))
+        self._emitted = end
+
+    def say(self, end: int) -> None:
+        """Take it as certain that what comes before `end`, and in no call, is text."""
+        if self.is_live and end > self._emitted:
+            self.events.append(TextDelta(self.text[self._emitted : end]))
+            self._emitted = end
+
+    def note(self, note: str) -> None:
+        """Note something about the message, once."""
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def result(self, raw: str | Mapping[str, JSON]) -> ParseResult:
+        """Give what was read."""
+        pieces: list[str] = []
+        at = 0
+        for call in self.calls:
+            assert call.span is not None
+            pieces.append(self.text[at : call.span[0]])
+            at = call.span[1]
+        text = "".join([*pieces, self.text[at:]]) if pieces else self.text
+        return ParseResult(
+            text, tuple(self.calls), raw, reasoning="".join(self.reasoning), notes=tuple(self.notes)
+        )
+
+    # Looking into the text; what is called a step waits for text that has not come yet
+
+    def seek(self, marker: str, start: int) -> int:
+        """Give the place of a marker from `start` on, as far as the text has come, or -1.
+
+        What is known of a marker is looked for once, which keeps reading linear however often it is asked.
+        """
+        known = self._known.get(marker)
+        begin = start
+        if known is not None and start >= known[0]:
+            _, found, until = known
+            if found >= start or (found < 0 and self.is_whole and until > start):
+                return found
+            if found < 0 and until > start:
+                begin = until
+        length = len(self.text)
+        if self.exact:
+            found = self._find(marker, begin)
+        else:  # prose mostly lacks even the first character of a marker, and one is found much faster
+            first = self.text.find(marker[0], begin) if length - begin > 1000 else begin
+            found = first if first < 0 else self.text.find(marker, first)
+        self._known[marker] = (
+            start,
+            found,
+            length if self.is_whole else max(begin, length - len(marker) + 1),
+        )
+        return found
+
+    def _find(self, marker: str, start: int) -> int:
+        places = self.exact.get(marker)
+        if places is None:
+            return self.text.find(marker, start)
+        index = bisect_left(places, start)
+        return places[index] if index < len(places) else -1
+
+    def at(self, marker: str, place: int) -> bool:
+        """Whether a marker stands at a place."""
+        if not self.text.startswith(marker, place):
+            return False
+        places = self.exact.get(marker)
+        return places is None or self._find(marker, place) == place
+
+    def is_line_start(self, place: int) -> bool:
+        """Whether only blanks stand before a place on its line, or behind the last attempt or thought."""
+        covered = max(self.covered, self.margin)
+        while place > covered and self.text[place - 1] in " \t\r\ufeff":
+            place -= 1
+        return place == covered or self.text[place - 1] == "\n"
+
+    def first(self, markers: Sequence[str], start: int) -> tuple[int, str]:
+        """Give the place of the first of several markers, and which it is, as far as the text has come."""
+        place, which, known = -1, "", self._known
+        for marker in markers:
+            seen = known.get(marker)
+            # What is known not to come any more, which most markers do not, is passed over at little cost.
+            if seen is not None and seen[1] < 0 and self.is_whole and seen[0] <= start < seen[2]:
+                continue
+            found = self.seek(marker, start)
+            if found >= 0 and (place < 0 or found < place):
+                place, which = found, marker
+        return place, which
+
+    def find(self, marker: str, start: int) -> Steps[int]:
+        """Step: give the place of a marker from `start` on, or -1."""
+        while (found := self.seek(marker, start)) < 0 and not self.is_whole:
+            yield
+        return found
+
+    def find_first(self, markers: Sequence[str], start: int) -> Steps[tuple[int, str]]:
+        """Step: give the place of the first of several markers, and which it is; (-1, "") if none comes."""
+        while (found := self.first(markers, start))[0] < 0 and not self.is_whole:
+            yield
+        return found
+
+    def line_end(self, start: int) -> Steps[int]:
+        """Step: give where the line ends that a place is on: at a newline, or with the text."""
+        end = yield from self.find("\n", start)
+        return len(self.text) if end < 0 else end
+
+    def past_repeated(self, marker: str, place: int) -> Steps[int]:
+        """Step: pass over a marker that is written again, and white space before each; note that it was."""
+        while (yield from self.which((marker,), (after := (yield from self.skip(place))))):
+            self.note("repeated_opener")
+            place = after + len(marker)
+        return place
+
+    def which(self, markers: Sequence[str], place: int) -> Steps[str]:
+        """Step: give the marker that stands at a place, or ""."""
+        while True:
+            for marker in markers:
+                if self.at(marker, place):
+                    return marker
+            rest = len(self.text) - place
+            if self.is_whole or not any(
+                rest < len(marker) and marker.startswith(self.text[place:]) for marker in markers
+            ):
+                return ""
+            yield
+
+    def skip(self, place: int) -> Steps[int]:
+        """Step: give the place of the next character that is no white space, or the end."""
+        while (place := skip_whitespace(self.text, place)) == len(self.text) and not self.is_whole:
+            yield
+        return place
+
+    def json(self, place: int, closers: Sequence[str] | None = ()) -> Steps[tuple[JSON, int]]:
+        """Step: read the JSON value that begins at a place; give it and where it ends.
+
+        closers: what ends the block around it; without any, its own brackets do. Broken JSON in a block that
+        never ends was cut off. None: that is not looked into, which may take as long as the text.
+
+        Raises:
+            Unreadable: there is none, or it is beyond the limits.
+        """
+        if not self.is_whole:
+            yield from self.balanced(place)
+        try:
+            return decode(self.text, place, self.limits)
+        except Unreadable as unreadable:
+            error = unreadable
+        if (
+            closers is not None
+            and error.code == "invalid_json"
+            and self.text[place : place + 1] in ("{", "[", "")
+        ):
+            if closers:
+                found, _ = yield from self.find_first(closers, error.at or place)
+            else:
+                found = yield from self.balanced(place)
+            if found < 0:
+                raise Unreadable("unclosed", "the message ends inside the call", error.at)
+        raise error
+
+    def balanced(self, place: int) -> Steps[int]:
+        """Step: give where the brackets that open at a place have closed, strings aside; -1 if they never do.
+
+        What has come is counted once, however small the pieces.
+        """
+        depth, in_string = 0, False
+        while place == len(self.text) and not self.is_whole:
+            yield
+        if self.text[place : place + 1] not in ("{", "["):
+            return -1
+        while True:
+            end = len(self.text)
+            while place < end:
+                if in_string:
+                    place = end_of(_INSIDE_STRING.match(self.text, place), place)
+                    if place == end or self.text[place] == "\\":
+                        break  # half an escape at the end of what has come
+                    in_string, place = False, place + 1
+                    continue
+                place = end_of(_BRACKET_OR_QUOTE.search(self.text, place), end + 1)
+                if place > end:
+                    place = end
+                    break
+                if self.text[place - 1] == '"':
+                    in_string = True
+                else:
+                    depth += 1 if self.text[place - 1] in "[{" else -1
+                    if not depth:
+                        return place
+            if self.is_whole:
+                return -1
+            yield

@@ -1,0 +1,120 @@
+"""Read calls that come as data: messages of API servers, and histories that keep calls apart from text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from torchrl_agentic.messages import (
+    JSON,
+    Fields,
+    fields_of,
+)
+from torchrl_agentic.parsers.base import LIMITS, Limits
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, over_limit
+from torchrl_agentic.parsers.engine.jsontext import (
+    check_data,
+    decode,
+    read_call,
+    skip_whitespace,
+    text_of,
+)
+
+OPENAI_SHAPE = '{"type": "function", "function": {"name": "tool name", "arguments": "{…}"}}'
+
+
+def attempts_of(
+    items: Sequence[JSON],
+    shape: str,
+    notes: tuple[str, ...] = (),
+    limits: Limits = LIMITS,
+    first: int = 0,
+    *,
+    is_checked: bool = True,
+) -> list[Attempt]:
+    """Read a list of calls, each `{"name", "arguments"}` or OpenAI's; unreadable ones become error entries.
+
+    first: the index that the first of them has in its message. is_checked: whether each is known to be within
+    the limits, as what was read from text is.
+    """
+    attempts: list[Attempt] = []
+    for index, item in enumerate(items, first):
+        if index >= limits.calls:
+            attempts.append(Attempt(error=over_limit(index, limits.calls), call_id=own_id(item)))
+            continue
+        try:
+            attempt = read_call(item, limits=limits)
+            if not is_checked:
+                check_data(attempt.args, limits)
+            usual = ("openai_shape", "string_args")  # here they are no liberty
+            attempt.notes = (*(note for note in attempt.notes if note not in usual), *notes)
+            attempts.append(attempt)
+        except Unreadable as error:
+            attempts.append(
+                Attempt(
+                    own_name(item),
+                    error=explain(index, error, "", shape),
+                    call_id=own_id(item),
+                    notes=notes,
+                )
+            )
+    return attempts
+
+
+def own_id(item: JSON) -> str | None:
+    """The id of an unreadable call: servers refuse a history in which a call with an id has no answer."""
+    fields = fields_of(item)
+    return text_of(fields.get("id")) if fields is not None else None
+
+
+def own_name(item: JSON) -> str:
+    """Return the name of the tool of an unreadable call, or "" if it names none."""
+    fields = fields_of(item)
+    if fields is None:
+        return ""
+    name = (fields_of(fields.get("function")) or fields).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def structured_attempts(message: Mapping[str, JSON], limits: Limits = LIMITS) -> list[Attempt]:
+    """Read the calls that a message keeps apart from its text: "tool_calls", or the older "function_call"."""
+    calls = message.get("tool_calls") or message.get("function_call")
+    if not calls:
+        return []
+    items = cast("Sequence[JSON]", calls) if isinstance(calls, list | tuple) else [calls]
+    return attempts_of(items, OPENAI_SHAPE, limits=limits, is_checked=False)
+
+
+def message_of(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Find the message in a server's response; text that is the JSON of a message or of calls is one too."""
+    if isinstance(response, str):
+        start = skip_whitespace(response, 0)
+        if response[start : start + 1] not in ("{", "["):
+            return {"content": response}
+        try:
+            value, end = decode(response, start)
+        except Unreadable:
+            return {"content": response}
+        if skip_whitespace(response, end) != len(response):
+            return {"content": response}
+        items = cast("list[JSON]", value) if isinstance(value, list) else [value]
+        if _are_calls(items):
+            return {"content": None, "tool_calls": items}
+        fields = fields_of(value)
+        if fields is None or not fields.keys() & {"content", "tool_calls", "choices"}:
+            return {"content": response}
+        response = fields
+    choices = response.get("choices")
+    if isinstance(choices, list) and choices:
+        response = fields_of(next(iter(cast("list[JSON]", choices)))) or response
+    return fields_of(response.get("message")) or response
+
+
+def _are_calls(items: Sequence[JSON]) -> bool:
+    """Whether JSON that stands alone is meant as calls: objects, each with a function or a tool's name."""
+    found = [fields_of(item) for item in items]
+    return bool(found) and all(fields is not None and _is_call(fields) for fields in found)
+
+
+def _is_call(fields: Fields) -> bool:
+    return fields.get("type") == "tool_use" or "function" in fields or fields.keys() >= {"name", "arguments"}

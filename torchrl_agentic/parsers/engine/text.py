@@ -1,0 +1,138 @@
+"""Formats in which calls stand in the text, each behind an opener."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from torchrl_agentic.messages import JSON, ParsedCall, ParseResult
+from torchrl_agentic.parsers.base import Stream, Tokenizer, Tools, message_text, schemas_of
+from torchrl_agentic.parsers.engine.attempts import number
+from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
+from torchrl_agentic.parsers.engine.scan import TextScanner
+from torchrl_agentic.parsers.engine.structural import Frame, parameters, structural_tag
+from torchrl_agentic.parsers.engine.structured import structured_attempts
+from torchrl_agentic.parsers.engine.tokens import Tokens
+from torchrl_agentic.parsers.events import Event
+
+
+class TextParser(TextScanner):
+    """A format with an opener. A subclass says what opens a call, reads the block behind it, and writes one.
+
+    What opens and closes, and what is made of thoughts and fences, is described in `TextScanner`. around:
+    what is written before, between and after the calls of a message. trigger: what a grammar watches for, if
+    that is neither the first of these nor the first opener.
+
+    Calls of a message mapping ("tool_calls") count where its text has none.
+    """
+
+    around: ClassVar[tuple[str, str, str]] = ("", "\n", "")
+    trigger: ClassVar[str] = ""
+
+    @abstractmethod
+    def write(self, call: ParsedCall) -> str:
+        """Write one call as the model would, without what stands around all calls of a message.
+
+        Raises:
+            ValueError: the format cannot say it.
+        """
+
+    def frame(self, name: str) -> Frame | None:
+        """Give what stands around the arguments in a call of this tool; None if no grammar can say it."""
+        before, arguments, after = self.write(ParsedCall(name, {}, "call_0_0")).rpartition("{}")
+        return Frame(before, after) if arguments else None
+
+    # Three ways in
+
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
+        """Read one assistant message."""
+        reader = Reader(message_text(response), tools=schemas_of(tools), turn=turn, limits=self.limits)
+        finish(self.scan(reader))
+        found = reader.result(response)
+        if isinstance(response, str) or found.calls:
+            return found
+        return replace(found, calls=number(structured_attempts(response, self.limits), turn))
+
+    def parse_tokens(
+        self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
+        """Read the tokens that a model sampled; see `ToolCallParser.parse_tokens`."""
+        tokens = Tokens(ids, tokenizer, self.control_markers())
+        reader = Reader(
+            tokens.text, tools=schemas_of(tools), turn=turn, limits=self.limits, exact=tokens.exact
+        )
+        finish(self.scan(reader))
+        return tokens.with_token_spans(reader.result(tokens.text))
+
+    def stream(self, *, tools: Tools | None = None, turn: int = 0) -> Stream:
+        """Read a message while it is being written."""
+        reader = Reader(is_whole=False, tools=schemas_of(tools), turn=turn, limits=self.limits)
+        return TextStream(reader, self.scan(reader))
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call as the model would.
+
+        Raises:
+            ValueError: the format cannot say it.
+        """
+        return self.render_calls([call])
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls as one message would hold them.
+
+        Raises:
+            ValueError: the format cannot say one of them.
+        """
+        before, between, after = self.around
+        return f"{before}{between.join(map(self.write, calls))}{after}"
+
+    def structural_tag(
+        self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
+    ) -> dict[str, JSON] | None:
+        """Describe the calls of these tools as a structural tag; see `ToolCallParser.structural_tag`."""
+        schemas = parameters(tools)
+        frames = [self.frame(name) for name in schemas]
+        tags = [frame.tag(schema) for frame, schema in zip(frames, schemas.values(), strict=True) if frame]
+        if len(tags) < len(frames):
+            return None
+        trigger = self.trigger or self.around[0] or self.openers[0]
+        return structural_tag(tags, self.around, trigger, tool_choice=tool_choice, parallel=parallel)
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format, and must not come out of a tool."""
+        markers = [*self.openers, self.closer, *self.turn_end, *self.think]
+        markers += [*self.section, *self.forged]
+        return tuple(dict.fromkeys(marker for marker in markers if marker))
+
+
+class TextStream(Stream):
+    """A message in a text format that is being written."""
+
+    def __init__(self, reader: Reader, steps: Steps[None]) -> None:
+        self._reader = reader
+        self._steps = steps
+
+    def feed(self, chunk: str) -> list[Event]:
+        """Take the next piece of text; give what is certain by now."""
+        if self._reader.is_whole:
+            raise ValueError("the stream is closed; make another for the next message")
+        if chunk:
+            self._reader.append(chunk)
+            next(self._steps)
+        return self._taken()
+
+    def close(self) -> ParseResult:
+        """Say that nothing more comes; give what `parse` gives."""
+        if not self._reader.is_whole:
+            self._reader.end()
+            finish(self._steps)
+            self.last_events = self._taken()
+        return self._reader.result(self._reader.text)
+
+    def _taken(self) -> list[Event]:
+        events, self._reader.events = self._reader.events, []
+        return events

@@ -1,0 +1,222 @@
+"""The engine of formats in which each argument has tags of its own and its value stands raw between them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
+from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.typed import json_or_text, property_schema, typed_value, types_of
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The opening tag of an argument: its name, where its value begins, and what the tag says of its type."""
+
+    name: str
+    value_at: int
+    is_string: bool | None = None
+
+
+class XMLParamsParser(TextParser):
+    """A call with one element per argument, whose values stand as they are.
+
+    A parameter's closer counts only where another parameter or the end of the call follows, so that code
+    which prints one survives. A parameter without a closer ends before the next one if the tool has that one,
+    which is noted. A new call at the start of a line ends an unfinished one, which is an error.
+
+    parameter, parameter_end: how the tag of an argument begins, and what closes it. strip_newlines: whether
+    the first and the last newline of a value belong to the format. style: xgrammar's name of it.
+    """
+
+    parameter: ClassVar[str] = ""
+    parameter_end: ClassVar[str] = ""
+    strip_newlines: ClassVar[bool] = False
+    style: ClassVar[str] = ""
+
+    @abstractmethod
+    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+        """Step: read the tool's name off the tag at `start`; give it and where the arguments begin.
+
+        Raises:
+            Unreadable: there is none.
+        """
+
+    @abstractmethod
+    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
+        """Step: read the opening tag of an argument.
+
+        Raises:
+            Unreadable: it has no end, or no name.
+        """
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one call."""
+        name, at = yield from self.read_name(reader, start)
+        schema = None if reader.tools is None else reader.tools.get(name)
+        return (yield from self.named_call(reader, start, name, self._read_arguments(reader, at, schema)))
+
+    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+        args: dict[str, JSON] = {}
+        notes: tuple[str, ...] = ()
+        body = at
+        while True:
+            at = yield from reader.skip(at)
+            marker = yield from reader.which((self.parameter, self.closer), at)
+            if not marker:
+                break
+            if marker == self.closer:
+                end = at + len(self.closer)
+                check_size(reader.text, body, end, self.limits)
+                return Attempt(args=args, notes=notes), end
+            parameter = yield from self.read_parameter(reader, at)
+            stop, at, is_closed = yield from self._value_end(reader, parameter, schema, args)
+            if not is_closed:
+                notes = (*notes, "unclosed_parameter")
+            args[parameter.name] = self._value(reader.text[parameter.value_at : stop], parameter, schema)
+        if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
+            raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
+        if reader.at("{", at):
+            return (yield from self.json_body(reader, at))
+        raise Unreadable("extra_data", f"expecting {self.parameter} or {self.closer}", at)
+
+    def json_body(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
+        """Step: read arguments that are one JSON object in place of parameters.
+
+        Raises:
+            Unreadable: always, but for formats that have both.
+        """
+        del reader
+        raise Unreadable("wrong_dialect", "here each argument has a tag of its own", at)
+        yield
+
+    def _value_end(
+        self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
+    ) -> Steps[tuple[int, int, bool]]:
+        """Step: give where a value ends, where to go on, and whether its closer is there.
+
+        Raises:
+            Unreadable: it does not end.
+        """
+        at = parameter.value_at
+        name = shortened(parameter.name, 40)
+        reason = f"{name} has no {self.parameter_end}"
+        while True:
+            closer = yield from reader.find(self.parameter_end, at)
+            if closer >= 0 and not any(reader.text.find(sign, at, closer) >= 0 for sign in self._signs):
+                end = closer + len(self.parameter_end)
+                after = yield from reader.skip(end)
+                if (yield from reader.which((self.parameter, self.closer), after)):
+                    return closer, after, True
+            # What may end the value before that closer does: the end of the turn, the next call or argument.
+            before = yield from self.invented_turn(reader, at, closer)
+            cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
+            cut_off = before if cut_off < 0 else cut_off
+            end = yield from self._next_parameter(
+                reader, at, closer if cut_off < 0 else cut_off, schema, (parameter.name, known)
+            )
+            if end >= 0:
+                return end, end, False
+            if closer < 0 or cut_off >= 0:
+                raise Unreadable("unclosed", reason, len(reader.text) if cut_off < 0 else cut_off)
+            at = closer + len(self.parameter_end)
+            after = yield from reader.skip(at)
+            if (yield from reader.which((self.parameter, self.closer), after)):
+                return closer, after, True
+            reason = f"behind {name} stands neither {self.parameter} nor {self.closer}"
+
+    @cached_property
+    def _signs(self) -> frozenset[str]:
+        """The first characters of what may end a value."""
+        return frozenset(marker[0] for marker in (*self._calling, *self.turn_end, self.parameter))
+
+    def _next_parameter(
+        self, reader: Reader, at: int, before: int, schema: Fields | None, known: tuple[str, dict[str, JSON]]
+    ) -> Steps[int]:
+        """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
+
+        Where values have lines of their own, it must too.
+        """
+        properties = fields_of((schema or {}).get("properties"))
+        while (
+            properties and (found := reader.seek(self.parameter, at)) >= 0 and (before < 0 or found < before)
+        ):
+            at = found + len(self.parameter)
+            if self.strip_newlines and reader.text[found - 1] != "\n":
+                continue
+            try:
+                name = (yield from self.read_parameter(reader, found)).name
+            except Unreadable:
+                continue
+            if name in properties and name != known[0] and name not in known[1]:
+                return found
+        return -1
+
+    def _next_call(self, reader: Reader, at: int, before: int) -> Steps[int]:
+        """Step: give where, before `before`, another call begins; or -1.
+
+        That is: on a line of its own, with its section, or behind what closes a call.
+        """
+        section, closers = self.section[0], tuple(filter(None, (self.closer, self.section[1])))
+        while True:
+            place, marker = reader.first(self._calling, at)
+            if place < 0 or 0 <= before < place:
+                return -1
+            at = place + len(marker)
+            if reader.text[max(0, place - 32) : place].rstrip().endswith(closers):
+                return place
+            if place and reader.text[place - 1] != "\n":
+                continue
+            after = yield from reader.skip(at)
+            if marker == section and (yield from reader.which(self.openers, after)):
+                return place
+            if not section or (self.around[0] and marker in self.openers):
+                return place
+
+    def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> JSON:
+        if self.strip_newlines:
+            newline = "\r\n" if text.startswith("\r\n") else "\n"
+            text = text.removeprefix(newline).removesuffix(newline)
+        if parameter.is_string is not None:
+            return text if parameter.is_string else json_or_text(text, self.limits)
+        return typed_value(text, types_of(property_schema(schema, parameter.name), schema), self.limits)
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
+        end = yield from super().end_of_bad(reader, start, broke)
+        at = max(start + 1, broke)
+        turn_end = yield from self.invented_turn(reader, at, end)
+        end = end if turn_end < 0 else turn_end
+        following = yield from self._next_call(reader, at, end)
+        return end if following < 0 else following
+
+    def raw(self, name: str, value: JSON) -> str:
+        """Write the value of an argument.
+
+        Raises:
+            ValueError: it holds what would end it.
+        """
+        text = value if isinstance(value, str) else dumps(value)
+        if self._would_end(text):
+            raise ValueError(f"the value of {name!r} holds tags of the format, which has no escapes")
+        return text
+
+    def _would_end(self, text: str) -> bool:
+        opening = self.section[0] if self.section[0] else self.openers[0]
+        if f"\n{self.parameter}" in f"\n{text}" or f"\n{opening}" in f"\n{text}":
+            return True
+        pieces = text.split(self.parameter_end)[1:]
+        return any(piece.lstrip().startswith((self.parameter, self.closer)) for piece in pieces)
+
+    def frame(self, name: str) -> Frame:
+        """Give what stands around the arguments in a call of this tool."""
+        text = self.write(ParsedCall(name, {}, "call_0_0"))
+        before, closer, after = text.rpartition(self.closer)
+        return Frame(before, closer + after, self.style)

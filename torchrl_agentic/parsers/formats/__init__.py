@@ -1,0 +1,1 @@
+"""The formats, one file per family of models; `parsers.registry` lists them."""

@@ -1,0 +1,126 @@
+"""Calls of API servers: OpenAI's `message.tool_calls` and Anthropic's `tool_use` blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
+
+from torchrl_agentic.messages import (
+    JSON,
+    Content,
+    ParsedCall,
+    ParseResult,
+    ToolResult,
+    content_text,
+    fields_of,
+)
+from torchrl_agentic.parsers.base import ToolCallParser, Tools
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, number, over_limit
+from torchrl_agentic.parsers.engine.jsontext import (
+    check_data,
+    dumps,
+    read_arguments,
+    read_name,
+)
+from torchrl_agentic.parsers.engine.structured import (
+    OPENAI_SHAPE,
+    message_of,
+    own_id,
+    own_name,
+    structured_attempts,
+)
+
+
+class OpenAIToolCallParser(ToolCallParser):
+    """`message.tool_calls` as OpenAI's chat completions and the servers after them have it.
+
+    Takes the message, the choice or the whole response, arguments as JSON strings or objects, and Qwen's flat
+    `{"name", "arguments"}`. Text alone has no calls, unless it is the JSON of a message or of calls.
+    """
+
+    name: ClassVar[str] = "openai"
+    models = "messages of an API"
+    example = "message.tool_calls"
+    shape: ClassVar[str] = OPENAI_SHAPE
+
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
+        """Read one assistant message."""
+        del tools
+        message = message_of(response)
+        text = content_text(cast("Content", message.get("content")))
+        return ParseResult(text, number(structured_attempts(message, self.limits), turn), response)
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call as an item of `tool_calls`, in JSON."""
+        function = {"name": call.tool, "arguments": dumps(call.args)}
+        return dumps({"id": call.call_id, "type": "function", "function": function})
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write calls as the JSON list `tool_calls`."""
+        return f"[{', '.join(map(self.render_call, calls))}]"
+
+
+class AnthropicToolUseParser(ToolCallParser):
+    """`tool_use` content blocks as Anthropic's messages have them; all results go into one user message."""
+
+    name: ClassVar[str] = "anthropic"
+    models = "messages of an API"
+    example = '{"type": "tool_use", "name", "input"}'
+    shape: ClassVar[str] = '{"type": "tool_use", "id": "…", "name": "tool name", "input": {…}}'
+
+    def parse(
+        self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
+    ) -> ParseResult:
+        """Read one assistant message: its blocks, or the JSON of a block or of a message."""
+        del tools
+        message = message_of(response)
+        blocks = message.get("tool_calls") if isinstance(response, str) else None
+        content = blocks or message.get("content")
+        if fields_of(content) is not None:
+            content = [content]
+        if not isinstance(content, list):
+            return ParseResult(content_text(cast("Content", content)), (), response)
+        attempts: list[Attempt] = []
+        others: list[JSON] = []
+        for block in cast("list[JSON]", content):
+            fields = fields_of(block)
+            if fields is not None and fields.get("type") == "tool_use":
+                attempts.append(self._attempt(fields, len(attempts)))
+            else:
+                others.append(block)
+        return ParseResult(content_text(others), number(attempts, turn), response)
+
+    def _attempt(self, block: Mapping[str, JSON], index: int) -> Attempt:
+        if index >= self.limits.calls:
+            return Attempt(error=over_limit(index, self.limits.calls), call_id=own_id(block))
+        try:
+            name = read_name(block)
+            args, notes = read_arguments(block.get("input"), self.limits)
+            check_data(args, self.limits)
+        except Unreadable as error:
+            return Attempt(
+                own_name(block), error=explain(index, error, "", self.shape), call_id=own_id(block)
+            )
+        return Attempt(name, args, call_id=own_id(block), notes=notes)
+
+    def render_call(self, call: ParsedCall) -> str:
+        """Write a call as a content block, in JSON."""
+        return dumps({"type": "tool_use", "id": call.call_id, "name": call.tool, "input": call.args})
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write calls as the JSON list of their content blocks."""
+        return f"[{', '.join(map(self.render_call, calls))}]"
+
+    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        """Write one result as a user message of one block."""
+        block = {"type": "tool_result", "tool_use_id": call_id, "content": result.text}
+        return {"role": "user", "content": [{**block, "is_error": True} if result.is_error else block]}
+
+    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
+        """Write all results of a turn as one user message; servers refuse them in several."""
+        blocks: list[JSON] = []
+        for message in super().render(calls, results):
+            blocks += message["content"]
+        return [{"role": "user", "content": blocks}] if blocks else []

@@ -1,0 +1,69 @@
+"""Calls of DeepSeek V3, R1-0528 and V3.1. Formats: their chat templates. V3.2 and V4 are in `dsml`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+
+_SEPARATOR = "<｜tool▁sep｜>"
+
+
+class DeepSeekV31Parser(NamedJSONParser):
+    """`<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, any number in one section."""
+
+    name: ClassVar[str] = "deepseek_v31"
+    aliases = ("deepseekv31",)
+    models = "DeepSeek V3.1"
+    example = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>"
+    stop = ("<｜end▁of▁sentence｜>",)
+    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    around = (section[0], "", section[1])
+    openers = ("<｜tool▁call▁begin｜>",)
+    closer = "<｜tool▁call▁end｜>"
+    separator = _SEPARATOR
+    turn_end = ("<｜end▁of▁sentence｜>",)
+    forged = ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+    shape = f'{section[0]}{openers[0]}tool name{_SEPARATOR}{{"argument": "value"}}{closer}{section[1]}'
+
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Read the name."""
+        if not text.strip():
+            raise Unreadable("missing_name", "the call has no name")
+        return text.strip(), None
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the section around it."""
+        return f"{self.openers[0]}{call.tool}{self.separator}{dumps(call.args)}{self.closer}"
+
+
+class DeepSeekV3Parser(DeepSeekV31Parser):
+    """The same with a type before the name and a Markdown fence around the JSON."""
+
+    name: ClassVar[str] = "deepseek_v3"
+    aliases = ("deepseekv3",)
+    models = "DeepSeek V3, R1-0528"
+    example = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f, then JSON in a fence"
+    separator = "```json"
+    json_end = "```"
+    around = (DeepSeekV31Parser.section[0], "\n", DeepSeekV31Parser.section[1])
+    forged = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
+    shape = (
+        f"{DeepSeekV31Parser.section[0]}{DeepSeekV31Parser.openers[0]}function{_SEPARATOR}tool name\n"
+        f'```json\n{{"argument": "value"}}\n```{DeepSeekV31Parser.closer}{DeepSeekV31Parser.section[1]}'
+    )
+
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Read the name behind the type."""
+        _, separator, name = text.partition(_SEPARATOR)
+        if not separator or not name.strip():
+            raise Unreadable("missing_name", f"the name stands between {_SEPARATOR} and {self.separator}")
+        return name.strip(), None
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the section around it."""
+        body = f"```json\n{dumps(call.args)}\n```"
+        return f"{self.openers[0]}function{_SEPARATOR}{call.tool}\n{body}{self.closer}"

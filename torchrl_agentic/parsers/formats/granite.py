@@ -1,0 +1,42 @@
+"""Calls of Granite: a JSON list behind `<|tool_call|>` (3.x), an object behind `<function_call>` (20B).
+
+Formats: the chat templates of Granite 3.0 to 3.3 and of granite-20b-functioncalling. Granite 4 writes Hermes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+
+
+class GraniteParser(JSONBlockParser):
+    """`<|tool_call|>[{"name": …, "arguments": {…}}, …]`; nothing closes it but the list itself."""
+
+    name: ClassVar[str] = "granite"
+    models = "Granite 3"
+    example = "<|tool_call|>[{…}]"
+    stop = ("<|end_of_text|>",)
+    result_role = "tool_response"
+    openers = ("<|tool_call|>", "<tool_call>")
+    turn_end = ("<|end_of_text|>",)
+    list_notes = ()
+    around = ("<|tool_call|>[", ", ", "]")
+    shape = '<|tool_call|>[{"name": "tool name", "arguments": {"argument": "value"}}]'
+
+
+class Granite20BParser(JSONBlockParser):
+    """`<function_call> {"name": …, "arguments": {…}}`, any number of them."""
+
+    name: ClassVar[str] = "granite-20b-fc"
+    models = "Granite 20B"
+    example = "<function_call> {…}"
+    stop = ("<|endoftext|>",)
+    openers = ("<function_call>",)
+    turn_end = ("<|endoftext|>",)
+    shape = '<function_call> {"name": "tool name", "arguments": {"argument": "value"}}'
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call as the model would."""
+        return f"{self.openers[0]} {super().write(call)}"

@@ -1,0 +1,214 @@
+"""Calls of GPT-OSS, in messages of channels and recipients. Format: OpenAI's harmony response format."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchrl_agentic.messages import JSON, ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.jsontext import decode_any, dumps, read_arguments
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.typed import only_string
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+_FUNCTIONS = "functions."
+_CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)")
+_RECIPIENT = re.compile(r"(?:\A|\s|\|>)to=([^\s<]++)")
+_ROLE = re.compile(r"<\|start\|>\s*+([^\s<]++)")
+_BARE = re.compile(r"\s?to=([^\s<]{1,200}+)\s{0,8}+(?=<)")
+_PART_OF_BARE = re.compile(r"\s?(?:to=[^\s<]{0,200}\s{0,8}(?:<[|\w]{0,12})?|to|t)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before `<|message|>`: who writes, to whom, in which channel."""
+
+    role: str
+    channel: str
+    recipient: str
+
+    @classmethod
+    def read(cls, text: str) -> Header:
+        """Read it, whichever order its parts have."""
+        found = (pattern.search(text) for pattern in (_ROLE, _CHANNEL, _RECIPIENT))
+        role, channel, recipient = (match[1] if match else "" for match in found)
+        return cls(role or "assistant", channel, recipient)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether a tool is meant."""
+        return self.role == "assistant" and self.recipient not in ("", "assistant", "user", "all")
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether it is a call of a function inside the reasoning; built-in tools are called from there."""
+        return self.is_call and self.channel == "analysis" and self.recipient.startswith(_FUNCTIONS)
+
+
+class HarmonyParser(TextParser):
+    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`, one message per call.
+
+    The analysis channel is the reasoning. A function that is called there is a draft (`parse_reasoning`); the
+    built-in `python` and `browser` are called from there by design. All markers stay in the text.
+    """
+
+    name: ClassVar[str] = "harmony"
+    aliases = ("gpt-oss",)
+    models = "GPT-OSS"
+    example = "<|channel|>commentary to=functions.f<|message|>{…}<|call|>"
+    stop = (CALL, RETURN)
+    openers = (START, CHANNEL, MESSAGE)
+    closer = CALL
+    turn_end = (END, RETURN)
+    fences_are_text = False
+    around = ("", f"{START}assistant", "")
+    trigger = f"{CHANNEL}commentary to="
+    shape = (
+        f'{CHANNEL}commentary to=functions.tool_name <|constrain|>json{MESSAGE}{{"argument": "value"}}{CALL}'
+    )
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format."""
+        return (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
+
+    def scan(self, reader: Reader) -> Steps[None]:
+        """Step: read the message, which holds messages of its own."""
+        at = 0
+        while True:
+            place, _ = reader.first(self.openers, at)
+            if place < 0:
+                if reader.is_whole:
+                    reader.say(len(reader.text))
+                    return
+                if not _PART_OF_BARE.match(reader.text, at):
+                    reader.say(max(at, len(reader.text) - len(CHANNEL) + 1))
+                yield
+                continue
+            begin = place
+            before = _BARE.match(reader.text, at)
+            if before and before.end() == place:
+                begin = at  # the prompt ends with the role, and the recipient comes next
+            at = yield from self._message(reader, begin, place)
+
+    def _message(self, reader: Reader, begin: int, place: int) -> Steps[int]:
+        """Step: read the message whose first marker stands at `place`; give where to go on."""
+        body, marker = yield from reader.find_first((MESSAGE, END, CALL, RETURN), place)
+        again = reader.seek(START, place + 1)
+        if again >= 0 and (body < 0 or again < body):
+            body, marker = again, START
+        header = Header.read(reader.text[begin : body if body >= 0 else len(reader.text)])
+        if marker != MESSAGE:
+            end = body if body >= 0 else len(reader.text)
+            if not header.is_call or header.is_draft:
+                return end
+            return (yield from self.attempt(reader, begin, lambda reader, _: self._without_body(reader, end)))
+        body += len(MESSAGE)
+        if header.is_call and (not header.is_draft or self.parse_reasoning != "text"):
+            reader.drafts = self.parse_reasoning if header.is_draft else ""
+            at = yield from self.attempt(
+                reader, begin, lambda reader, start: self._call(reader, start, body, header)
+            )
+            reader.drafts = ""
+            return at
+        if header.is_draft:
+            reader.note("call_in_reasoning")
+            inside = yield from reader.balanced((yield from reader.skip(body)))
+            end, closer = yield from self._body_end(reader, max(body, inside))
+        else:
+            end, closer = yield from self._body_end(reader, body, is_text=True)
+        if header.channel == "analysis":
+            reader.reasoning.append(reader.text[body:end])
+        if header.recipient == "assistant":
+            reader.note("forged_result")
+        elif header.role != "assistant":
+            reader.note("forged_turn")
+            return (yield from self.end_of_text(reader))
+        if closer == RETURN:
+            if (yield from reader.skip(end + len(closer))) < len(reader.text):
+                reader.note("forged_turn")
+            return (yield from self.end_of_text(reader))
+        return end + len(closer)
+
+    def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Steps[tuple[int, str]]:
+        """Step: give where the body of a message ends, and the marker that closes it.
+
+        is_text: whether it is known to be no call, and can be told while it comes.
+        """
+        while (found := reader.first((END, CALL, RETURN, START, CHANNEL), body))[
+            0
+        ] < 0 and not reader.is_whole:
+            if is_text:
+                reader.say(max(body, len(reader.text) - len(CHANNEL) + 1))
+            yield
+        place, marker = found
+        if place < 0:
+            return len(reader.text), ""
+        return place, "" if marker in (START, CHANNEL) else marker
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Harmony is read message by message, see `scan`."""
+        raise NotImplementedError
+
+    def _without_body(self, reader: Reader, end: int) -> Steps[int]:
+        del reader
+        error = Unreadable("unclosed", f"{MESSAGE} is missing", end)
+        error.end = end
+        raise error
+        yield
+
+    def _call(self, reader: Reader, start: int, body: int, header: Header) -> Steps[int]:
+        name = header.recipient.removeprefix(_FUNCTIONS)
+        if not name:
+            raise Unreadable("missing_name", "the recipient names no function", body)
+        return (yield from self.named_call(reader, start, name, self._arguments(reader, body, name)))
+
+    def _arguments(self, reader: Reader, body: int, name: str) -> Steps[tuple[Attempt, int]]:
+        at = yield from reader.skip(body)
+        if at == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        plain = None if reader.tools is None else only_string(reader.tools.get(name))
+        if reader.text[at] not in "{[":
+            stop, closer = yield from self._body_end(reader, body)
+            value = reader.text[body:stop]
+            if not closer and value.strip():
+                raise Unreadable("unclosed", f"the message ends before {CALL}", stop)
+            if plain is not None and value.strip():
+                return Attempt(args={plain: value}, notes=("plain_input",)), stop + len(closer)
+            return self._read(
+                decode_any(value, self.limits) if value.strip() else None, at, stop + len(closer)
+            )
+        value, stop = yield from reader.json(at, (CALL, END, RETURN))
+        after = yield from reader.skip(stop)
+        if closer := (yield from reader.which((CALL, END, RETURN), after)):
+            return self._read(value, at, after + len(closer))
+        if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
+            raise Unreadable("extra_data", f"after its JSON stands something else than {CALL}", after)
+        return self._read(value, at, stop, "unclosed_tag")
+
+    def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[Attempt, int]:
+        try:
+            args, more = read_arguments(value, self.limits)
+        except Unreadable as error:
+            error.at, error.end = at, end
+            raise
+        return Attempt(args=args, notes=(*more, *notes)), end
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable message at `start`."""
+        end, closer = yield from self._body_end(reader, max(start + 1, broke))
+        return end + len(closer)
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call as the model would.
+
+        Raises:
+            ValueError: the name of the tool holds white space or markup.
+        """
+        if not re.fullmatch(r"[^\s<]+", call.tool):
+            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+        header = f"{CHANNEL}commentary to={_FUNCTIONS}{call.tool} <|constrain|>json{MESSAGE}"
+        return f"{header}{dumps(call.args)}{CALL}"

@@ -1,0 +1,28 @@
+"""Calls as JSON between `<tool_call>` tags: Hermes 2 and 3, Qwen2.5, Qwen3, QwQ, Granite 4. The default.
+
+Format: https://github.com/NousResearch/Hermes-Function-Calling, and the chat templates of Qwen2.5 and Qwen3.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+
+
+class HermesParser(JSONBlockParser):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them, with text around.
+
+    In one block a list of calls is read too.
+    """
+
+    name: ClassVar[str] = "hermes"
+    aliases = ("qwen2.5", "qwen25", "qwen3", "qwen", "qwen3_json", "granite4", "ernie45")
+    models = "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, Ernie 4.5, Bielik, Reka Edge"
+    example = '<tool_call>{"name", "arguments"}</tool_call>'
+    stop = ("<|im_end|>",)
+    openers = ("<tool_call>",)
+    closer = "</tool_call>"
+    turn_end = ("<|im_end|>", "<|endoftext|>")
+    forged = ("<tool_response>", "</tool_response>")
+    shape = '<tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_call>'

@@ -1,0 +1,139 @@
+"""Calls of Llama 3.1 to 3.3 as JSON. Format: Meta's prompt formats and the chat template."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.literals import LiteralReader
+from torchrl_agentic.parsers.engine.python_text import extent
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+
+_PYTHON_TAG = "<|python_tag|>"
+_KEYS = "name|parameters|arguments|type|function|id"
+_FIRST_KEY = re.compile(rf'\{{\s*+"(?:{_KEYS})"\s*+:')
+_PART_OF_FIRST_KEY = re.compile(r'\{\s*+(?:"\w{0,10}(?:"\s*+)?)?\Z')
+_NAME = re.compile(r'"name"\s*+:\s*+"')
+_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*+:')
+_BUILTIN = re.compile(r"[A-Za-z_][\w.]{0,200}+ ?+\(")
+_PART_OF_BUILTIN = re.compile(r"[A-Za-z_][\w.]{0,200}+ ?+\Z")
+
+
+class Llama3JSONParser(JSONBlockParser):
+    """`{"name": …, "parameters": {…}}` on a line of its own, or behind `<|python_tag|>`; `; ` between calls.
+
+    There is no opener, so an object is an attempt if it begins with a key of a call and has a name and
+    parameters, or breaks after them.
+    Behind `<|python_tag|>` a built-in call `f.call(query="x")` is read too.
+    """
+
+    name: ClassVar[str] = "llama3_json"
+    aliases = ("llama3", "llama4_json")
+    models = "Llama 3.1 to 3.3"
+    example = '{"name", "parameters"}'
+    stop = ("<|eot_id|>", "<|eom_id|>")
+    result_role = "ipython"
+    openers = (_PYTHON_TAG, "{")
+    turn_end = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+    arguments_key = "parameters"
+    list_notes = ()
+    around = ("", "; ", "")
+    trigger = '{"name": "'
+    shape = '{"name": "tool name", "parameters": {"argument": "value"}}'
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether an object stands where a call may, and begins like one."""
+        if reader.at(_PYTHON_TAG, start):
+            return True
+        covered = reader.covered
+        follows = start - covered < 16 and reader.text[covered:start].strip() == ";"
+        if not (reader.is_line_start(start) or (follows and reader.calls)):
+            return False
+        while not _FIRST_KEY.match(reader.text, start):
+            if reader.is_whole or not _PART_OF_FIRST_KEY.match(reader.text, start):
+                return False
+            yield
+        return True
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one object or built-in call; what turns out to be none is left as text."""
+        if (yield from reader.which((_PYTHON_TAG,), start)):
+            return (yield from self._behind_tag(reader, start))
+        try:
+            value, end = yield from reader.json(start, None)
+        except Unreadable as error:
+            broken = error
+        else:
+            return (yield from self._object(reader, start, value, end))
+        if broken.code != "invalid_json":
+            raise broken
+        broke = start if broken.at is None else broken.at
+        closed = -1
+        if broke == start:  # what is wrong is a value, such as NaN, and the object may go on behind it
+            closed = yield from self._closed(reader, start)
+            broke = max(closed, start + 1)
+        if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
+            return broke
+        if closed < 0 and (yield from self._closed(reader, start)) < 0:
+            raise Unreadable("unclosed", "the message ends inside the call", broken.at)
+        raise broken
+
+    def _closed(self, reader: Reader, start: int) -> Steps[int]:
+        """Step: like `reader.balanced`, but not for ever: each time may take as long as the text."""
+        reader.futile += 1
+        if reader.futile > 2 * self.limits.calls:
+            return -1
+        return (yield from reader.balanced(start))
+
+    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
+        fields: Any = value
+        name, inner = fields.get("name"), fields.get("function")
+        if not (isinstance(name, str) and fields.keys() & {"parameters", "arguments"}) and not (
+            isinstance(inner, dict) and "name" in inner
+        ):
+            return end
+        try:
+            (attempt,) = self.attempts(value, (), len(reader.calls))
+        except Unreadable as error:
+            error.at, error.end = start, end
+            raise
+        reader.add(attempt, start, end)
+        return end
+        yield
+
+    def _behind_tag(self, reader: Reader, start: int) -> Steps[int]:
+        at, _ = yield from self.begin(reader, start)
+        if reader.text[at] in "[{":
+            value, end, notes = yield from self.json(reader, at)
+            for attempt in self.attempts(value, notes, len(reader.calls)):
+                reader.add(attempt, start, end)
+                start = end
+            return end
+        return (yield from self._builtin(reader, start, at))
+
+    def _builtin(self, reader: Reader, start: int, at: int) -> Steps[int]:
+        while not (match := _BUILTIN.match(reader.text, at)) and not reader.is_whole:
+            if not _PART_OF_BUILTIN.match(reader.text, at):
+                break
+            yield
+        if match is None:
+            raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
+        if (yield from extent(reader, match.end() - 1)) < 0:
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        name, args, end = LiteralReader(reader.text, self.limits).call(at)
+        reader.add(Attempt(name.removesuffix(".call"), args), start, end)
+        return end
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable call at `start`: that of its brackets."""
+        at, tags = start, (_PYTHON_TAG,)
+        while tag := (yield from reader.which(tags, at)):
+            at = yield from reader.skip(at + len(tag))
+        if match := _BUILTIN.match(reader.text, at):
+            end = yield from extent(reader, match.end() - 1)
+        else:
+            end = yield from reader.balanced(at)
+        return end if end >= 0 else (yield from self.end_of_text(reader))

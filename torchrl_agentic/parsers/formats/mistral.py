@@ -1,0 +1,114 @@
+"""Calls of Mistral's models, tokenizers v3 to v15. Formats: mistral-common and the chat templates."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.jsontext import dumps, read_arguments
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+
+_CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
+_WIRE_ID = re.compile(r"[A-Za-z0-9]{9}")
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class MistralParser(JSONBlockParser):
+    """`[TOOL_CALLS]` and a JSON list (v3 to v7), or the name and `[ARGS]` (v11 and later); both are read.
+
+    Ids have nine letters or digits in results: the model's own, or made of ours.
+    """
+
+    name: ClassVar[str] = "mistral"
+    models = "Mistral, tokenizers v3 to v15"
+    example = "[TOOL_CALLS]f[ARGS]{…}"
+    stop = ("</s>",)
+    openers = ("[TOOL_CALLS]",)
+    turn_end = ("</s>",)
+    forged = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+    list_notes = ()
+    around = ("", "", "")
+    shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read the list, or one call."""
+        at, notes = yield from self.begin(reader, start)
+        if reader.text[at] in "[{" and not (yield from reader.which((_ARGS, _CALL_ID), at)):
+            return (yield from super().read(reader, start))
+        name, call_id, json_at = yield from self._header(reader, at)
+        attempt = Attempt(name, call_id=call_id)
+        try:
+            value, end, fixes = yield from self.json(reader, json_at)
+        except Unreadable as error:
+            error.tool, error.call_id = name, call_id
+            raise
+        try:
+            attempt.args, more = read_arguments(value, self.limits)
+        except Unreadable as error:
+            error.tool, error.call_id, error.end = name, call_id, end
+            raise
+        attempt.notes = (*notes, *fixes, *more)
+        reader.add(attempt, start, end)
+        return end
+
+    def _header(self, reader: Reader, at: int) -> Steps[tuple[str, str | None, int]]:
+        """Step: read name, id and where the arguments begin."""
+        place, marker = yield from self._header_end(reader, at)
+        if marker not in (_ARGS, "{"):
+            error = Unreadable("unclosed", "the call has no arguments", at)
+            error.end = len(reader.text) if place < 0 else place
+            raise error
+        name, _, call_id = reader.text[at:place].partition(_CALL_ID)
+        json_at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
+        name = name.strip().strip("\ufeff")
+        if len(name.split()) != 1 or "[" in name:
+            raise Unreadable("missing_name", "the name of the tool is missing", at)
+        return name, call_id.strip() or None, json_at
+
+    def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
+        markers = (_ARGS, "{", *self.openers, *self.turn_end)
+        return (yield from reader.find_first(markers, at))
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable call at `start`: that of its brackets."""
+        at = start
+        while (yield from reader.which(self.openers, at)):
+            at = yield from reader.skip(at + len(self.openers[0]))
+        if not reader.text.startswith(("[{", "{"), at):
+            place, marker = yield from self._header_end(reader, at)
+            if place < 0:
+                return (yield from self.end_of_text(reader))
+            if marker not in (_ARGS, "{"):
+                return place
+            at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
+        end = yield from reader.balanced(at)
+        return end if end >= 0 else (yield from self.end_of_text(reader))
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call as newer models would."""
+        return f"{self.openers[0]}{call.tool}{_ARGS}{dumps(call.args)}"
+
+    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        """Write one result as a message whose id chat templates take."""
+        return super().render_result(wire_id(call_id), result)
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format."""
+        return (*super().control_markers(), _CALL_ID, _ARGS, "[INST]", "[/INST]", "[TOOL_CONTENT]")
+
+
+def wire_id(call_id: str) -> str:
+    """Give an id of nine letters or digits: itself, or the first nine base-62 digits of its blake2b hash."""
+    if _WIRE_ID.fullmatch(call_id):
+        return call_id
+    number = int.from_bytes(hashlib.blake2b(call_id.encode("utf-8", "replace")).digest())
+    digits = ""
+    for _ in range(9):
+        number, digit = divmod(number, 62)
+        digits += _DIGITS[digit]
+    return digits

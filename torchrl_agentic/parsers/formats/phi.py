@@ -1,0 +1,39 @@
+"""Calls of Phi-4-mini: a JSON list behind `functools`, or between tags.
+
+Formats: the model card, and the chat templates of vLLM and llama.cpp for it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+
+_TAG, _TAG_END = "<|tool_call|>", "<|/tool_call|>"
+
+
+class Phi4MiniParser(JSONBlockParser):
+    """`functools[{"name": …, "arguments": {…}}, …]`; or that list, or one object, in `<|tool_call|>` tags."""
+
+    name: ClassVar[str] = "phi4_mini"
+    aliases = ("phi4_mini_json",)
+    models = "Phi-4-mini"
+    example = "functools[{…}]"
+    stop = ("<|end|>",)
+    openers = ("functools[", _TAG)
+    turn_end = ("<|end|>", "<|endoftext|>")
+    list_notes = ()
+    around = ("functools[", ", ", "]")
+    shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one list, and the tag behind it if there is one before it."""
+        end = yield from super().read(reader, start)
+        if not reader.at(_TAG, start):
+            return end
+        after = yield from reader.skip(end)
+        if (yield from reader.which((_TAG_END,), after)):
+            end = after + len(_TAG_END)
+            reader.extend(end)
+        return end

@@ -1,0 +1,192 @@
+"""The engine of formats whose calls look like Python: `[f(a='x', n=3), g()]`. Nothing is compiled or run.
+
+Formats: the prompt formats and chat templates of Llama 4, Llama 3.2, OLMo 3 and LFM2.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain
+from torchrl_agentic.parsers.engine.jsontext import check_size
+from torchrl_agentic.parsers.engine.literals import LiteralReader
+from torchrl_agentic.parsers.engine.python_text import extent, items
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.text import TextParser
+
+_FIRST = re.compile(r"\[\s*+([A-Za-z_][\w.-]{0,200}+)\s*+\(")
+_PART_OF_FIRST = re.compile(r"\[\s*+(?:[A-Za-z_][\w.-]{0,200}+)?+\s*+\Z")
+_BLANKS = " \t\r\n\f\ufeff"
+_IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+class CallListParser(TextParser):
+    """A list of calls between markers; its arguments are literals, by keyword."""
+
+    in_brackets: ClassVar[bool] = True
+    separators: ClassVar[str] = ","
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one list."""
+        opener = self.openers[0]
+        begin = yield from reader.past_repeated(opener, start + len(opener))
+        stop = yield from extent(reader, begin, self.closer, opener)
+        if stop < 0:
+            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
+        end = stop
+        if reader.at(self.closer, stop):
+            end += len(self.closer)
+        else:
+            reader.note("unclosed_tag")
+        inside = self._trimmed(reader.text, begin, stop)
+        self._add(reader, start, inside, self._attempts(reader, inside), end)
+        return end
+
+    def _trimmed(self, text: str, begin: int, stop: int) -> tuple[int, int]:
+        """Leave out white space and the brackets around the list."""
+        inside = text[begin:stop]
+        begin += len(inside) - len(inside.lstrip(_BLANKS))
+        stop -= len(inside) - len(inside.rstrip(_BLANKS))
+        if self.in_brackets and text.startswith("[", begin) and text.endswith("]", begin, stop):
+            return begin + 1, stop - 1
+        return begin, stop
+
+    def _attempts(self, reader: Reader, inside: tuple[int, int]) -> list[Attempt]:
+        """Read the calls of a list."""
+        places = items(reader.text, *inside, self.separators)
+        return [self._item(reader, index, *place) for index, place in enumerate(places, len(reader.calls))]
+
+    def _add(
+        self, reader: Reader, start: int, inside: tuple[int, int], attempts: list[Attempt], end: int
+    ) -> None:
+        """Add the calls of a list; the first has the span of all of it.
+
+        Raises:
+            Unreadable: there is none.
+        """
+        if not attempts:
+            raise Unreadable("empty", "the list holds no call", inside[0])
+        for attempt in attempts:
+            reader.add(attempt, start, end)
+            start = end
+
+    def _item(self, reader: Reader, index: int, begin: int, stop: int) -> Attempt:
+        literal = LiteralReader(reader.text, self.limits)
+        try:
+            check_size(reader.text, begin, stop, self.limits)
+            name, args, end = literal.call(literal.skip(begin))
+            if (after := literal.skip(end)) < stop:
+                raise Unreadable("extra_data", "behind the call stands something else", after, tool=name)
+        except Unreadable as error:
+            return Attempt(error.tool, error=explain(index, error, reader.text, self.shape, stop))
+        return Attempt(name, args)
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the list around it.
+
+        Raises:
+            ValueError: an argument has a name that no keyword argument can have.
+        """
+        for name in (call.tool, *call.args):
+            if not _IDENTIFIER.fullmatch(name):
+                raise ValueError(f"a pythonic call cannot hold the name {name!r}")
+        return f"{call.tool}({', '.join(f'{key}={value!r}' for key, value in call.args.items())})"
+
+    def frame(self, name: str) -> None:
+        """Give none: no grammar for Python literals is at hand."""
+        del name
+
+
+class LFM2Parser(CallListParser):
+    """`<|tool_call_start|>[f(a='x')]<|tool_call_end|>`, as LFM2 writes it."""
+
+    name: ClassVar[str] = "lfm2"
+    models = "LFM2"
+    example = "<|tool_call_start|>[f(a='x')]<|tool_call_end|>"
+    stop = ("<|im_end|>",)
+    openers = ("<|tool_call_start|>",)
+    closer = "<|tool_call_end|>"
+    around = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
+    turn_end = ("<|im_end|>",)
+    forged = ("<|tool_response_start|>", "<|tool_response_end|>")
+    shape = "<|tool_call_start|>[tool_name(argument='value')]<|tool_call_end|>"
+
+
+class OLMo3Parser(CallListParser):
+    r"""`<function_calls>f(a='x')\ng()</function_calls>`, a call a line, as OLMo 3 writes it."""
+
+    name: ClassVar[str] = "olmo3"
+    models = "OLMo 3"
+    example = "<function_calls>f(a='x')</function_calls>"
+    stop = ("<|im_end|>",)
+    result_role = "environment"
+    openers = ("<function_calls>",)
+    closer = "</function_calls>"
+    around = ("<function_calls>", "\n", "</function_calls>")
+    turn_end = ("<|im_end|>",)
+    in_brackets = False
+    separators = ",\n"
+    shape = "<function_calls>tool_name(argument='value')</function_calls>"
+
+
+class PythonicParser(CallListParser):
+    """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
+
+    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool.
+    """
+
+    name: ClassVar[str] = "pythonic"
+    aliases = ("llama4_pythonic",)
+    models = "Llama 4, Llama 3.2, ToolACE"
+    example = "[f(a='x'), g()]"
+    stop = ("<|eot|>", "<|eom|>", "<|eot_id|>")
+    result_role = "ipython"
+    openers = ("<|python_start|>", "[")
+    closer = "<|python_end|>"
+    around = ("[", ", ", "]")
+    turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
+    shape = "[tool_name(argument='value')]"
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether a list stands where calls may, and begins like one."""
+        if reader.at(self.openers[0], start):
+            return True
+        if not reader.is_line_start(start):
+            return False
+        while not _FIRST.match(reader.text, start):
+            if reader.is_whole or not _PART_OF_FIRST.match(reader.text, start):
+                return False
+            yield
+        return True
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one list; a bare one that turns out to be none is left as text."""
+        if (yield from reader.which(self.openers[:1], start)):
+            return (yield from super().read(reader, start))
+        end = yield from extent(reader, start)
+        first = _FIRST.match(reader.text, start)
+        is_known = first is not None and reader.tools is not None and first[1] in reader.tools
+        if end < 0:
+            reader.futile += 1
+            line_end = reader.text.find("\n", start)
+            line = reader.text[start : line_end if line_end >= 0 else len(reader.text)]
+            is_prose = not is_known and reader.tools is not None and "'" not in line and '"' not in line
+            if is_prose and reader.futile <= self.limits.calls:
+                return start + 1
+            raise Unreadable("unclosed", "the message ends inside the list of calls", start)
+        inside = (start + 1, end - 1)
+        attempts = self._attempts(reader, inside)
+        errors = [attempt.error for attempt in attempts]
+        if not is_known and all(error and error.code not in ("too_large", "too_deep") for error in errors):
+            return end
+        self._add(reader, start, inside, attempts, end)
+        return end
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable list at `start`."""
+        if (yield from reader.which(self.openers[:1], start)):
+            return (yield from super().end_of_bad(reader, start, broke))
+        end = yield from extent(reader, start)
+        return len(reader.text) if end < 0 else end

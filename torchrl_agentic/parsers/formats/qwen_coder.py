@@ -1,0 +1,92 @@
+"""Calls of Qwen3-Coder, Qwen3.5 and later, Nemotron 3, MiMo; of Seed-OSS. Formats: their chat templates."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
+
+_NAME = re.compile("([^<>\n]*+)>")
+
+
+class Qwen3CoderParser(XMLParamsParser):
+    """`<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`, each tag on its own line.
+
+    `<function=` alone begins a call too: these models forget the tag around it.
+    """
+
+    name: ClassVar[str] = "qwen3_coder"
+    aliases = ("qwen3_xml", "qwen3.5", "step3p5", "nanbeige")
+    models = "Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step-3.5"
+    example = "<tool_call><function=f><parameter=k>v</parameter>…"
+    stop = ("<|im_end|>",)
+    section = ("<tool_call>", "</tool_call>")
+    openers = ("<function=",)
+    closer = "</function>"
+    parameter, parameter_end = "<parameter=", "</parameter>"
+    strip_newlines = True
+    style = "qwen_xml"
+    trigger = f"{section[0]}\n{openers[0]}"
+    turn_end = ("<|im_end|>", "<|endoftext|>")
+    forged = ("<tool_response>", "</tool_response>")
+    shape = (
+        "<tool_call>\n<function=tool_name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
+
+    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+        """Step: read the name of the tool."""
+        return (yield from self._equals(reader, start, self.openers[0]))
+
+    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
+        """Step: read the opening tag of an argument."""
+        return Parameter(*(yield from self._equals(reader, start, self.parameter)))
+
+    def _equals(self, reader: Reader, start: int, tag: str) -> Steps[tuple[str, int]]:
+        begin = start + len(tag)
+        match = _NAME.match(reader.text, begin)
+        if match is not None and (name := match[1].strip()):
+            return name, match.end()
+        end = yield from reader.find_first((">", "\n", "<"), begin)
+        if end[1] != ">":
+            raise Unreadable("unclosed", f"{tag} has no end", start)
+        name = reader.text[begin : end[0]].strip()
+        if not name:
+            raise Unreadable("missing_name", f"{tag} names nothing", start)
+        return name, end[0] + 1
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call with the tag around it.
+
+        Raises:
+            ValueError: the format cannot say it.
+        """
+        for name in (call.tool, *call.args):
+            if name != name.strip() or not name or ">" in name or "\n" in name:
+                raise ValueError(f"the format cannot hold the name {name!r}")
+        values = "".join(
+            f"{self.parameter}{name}>\n{self.raw(name, value)}\n{self.parameter_end}\n"
+            for name, value in call.args.items()
+        )
+        body = f"{self.openers[0]}{call.tool}>\n{values}{self.closer}"
+        return f"{self.section[0]}\n{body}\n{self.section[1]}"
+
+
+class SeedOSSParser(Qwen3CoderParser):
+    """The same between `<seed:tool_call>` tags, as Seed-OSS writes it."""
+
+    name: ClassVar[str] = "seed_oss"
+    aliases = ("seed",)
+    models = "Seed-OSS"
+    example = "<seed:tool_call><function=f><parameter=k>v</parameter>…"
+    stop = ("<seed:eos>",)
+    section = ("<seed:tool_call>", "</seed:tool_call>")
+    think = ("<seed:think>", "</seed:think>")
+    trigger = f"{section[0]}\n{Qwen3CoderParser.openers[0]}"
+    turn_end = ("<seed:eos>",)
+    forged = ("", "")
+    shape = Qwen3CoderParser.shape.replace("tool_call>", "seed:tool_call>")

@@ -1,0 +1,128 @@
+"""TorchRL's own tags: `<tool name="f" tag="A">{"a": 1}</tool>`."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from typing import ClassVar, cast
+
+from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.jsontext import decode, skip_whitespace
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.text import TextParser
+
+# Possessive quantifiers (`++`, `*+`) take what they match for good, so that a failed match costs linear time.
+_ATTRIBUTE = re.compile(r"""\s++([\w:-]++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
+_TAG_END = re.compile(r"\s*+(/?)>")
+_TAG = "<tool"
+
+
+class XMLToolCallParser(TextParser):
+    """`<tool name="f" tag="A">{json}</tool>`, with attributes in any order and either kind of quotes.
+
+    An empty body stands for no arguments. The tag is the call's id too. `<tool name="f"/>` is a call without
+    arguments. Results come as `<tool_result>`.
+    """
+
+    name: ClassVar[str] = "xml"
+    models = "TorchRL's own"
+    example = '<tool name="f">{…}</tool>'
+    openers = ("<tool ", "<tool>", "<tool\n", "<tool\t", "<tool\r", "<tool/")
+    closer = "</tool>"
+    forged = ("<tool_result", "</tool_result>")
+    shape = '<tool name="tool name">{"argument": "value"}</tool>'
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether it is the tag of a call: a bare `<tool>` that nothing closes is prose about tools."""
+        if not reader.at("<tool>", start):
+            return True
+        return (yield from reader.find(self.closer, start)) >= 0
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one element."""
+        at = start + len(_TAG)
+        yield from reader.find(">", at)
+        attributes: dict[str, str] = {}
+        while match := _ATTRIBUTE.match(reader.text, at):
+            if match[1] in attributes:
+                raise Unreadable("missing_name", f"its tag has two attributes {match[1]}", at)
+            attributes[match[1]] = html.unescape(match[2][1:-1])
+            at = match.end()
+        end_of_tag = _TAG_END.match(reader.text, at)
+        if end_of_tag is None:
+            raise Unreadable("unclosed", "its opening tag cannot be read", at)
+        name, tag = attributes.get("name", "").strip(), attributes.get("tag") or None
+        if not name:
+            raise Unreadable("missing_name", "its tag has no name attribute", start, call_id=tag)
+        args: Mapping[str, JSON] = {}
+        end = end_of_tag.end()
+        if not end_of_tag[1]:
+            try:
+                args, end = yield from self._body(reader, end)
+            except Unreadable as error:
+                error.tool, error.call_id = name, tag
+                raise
+        reader.add(Attempt(name, args, call_id=tag, tag=tag), start, end)
+        return end
+
+    def _body(self, reader: Reader, start: int) -> Steps[tuple[Mapping[str, JSON], int]]:
+        at = yield from reader.skip(start)
+        if (yield from reader.which((self.closer,), at)):
+            return {}, at + len(self.closer)
+        try:
+            value, end = yield from reader.json(at, (self.closer,))
+        except Unreadable as error:
+            value, end = yield from self._escaped(reader, at, error)
+        after = yield from reader.skip(end)
+        if not (yield from reader.which((self.closer,), after)):
+            if after == len(reader.text) or (yield from reader.which(self.openers, after)):
+                reason = (
+                    "the message ends before" if after == len(reader.text) else "the next call begins before"
+                )
+                error = Unreadable("unclosed", f"{reason} {self.closer}", after)
+                error.end = after
+                raise error
+            raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
+        end = after + len(self.closer)
+        if not isinstance(value, dict):
+            error = Unreadable("bad_arguments", "its body must be a JSON object", at)
+            error.end = end
+            raise error
+        return cast("dict[str, JSON]", value), end
+
+    def _escaped(self, reader: Reader, start: int, error: Unreadable) -> Steps[tuple[JSON, int]]:
+        """Step: read a body that is JSON once its entities are resolved, as models write that know XML.
+
+        Raises:
+            Unreadable: it is not.
+        """
+        closer = yield from reader.find(self.closer, start)
+        body = reader.text[start : max(start, closer)]
+        if "&quot;" not in body and "&#" not in body:
+            raise error
+        plain = html.unescape(body)
+        try:
+            value, end = decode(plain, skip_whitespace(plain, 0), self.limits)
+        except Unreadable:
+            raise error from None
+        if plain[end:].strip():
+            raise error
+        return value, closer
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call; `<`, `>` and `&` inside the JSON become escapes."""
+        import json
+
+        body = json.dumps(call.args, ensure_ascii=False)
+        for character in "<>&":
+            body = body.replace(character, f"\\u{ord(character):04x}")
+        tag = f' tag="{html.escape(call.tag)}"' if call.tag else ""
+        return f'<tool name="{html.escape(call.tool)}"{tag}>{body}</tool>'
+
+    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
+        """Write one result as a `<tool_result>` element, errors marked."""
+        mark = "[error] " if result.is_error else ""
+        content = f'<tool_result call_id="{html.escape(call_id)}">{mark}{result.text}</tool_result>'
+        return {"role": "tool", "content": content, "tool_call_id": call_id}
