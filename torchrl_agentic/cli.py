@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -413,7 +414,9 @@ def _check_parser(config: Path | None, name: str | None, model: str | None) -> N
         tokenizer = None if model is None else _tokenizer(model)
         parser = get_parser(name or settings.parser, tokenizer=tokenizer)
         tools = list(map(ensure_tool, make_tools(settings, Path() if config is None else config.parent)))
-        checked = check_parser(parser, tools, tokenizer, parsers=PARSERS)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            checked = check_parser(parser, tools, tokenizer, parsers=PARSERS)
     except (Mismatch, SandboxError) as error:
         Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
         raise typer.Exit(1) from None
@@ -424,8 +427,18 @@ def _check_parser(config: Path | None, name: str | None, model: str | None) -> N
     console.print(
         Text(f"parser {parser.name}: calls of {', '.join(checked)} read back {written}", style="green")
     )
+    for warning in caught:
+        console.print(Text(str(warning.message), style="yellow"))
+    if getattr(parser, "reasoning_open", False):
+        console.print(Text(_OPENS_THOUGHT.format(name=parser.name), style="yellow"))
     if unsaid := [tool.name for tool in tools if tool.name not in checked]:
         console.print(Text(f"this format cannot call {', '.join(unsaid)}", style="red"))
+
+
+_OPENS_THOUGHT = (
+    "the chat template opens a thought: give ToolCompose the tokenizer, or the parser reasoning_open=True "
+    "(get_parser({name!r}, reasoning_open=True)), or calls that the model only considers may run"
+)
 
 
 def _tokenizer(name: str) -> Any:

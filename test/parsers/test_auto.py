@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 from torchrl.data.llm.history import _CHAT_TEMPLATES
@@ -11,6 +12,7 @@ from torchrl_agentic import tool
 from torchrl_agentic.cli import app
 from torchrl_agentic.parsers import (
     PARSERS,
+    HermesParser,
     Mismatch,
     check_parser,
     get_parser,
@@ -103,11 +105,74 @@ def test_a_default_that_its_own_schema_refuses_is_no_example():
 
 
 def test_a_template_that_writes_values_wrong_is_not_the_parsers_fault():
-    arguments = (
-        '{% for k, v in c.function.arguments.items() %}{{ k }}="7"{{ ", " if not loop.last }}{% endfor %}'
-    )
+    arguments = PARAMS.replace("%s", '{{ k }}="{{ v }}"{{ ", " if not loop.last }}')
     tokenizer = tokenizer_with(f"\n[{NAME}({arguments})]")
-    assert check_parser(get_parser("pythonic"), [add], tokenizer, parsers=PARSERS) == ["add"]
+    with pytest.warns(UserWarning, match="values that are not words in a call of 'add' do not"):
+        assert check_parser(get_parser("pythonic"), [add], tokenizer, parsers=PARSERS) == ["add"]
+
+
+def test_a_template_that_does_not_escape_quotes_is_not_the_parsers_fault():
+    """As vLLM's template for the pythonic calls of Llama 4."""
+    value = "{{ v if v is not string else '\"' + v + '\"' }}"
+    arguments = PARAMS.replace("%s", f"{{{{ k }}}}={value}" + '{{ ", " if not loop.last }}')
+    tokenizer = tokenizer_with(f"\n[{NAME}({arguments})]")
+    with pytest.warns(UserWarning, match="quotes, newlines or null in a call of 'add' do not read back"):
+        assert check_parser(get_parser("pythonic"), [add], tokenizer, parsers=PARSERS) == ["add"]
+    assert get_parser("auto", tokenizer=tokenizer).name == "pythonic"
+
+
+SEED = "<seed:tool_call>\n<function={name}>\n{params}</function>\n</seed:tool_call>".format(
+    name=NAME, params=PARAMS.replace("%s", f"<parameter={{{{ k }}}}>{VALUE}</parameter>\n")
+)
+
+
+def test_a_parser_that_leaves_the_tags_of_another_format_over_is_refused():
+    tokenizer = tokenizer_with(SEED)
+    assert get_parser("auto", tokenizer=tokenizer).name == "seed_oss"
+    with pytest.raises(Mismatch, match="'seed_oss' does"):
+        check_parser(get_parser("qwen3_coder"), [add], tokenizer, parsers=PARSERS)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<|unknown_call|>", ""),
+        ("<unknown_calls>\n", "\n</unknown_calls>"),
+        ("<|start|><|other|>", "<|stop|>"),
+    ],
+)
+def test_bare_json_between_tags_of_an_unknown_format_is_refused(before, after):
+    tokenizer = tokenizer_with(f"\n{before}\n{WRITTEN['llama3_json']}{after}")
+    with pytest.raises(ValueError, match="no parser reads"):
+        get_parser("auto", tokenizer=tokenizer)
+    with pytest.raises(Mismatch, match="nor does any other"):
+        check_parser(get_parser("llama3_json"), [add], tokenizer, parsers=PARSERS)
+
+
+@tool
+def edit(path: str, *, dry_run: bool, limit: int | None) -> str:
+    """Edit a file."""
+    return path
+
+
+def test_a_parser_that_reads_other_values_is_refused():
+    """Its values are strings where another parser reads what was meant."""
+
+    class Stringly(HermesParser):
+        name = "stringly"
+
+        def parse(self, response, *, tools=None, turn=0):
+            result = super().parse(response, tools=tools, turn=turn)
+            calls = [replace(c, args={k: str(v) for k, v in c.args.items()}) for c in result.calls]
+            return replace(result, calls=tuple(calls))
+
+    with pytest.raises(Mismatch, match="'hermes' does"):
+        check_parser(Stringly(), [edit], tokenizer_with(WRITTEN["hermes"]), parsers=PARSERS)
+
+
+def test_the_role_of_results_is_one_that_the_template_names():
+    """A template that prints whatever role it gets does not know it."""
+    assert get_parser("auto", tokenizer=tokenizer_with(WRITTEN["llama3_json"])).result_role == "tool"
 
 
 def test_a_tool_that_the_format_cannot_say_is_found():
@@ -202,6 +267,7 @@ def test_a_template_that_writes_quotes_and_numbers_wrong_is_recognized_by_a_simp
 
 def test_results_get_the_role_that_the_template_takes():
     tokenizer = tokenizer_with(WRITTEN["llama3_json"])
+    tokenizer.chat_template += "{# the roles are 'user', 'assistant' and 'ipython' #}"
     assert get_parser("auto", tokenizer=tokenizer).result_role == "ipython"
     refusal = (
         "{% for m in messages if m.role == 'ipython' %}{{ raise_exception('no such role') }}{% endfor %}"

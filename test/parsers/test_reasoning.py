@@ -5,7 +5,8 @@ import json
 import pytest
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers import PARSERS, HermesParser, get_parser
+from torchrl_agentic.parsers import PARSERS, CallReady, HermesParser, get_parser
+from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = ("f", {"a": 1})
@@ -145,3 +146,62 @@ def test_no_output_of_a_tool_holds_a_control_token():
         if hasattr(parser, "control_markers"):
             for marker in ("<|im_end|>", "<|im_start|>", "<｜tool▁calls▁begin｜>", "</s>"):
                 assert marker not in content, name
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS.keys() - {"openai", "anthropic", "json", "harmony"}))
+def test_an_end_without_a_beginning_proves_that_the_prompt_opened_the_thought(name):
+    parser, told = get_parser(name), get_parser(name, reasoning_open=True)
+    one = parser.render_call(
+        ParsedCall(
+            "python" if name == "fence" else "search",
+            {"code": "x"} if name == "fence" else {"query": "x"},
+            "call_0_0",
+        )
+    )
+    text = f"I could write\n{one}\nbut no.\n{parser.think[1]}\n{one}"
+    result, expected = parser.parse(text), told.parse(text)
+    assert len(result.calls) == 1
+    assert (result.calls, result.text, result.reasoning) == (
+        expected.calls,
+        expected.text,
+        expected.reasoning,
+    )
+    assert result.notes == ("unopened_reasoning", "call_in_reasoning")
+    stream = parser.stream()
+    stream.feed(text)
+    assert stream.close() == result
+
+
+def test_an_end_inside_an_argument_proves_nothing():
+    text = 'I call.\n<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>\nSo.'
+    assert seen(HermesParser(), text) == [("f", {"a": "</think>"})]
+    assert HermesParser().parse(text).notes == ()
+
+
+def test_a_draft_that_cannot_be_read_hides_no_call_behind_the_thought():
+    result = HermesParser().parse(f"<tool_call> {{ hm </think> {ONE}")
+    assert [(call.tool, call.args) for call in result.calls] == [F]
+
+
+def test_a_stream_tells_of_calls_that_only_the_end_of_the_thought_made_calls():
+    stream = get_parser("llama3_json").stream()
+    assert stream.feed('hm {"a": 1} </think>{"name": "f", "parameters": {}}') != []
+    result = stream.close()
+    assert [call.tool for call in result.calls] == ["f"]
+    assert [event.call.tool for event in stream.last_events if isinstance(event, CallReady)] == ["f"]
+
+
+def test_a_tokenizer_tells_whether_its_prompts_open_a_thought():
+    opening, plain = byte_tokenizer(), byte_tokenizer()
+    opening.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %}<think>\n{% endif %}"
+    assert get_parser("hermes", tokenizer=opening).reasoning_open
+    assert not get_parser("hermes", tokenizer=plain).reasoning_open
+    assert not get_parser("hermes", tokenizer=opening, reasoning_open=False).reasoning_open
+    assert HermesParser().with_tokenizer(opening).with_tokenizer(plain).reasoning_open is False
+    quiet = "{% if enable_thinking is not false %}<think>{% endif %}"
+    assert (
+        HermesParser().with_tokenizer(plain, chat_template=quiet + "{{ messages }}").reasoning_open is False
+    )
+    plain.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %}" + quiet + "{% endif %}"
+    assert HermesParser().with_tokenizer(plain).reasoning_open
+    assert not HermesParser().with_tokenizer(plain, enable_thinking=False).reasoning_open

@@ -1356,7 +1356,7 @@ class TestHostileMessages:
         if parser != "anthropic":
             assert len(results(td)[0]) == flags(td, "n_calls")[0]
 
-    @given(junk=st.lists(hostile_piece.filter(lambda t: "<think>" not in t), max_size=4).map("".join))
+    @given(junk=st.lists(hostile_piece.filter(lambda t: "think>" not in t), max_size=4).map("".join))
     def test_a_readable_call_in_front_of_junk_is_answered(self, junk):
         env = chat_env((1,), ToolCompose([add]))
         td = step(env, begin(env), call("add", a=2, b=3) + junk)["next"]

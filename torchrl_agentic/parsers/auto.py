@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
 from torchrl_agentic.parsers.engine.attempts import shortened
 from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.reasoning import opens_thought
 from torchrl_agentic.parsers.engine.text import TextParser
 
 _USER = {"role": "user", "content": "hello"}
 _SENTINEL = "sentinel_tool"
 _SCHEMA = {
     "type": "object",
-    "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
-    "required": ["text", "count"],
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "flag": {"type": "boolean"},
+        "limit": {"type": ["null", "integer"]},
+    },
+    "required": ["text", "count", "flag", "limit"],
 }
-
-
-_GENTLE = {"type": "object", "properties": {"word": {"const": "word"}}, "required": ["word"]}
-"""For templates that write quotes and numbers wrong, as those of some pythonic models do."""
 _RESULT = "sentinel result"
+_TEXT = "a \"quoted\" <b> & 'text'\nin two lines"
 _EXAMPLES: Mapping[str, JSON] = {
     "integer": 7, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None,
 }  # fmt: skip
+Example: TypeAlias = Literal["full", "plain", "words"]
+_KINDS: tuple[Example, ...] = ("full", "plain", "words")
+_MARKUP = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{3,40}\]")
+"""What control tokens and tags look like."""
 
 
 class ChatTokenizer(Protocol):
@@ -45,35 +55,55 @@ class Mismatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """How a chat template writes a message with one call, and how it lets the model begin."""
+    """How a chat template writes an assistant message with one call.
+
+    Attributes:
+        answer: What it writes for the message, and behind it.
+        markup: The tags and control tokens of a conversation without calls.
+    """
 
     answer: str
-    beginning: str
+    markup: frozenset[str]
 
-    def opens(self, think: tuple[str, str]) -> bool:
-        """Whether the model begins inside a thought."""
-        return self.beginning.rfind(think[0]) > self.beginning.rfind(think[1])
+    def is_whole(self, parser: ToolCallParser, result: ParseResult) -> bool:
+        """Whether no markup is left beside the calls that a parser found, save what stands in any message."""
+        known = {*self.markup, *parser.stop}
+        if isinstance(parser, TextParser):
+            known.update((*parser.think, *parser.turn_end))
+        return all(match[0] in known for match in _MARKUP.finditer(result.text))
 
 
-def example_call(name: str, schema: Fields) -> ParsedCall:
-    """Make a call of a tool, with an argument for each that its schema names."""
+def example_call(name: str, schema: Fields, kind: Example = "full") -> ParsedCall:
+    """Return a call of a tool, with an argument for each property that its schema names.
+
+    Args:
+        name: The tool.
+        schema: JSON Schema of its input.
+        kind: "plain" leaves out what chat templates get wrong: quotes, newlines and null; "words" has strings
+            of one word as its only arguments, for templates that write all values as strings.
+    """
     properties = fields_of(schema.get("properties")) or {}
-    args = {key: _example(fields_of(kind) or {}) for key, kind in properties.items()}
+    args = {key: _example(fields_of(inner) or {}, kind) for key, inner in properties.items()}
+    if kind == "words":
+        args = {key: value for key, value in args.items() if isinstance(value, str)}
     return ParsedCall(name, args, "call00000")
 
 
-def _example(schema: Fields) -> JSON:
+def _example(schema: Fields, kind: Example) -> JSON:
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
         return schema["enum"][0]
     for key in ("anyOf", "oneOf"):
         if schema.get(key):
-            return _example(fields_of(schema[key][0]) or {})
-    kind: JSON = schema.get("type")
-    if isinstance(kind, list):
-        kind = next(iter(cast("list[JSON]", kind)), None)
-    return _EXAMPLES.get(kind, 'a "quoted" <b> & text')
+            branches = [fields_of(branch) or {} for branch in schema[key]]
+            branches.sort(key=lambda branch: (branch.get("type") == "null") == (kind != "full"))
+            return _example(branches[0], kind)
+    types: JSON = schema.get("type")
+    if isinstance(types, list):
+        known = sorted(cast("list[JSON]", types), key=lambda one: (one == "null") == (kind != "full"))
+        types = next(iter(known), None)
+    return _EXAMPLES.get(types, _TEXT if kind == "full" else "word")
 
 
 def rendered(
@@ -98,14 +128,23 @@ def rendered(
         try:
             before = write([_USER])
             after = write([_USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
-            beginning = write([_USER], add_generation_prompt=True)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             continue
         answer = after[len(_shared(before, after)) :]
         if call.tool in answer:
-            return Rendered(answer, beginning[len(before) :] if beginning.startswith(before) else beginning)
+            return Rendered(answer, _markup(before, write))
     raise ValueError(f"the chat template writes no tool calls ({reason}); name the parser yourself")
+
+
+def _markup(before: str, write: Callable[..., str]) -> frozenset[str]:
+    """Return the markup of a conversation whose answer calls nothing."""
+    said = [_USER, {"role": "assistant", "content": "hello"}, _USER]
+    texts = [before]
+    for messages, options in ((said, {}), ([_USER], {"add_generation_prompt": True})):
+        with suppress(Exception):  # templates may refuse what others take
+            texts.append(write(messages, **options))
+    return frozenset(match[0] for text in texts for match in _MARKUP.finditer(text))
 
 
 def _shared(before: str, after: str) -> str:
@@ -119,18 +158,23 @@ def _shared(before: str, after: str) -> str:
 def detect(
     tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]], **told: Any
 ) -> ToolCallParser:
-    """Choose the parser that reads what the chat template writes, and set it to what the template wants.
+    """Return the parser that reads what the chat template writes, set to what the template wants.
 
-    That is: whether the model begins inside a thought, and the role of results. told: more for the template.
+    That is: whether the model begins inside a thought, and the role of results.
+
+    Args:
+        tokenizer: One with a chat template.
+        parsers: Name → what makes the parser.
+        **told: More for the template, such as `enable_thinking`.
 
     Raises:
-        ValueError: the template writes no calls, or none that a parser reads.
+        ValueError: The template writes no calls, or none that a parser reads.
     """
-    name, schema = _likely(tokenizer, parsers, told)
+    name, call, schema = _likely(tokenizer, parsers, told)
     parser = parsers[name]()
-    call, tools = example_call(_SENTINEL, schema), {_SENTINEL: schema}
     if isinstance(parser, TextParser):
-        parser.reasoning_open = rendered(tokenizer, call, tools, **told).opens(parser.think)
+        parser.reasoning_open = opens_thought(tokenizer, parser.think, **told)
+    tools = {_SENTINEL: schema}
     if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, told):
         parser.result_role = "tool"
     return parser
@@ -139,6 +183,10 @@ def detect(
 def _takes_results(
     parser: ToolCallParser, tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools, told: Mapping[str, Any]
 ) -> bool:
+    """Whether the chat template knows the role that the parser gives to results, and writes them."""
+    source = str(told.get("chat_template") or getattr(tokenizer, "chat_template", ""))
+    if not re.search(rf"""\\?['"]{re.escape(parser.result_role)}\\?['"]""", source):
+        return False
     results = parser.render([call], [ToolResult.from_text(_RESULT)])
     try:
         return _RESULT in rendered(tokenizer, call, tools, results, **told).answer
@@ -150,24 +198,34 @@ def _likely(
     tokenizer: ChatTokenizer,
     parsers: Mapping[str, Callable[..., ToolCallParser]],
     told: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[str, Fields]:
-    """Give the name of the parser that leaves least of a sentinel's call over, and the sentinel's schema."""
+) -> tuple[str, ParsedCall, Fields]:
+    """Return the name of the parser that leaves least of a sentinel's call over, the call and its schema.
+
+    Parsers that leave markup over, or that read other values than were written, do not count. For templates
+    that write some values wrong there are plainer calls.
+
+    Raises:
+        ValueError: The template writes no calls, or none that a parser reads.
+    """
     answer = ""
-    for schema in (_SCHEMA, _GENTLE):
-        call, tools = example_call(_SENTINEL, schema), {_SENTINEL: schema}
-        answer = rendered(tokenizer, call, tools, **told).answer
+    for kind in _KINDS:
+        call, tools = example_call(_SENTINEL, _SCHEMA, kind), {_SENTINEL: _SCHEMA}
+        written = rendered(tokenizer, call, tools, **told)
+        answer = written.answer
         found: list[tuple[int, int, str]] = []
         for name, make in parsers.items():
-            result = make().parse(answer, tools=tools)
-            if _is_read(result, call):
+            parser = make()
+            result = parser.parse(answer, tools=tools)
+            if _is_read(result, call) and written.is_whole(parser, result):
                 found.append((len(result.text), len(result.calls[0].notes), name))
         if found:
-            return min(found, key=lambda item: item[:2])[2], schema
+            return min(found, key=lambda item: item[:2])[2], call, _SCHEMA
     raise ValueError(f"no parser reads what the chat template writes: {shortened(answer, 120)}")
 
 
 def _is_read(result: ParseResult, call: ParsedCall) -> bool:
-    return [(c.tool, dict(c.args), c.error) for c in result.calls] == [(call.tool, call.args, None)]
+    """Whether one call was found, with the same values; True is not 1 here."""
+    return [(c.tool, dumps(c.args), c.error) for c in result.calls] == [(call.tool, dumps(call.args), None)]
 
 
 def check_parser(
@@ -177,30 +235,39 @@ def check_parser(
     *,
     parsers: Mapping[str, Callable[..., ToolCallParser]] | None = None,
 ) -> list[str]:
-    """See that a call of each tool reads back: as the parser writes it, or as the model's template does.
+    """Check that a call of each tool reads back: as the parser writes it, or as the model's template does.
 
-    Gives the names of the tools that can be called so; without a tokenizer, those that the format cannot say
-    are missing. parsers: those among which to look for the right one, if this is the wrong one.
+    Where a template garbles values, such as quotes in strings, no parser can give them back: a plainer call
+    is tried then, and a UserWarning tells what was written.
+
+    Args:
+        parser: The parser to check.
+        tools: The tools that it is to call.
+        tokenizer: The model's, with its chat template; None: the parser writes the calls itself.
+        parsers: Among which to look for the right one, if this is the wrong one.
+
+    Returns:
+        The names of the tools that can be called so; without a tokenizer, those that the format cannot say
+        are missing.
 
     Raises:
-        Mismatch: one does not read back; the message shows what was written, and names the parser that reads
-            it. Or no tool can be called in this format.
-        ValueError: the template writes no calls.
+        Mismatch: A call does not read back, or leaves tags of another format over; the message shows what was
+            written, and names the parser that reads it. Or no tool can be called in this format.
+        ValueError: The template writes no calls.
     """
     schemas = schemas_of(tools) or {}
     checked: list[str] = []
     for name, schema in schemas.items():
-        call = example_call(name, schema)
-        try:
-            written = rendered(tokenizer, call, tools).answer if tokenizer else parser.render_call(call)
-        except ValueError:
-            if tokenizer:
-                raise
-            continue  # this format is for other tools, such as a tag for a search
-        result = parser.parse(written, tools=schemas)
-        # A template may get values wrong, such as quotes inside of strings; that is not the parser's fault.
-        if not (_is_read(result, call) or (tokenizer and _is_seen(result, call))):
-            raise Mismatch(_reason(parser, name, written, tokenizer, parsers or {}))
+        if tokenizer is None:
+            call = example_call(name, schema)
+            try:
+                written = parser.render_call(call)
+            except ValueError:
+                continue  # this format is for other tools, such as a tag for a search
+            if not _is_read(parser.parse(written, tools=schemas), call):
+                raise Mismatch(_reason(parser, name, written, None, parsers or {}))
+        else:
+            _check_template(parser, name, schemas, tokenizer, parsers or {})
         checked.append(name)
     if schemas and not checked:
         raise Mismatch(
@@ -209,8 +276,39 @@ def check_parser(
     return checked
 
 
-def _is_seen(result: ParseResult, call: ParsedCall) -> bool:
-    return [(c.tool, c.args.keys(), c.error) for c in result.calls] == [(call.tool, call.args.keys(), None)]
+def _check_template(
+    parser: ToolCallParser,
+    name: str,
+    schemas: Mapping[str, Fields],
+    tokenizer: ChatTokenizer,
+    parsers: Mapping[str, Callable[..., ToolCallParser]],
+) -> None:
+    """Check that a parser reads a call of one tool as a chat template writes it."""
+    call = example_call(name, schemas[name])
+    full = rendered(tokenizer, call, schemas)
+    if _reads(parser, full, call, schemas):
+        return
+    others = [other for other in parsers if other != parser.name]
+    better = next((other for other in others if _reads(parsers[other](), full, call, schemas)), None)
+    if better is None:
+        kinds: Mapping[Example, str] = {
+            "plain": "quotes, newlines or null",
+            "words": "values that are not words",
+        }
+        for kind, lost in kinds.items():
+            call = example_call(name, schemas[name], kind)
+            if _reads(parser, rendered(tokenizer, call, schemas), call, schemas):
+                message = f"{lost} in a call of {name!r} do not read back"
+                written = shortened(full.answer, 160)
+                warnings.warn(f"{message}: the chat template writes it as {written}", stacklevel=3)
+                return
+    raise Mismatch(_reason(parser, name, full.answer, tokenizer, parsers))
+
+
+def _reads(parser: ToolCallParser, written: Rendered, call: ParsedCall, tools: Mapping[str, Fields]) -> bool:
+    """Whether a parser finds the call that was written, with its values, and leaves no markup over."""
+    result = parser.parse(written.answer, tools=tools)
+    return _is_read(result, call) and written.is_whole(parser, result)
 
 
 def _reason(

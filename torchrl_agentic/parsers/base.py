@@ -125,12 +125,14 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
                 made.escaping = made
                 setattr(cls, name, made)
 
-    def with_tokenizer(self, tokenizer: AddedTokens) -> Self:
+    def with_tokenizer(self, tokenizer: AddedTokens, **told: Any) -> Self:
         """Return a parser of the same format that escapes the control tokens of a tokenizer, and no others.
 
         Args:
             tokenizer: The model's; see `control_tokens.control_tokens_of`.
+            **told: What its chat template is told, for formats that learn from the template.
         """
+        del told
         made = copy.copy(self)
         made.added_tokens = tuple(control_tokens_of(tokenizer).values())
         return made
@@ -210,7 +212,8 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         return None
 
     def __repr__(self) -> str:
-        shown = {key: value for key, value in self._state().items() if key != "added_tokens"}
+        hidden = ("added_tokens", "_learns_reasoning")
+        shown = {key: value for key, value in self._state().items() if key not in hidden}
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
     def __eq__(self, other: object) -> bool:

@@ -91,12 +91,15 @@ _FAMILIES = {"llama": "llama3_json", "deepseek": "deepseek_v31"}
 def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCallParser:
     """Give the parser that is meant.
 
-    parser: an object; a registered name or an entry point's; "auto", for the one that reads what the
-    tokenizer's chat template writes; "vllm:name", "sglang:name" or "transformers:" for theirs; or
-    "module:attribute". An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and
-    `render_result`. tokenizer: of the model, for "auto", vLLM and transformers; a parser that is made here
-    escapes its control tokens in results (`ToolCallParser.with_tokenizer`). options: of the parser's class;
-    with "auto" what the template is told, such as `enable_thinking`.
+    Args:
+        parser: An object; a registered name or an entry point's; "auto", for the one that reads what the
+            tokenizer's chat template writes; "vllm:name", "sglang:name" or "transformers:" for theirs; or
+            "module:attribute". An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and
+            `render_result`.
+        tokenizer: The model's, for "auto", vLLM and transformers. A parser that is made here escapes its
+            control tokens in results, and learns whether its chat template opens a thought
+            (`ToolCallParser.with_tokenizer`).
+        **options: Of the parser's class; with "auto" what the template is told, such as `enable_thinking`.
 
     Raises:
         ValueError: no parser has that name; the message lists the known ones and the nearest. Or the chat
@@ -105,7 +108,7 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
     """
     found = _found(parser, tokenizer, options)
     if isinstance(parser, str) and hasattr(tokenizer, "added_tokens_decoder"):
-        return found.with_tokenizer(tokenizer)
+        return found.with_tokenizer(tokenizer, **(options if parser == "auto" else {}))
     return found
 
 

@@ -97,6 +97,11 @@ class ToolCompose(ToolList):
         recorder: what is told of trajectories: a `Recorder`, another `TrajectoryHook`, a function that is
             called with the `Turn` of each row and step, or a list of those; on the thread that steps.
         eos_strings: what is cut off the end of a message before it is parsed.
+        tokenizer: The model's. The parser escapes its control tokens in results and learns from its chat
+            template whether answers begin inside a thought; parser="auto" needs it. None: the tokenizer of
+            the `TurnTokenizer` or `ChatEnv` of the environment, if there is one.
+        template_kwargs: What the chat template is told, such as `enable_thinking` or `chat_template`; None:
+            what the `TurnTokenizer` tells it.
 
     Raises:
         TypeError: an item is no tool, or an option has another type than it should; the message says what to
@@ -135,6 +140,8 @@ class ToolCompose(ToolList):
         report_calls: bool = False,
         recorder: Recorders = None,
         eos_strings: Sequence[str] = EOS_STRINGS,
+        tokenizer: Any = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         border.require_list_to_stack()
@@ -148,7 +155,8 @@ class ToolCompose(ToolList):
             )
         if isinstance(eos_strings, str):
             raise TypeError(f"eos_strings is a list of strings: eos_strings=[{eos_strings!r}]")
-        self.parser = get_parser(parser)
+        self.parser = _parser(parser, tokenizer, template_kwargs or {})
+        self._knows_tokenizer = tokenizer is not None
         self.tool_role = tool_role
         self.media = media
         if media:
@@ -342,10 +350,10 @@ class ToolCompose(ToolList):
         return tensordict_reset
 
     def _meet_tokenizer(self) -> None:
-        """Let the parser escape the control tokens of the tokenizer that this environment knows, if any."""
-        tokenizer = tokenizer_of(self.container)
+        """Let the parser learn from the tokenizer that this environment knows, if any."""
+        tokenizer, told = (None, {}) if self._knows_tokenizer else tokenizer_of(self.container)
         if tokenizer is not None and tokenizer is not self._tokenizer:
-            self.parser, self._tokenizer = self.parser.with_tokenizer(tokenizer), tokenizer
+            self.parser, self._tokenizer = self.parser.with_tokenizer(tokenizer, **told), tokenizer
 
     @property
     def _has_worlds(self) -> bool:
@@ -449,6 +457,7 @@ class ToolCompose(ToolList):
         Compose.__init__(clone)
         kept = (
             "parser",
+            "_knows_tokenizer",
             "tool_role",
             "media",
             "report_calls",
@@ -518,6 +527,12 @@ class ToolCompose(ToolList):
     def __repr__(self) -> str:
         tools = ", ".join(tool.name for tool in self._tools)
         return f"ToolCompose([{tools}], parser={self.parser!r})"
+
+
+def _parser(parser: Any, tokenizer: Any, told: Mapping[str, Any]) -> ToolCallParser:
+    """Return the parser that is meant, which has learned from the tokenizer if there is one."""
+    found = get_parser(parser, tokenizer=tokenizer, **(told if parser == "auto" else {}))
+    return found if tokenizer is None else found.with_tokenizer(tokenizer, **told)
 
 
 def _steps(key: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -97,6 +97,11 @@ class ChatTemplate:
         if provable:
             self._probe()
 
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """The options of the template, such as `chat_template` and `enable_thinking`."""
+        return self._kwargs
+
     def showing(self, names: Collection[str] | None) -> ChatTemplate:
         """Give a template that shows the tools of these names alone; None: all of them."""
         if names is None or self._tools is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
@@ -25,10 +25,11 @@ def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
     return within(getattr(transform.container, "transform", None), kind)
 
 
-def tokenizer_of(env: Any) -> Any:
-    """Return the tokenizer of the policy, that of a `TurnTokenizer` or of the `ChatEnv`; None if not known.
+def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return the tokenizer of the policy, and what its chat template is told; None and nothing if not known.
 
-    Other transforms, such as judges and rewards, may have one of another model.
+    That is the tokenizer of a `TurnTokenizer`, or of the `ChatEnv`. Other transforms, such as judges and
+    rewards, may have one of another model.
     """
     from torchrl_agentic.transforms.tokens import TurnTokenizer  # it imports this module
 
@@ -36,8 +37,8 @@ def tokenizer_of(env: Any) -> Any:
     for owner in (*writers, getattr(env, "base_env", None)):
         tokenizer = getattr(owner, "tokenizer", None)
         if hasattr(tokenizer, "added_tokens_decoder"):
-            return tokenizer
-    return None
+            return tokenizer, owner.template.told if isinstance(owner, TurnTokenizer) else {}
+    return None, {}
 
 
 def stepped(tensordict: TensorDictBase) -> list[bool]:

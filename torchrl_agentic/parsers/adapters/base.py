@@ -7,7 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, Tools, message_text, specs_of
@@ -156,10 +156,10 @@ class EngineParser(ToolCallParser):
             return self.native.render_result(call_id, result)
         return super().render_result(call_id, result)
 
-    def with_tokenizer(self, tokenizer: AddedTokens) -> Self:
+    def with_tokenizer(self, tokenizer: AddedTokens, **told: Any) -> Self:
         """Return a parser of the same format that escapes the control tokens of a tokenizer."""
-        made = super().with_tokenizer(tokenizer)
-        made.native = None if self.native is None else self.native.with_tokenizer(tokenizer)
+        made = super().with_tokenizer(tokenizer, **told)
+        made.native = None if self.native is None else self.native.with_tokenizer(tokenizer, **told)
         return made
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:

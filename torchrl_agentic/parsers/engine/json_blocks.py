@@ -125,7 +125,7 @@ class JSONBlockParser(JSONTextParser):
                 reasoning, said = text[len(think) : thought], thought + len(think_end)
                 if thought < 0 or any(end in reasoning for end in self.turn_end):
                     return None
-            if self._has_markup(text[said:first]):
+            if text.find(think_end, said, first) >= 0 or self._has_markup(text[said:first]):
                 return None
         if first < said:
             return None

@@ -46,12 +46,14 @@ class Reader:
     exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
     where the section was opened that the next attempt is the first of. drafts: what to do with calls while
     those of a closed thought are read. futile: how often something was looked for in vain, where that has to
-    end. margin: where the last thought ended. unclosed_fences: see `fences`.
+    end. margin: where the last thought ended. unclosed_fences: see `fences`. reasoning_open: whether the
+    message begins inside a thought.
     """
 
     __slots__ = (
         "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "is_live",
-        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
+        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "reasoning_open", "text", "tools",
+        "turn", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +65,11 @@ class Reader:
         turn: int = 0,
         limits: Limits = LIMITS,
         exact: Mapping[str, Sequence[int]] | None = None,
+        reasoning_open: bool = False,
     ) -> None:
         self.text = text
+        self.turn = turn
+        self.reasoning_open = reasoning_open
         self.is_whole = is_whole
         self.is_live = not is_whole
         self.tools = tools

@@ -6,12 +6,14 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser
+from torchrl_agentic.parsers.control_tokens import AddedTokens
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, over_limit
 from torchrl_agentic.parsers.engine.fences import FENCES, closed_fence
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reasoning import opens_thought
 
 _SHORT = 4096
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
@@ -28,8 +30,9 @@ class TextScanner(ToolCallParser):
 
     parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it with an
     "error", or "execute" it. After one that never closes a call is a call, as models in training write it.
-    reasoning_open: whether the prompt has opened the thinking already. tolerance: "lenient" allows a closed
-    list of fixes that lose nothing, each noted on the call (`parsers.lenient`).
+    reasoning_open: whether the prompt has opened the thinking already; None: False, until `with_tokenizer`
+    has shown what the chat template does. tolerance: "lenient" allows a closed list of fixes that lose
+    nothing, each noted on the call (`engine.lenient`).
     """
 
     openers: tuple[str, ...] = ()
@@ -45,7 +48,7 @@ class TextScanner(ToolCallParser):
         self,
         *,
         parse_reasoning: ReasoningPolicy = "text",
-        reasoning_open: bool = False,
+        reasoning_open: bool | None = None,
         tolerance: Literal["strict", "lenient"] = "strict",
         limits: Limits = LIMITS,
     ) -> None:
@@ -54,9 +57,35 @@ class TextScanner(ToolCallParser):
         if tolerance not in ("strict", "lenient"):
             raise ValueError(f'tolerance is "strict" or "lenient"; got {tolerance!r}')
         self.parse_reasoning: ReasoningPolicy = parse_reasoning
-        self.reasoning_open = reasoning_open
+        self.reasoning_open = bool(reasoning_open)
+        self._learns_reasoning = reasoning_open is None
         self.tolerance = tolerance
         self.limits = limits
+
+    def with_tokenizer(self, tokenizer: AddedTokens, **told: Any) -> Self:
+        """Return a parser that knows a tokenizer's control tokens, and whether its prompts open a thought.
+
+        Args:
+            tokenizer: The model's. Without a chat template nothing is learned of thoughts.
+            **told: What the chat template is told, such as `enable_thinking`.
+        """
+        made = super().with_tokenizer(tokenizer, **told)
+        if made._learns_reasoning and made.think[1]:
+            made.reasoning_open = opens_thought(tokenizer, made.think, **told)
+        return made
+
+    def closes_unopened_thought(self, reader: Reader) -> bool:
+        """Whether a message ends a thought that it has not begun, so that the prompt must have opened it.
+
+        An end that is part of an argument of a call proves nothing.
+        """
+        think, think_end = self.think
+        if reader.reasoning_open or not think_end or (closed := reader.seek(think_end, 0)) < 0:
+            return False
+        if 0 <= reader.seek(think, 0) < closed:
+            return False
+        spans = [call.span for call in reader.calls if call.error is None and call.span is not None]
+        return not any(begin <= closed < end for begin, end in spans)
 
     # What a subclass supplies
 
@@ -90,7 +119,7 @@ class TextScanner(ToolCallParser):
         """Step: read the message."""
         at = 0
         longest = max(map(len, self._watched))
-        if self.reasoning_open:
+        if reader.reasoning_open:
             at = yield from self._reason(reader, 0)
         while True:
             place, marker = self._next_marker(reader, at)

@@ -10,12 +10,12 @@ from typing import ClassVar, Literal
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import Stream, Tokenizer, Tools, message_text, schemas_of
 from torchrl_agentic.parsers.engine.attempts import number
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
+from torchrl_agentic.parsers.engine.reader import Reader, finish
 from torchrl_agentic.parsers.engine.scan import TextScanner
 from torchrl_agentic.parsers.engine.structural import Frame, parameters, structural_tag
 from torchrl_agentic.parsers.engine.structured import structured_attempts
 from torchrl_agentic.parsers.engine.tokens import Tokens
-from torchrl_agentic.parsers.events import Event
+from torchrl_agentic.parsers.events import Event, events_of
 
 
 class TextParser(TextScanner):
@@ -50,9 +50,7 @@ class TextParser(TextScanner):
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
         """Read one assistant message."""
-        reader = Reader(message_text(response), tools=schemas_of(tools), turn=turn, limits=self.limits)
-        finish(self.scan(reader))
-        found = reader.result(response)
+        found = self._whole(message_text(response), tools, turn).result(response)
         if isinstance(response, str) or found.calls:
             return found
         return replace(found, calls=number(structured_attempts(response, self.limits), turn))
@@ -62,16 +60,56 @@ class TextParser(TextScanner):
     ) -> ParseResult:
         """Read the tokens that a model sampled; see `ToolCallParser.parse_tokens`."""
         tokens = Tokens(ids, tokenizer, self.control_markers())
-        reader = Reader(
-            tokens.text, tools=schemas_of(tools), turn=turn, limits=self.limits, exact=tokens.exact
-        )
-        finish(self.scan(reader))
+        reader = self._whole(tokens.text, tools, turn, tokens.exact)
         return tokens.with_token_spans(reader.result(tokens.text))
 
     def stream(self, *, tools: Tools | None = None, turn: int = 0) -> Stream:
         """Read a message while it is being written."""
-        reader = Reader(is_whole=False, tools=schemas_of(tools), turn=turn, limits=self.limits)
-        return TextStream(reader, self.scan(reader))
+        reader = self._reader("", tools, turn, is_whole=False)
+        return TextStream(self, reader)
+
+    def _reader(
+        self,
+        text: str,
+        tools: Tools | None,
+        turn: int,
+        exact: Mapping[str, Sequence[int]] | None = None,
+        *,
+        is_whole: bool = True,
+    ) -> Reader:
+        return Reader(
+            text,
+            is_whole=is_whole,
+            tools=schemas_of(tools),
+            turn=turn,
+            limits=self.limits,
+            exact=exact,
+            reasoning_open=self.reasoning_open,
+        )
+
+    def _whole(
+        self, text: str, tools: Tools | None, turn: int, exact: Mapping[str, Sequence[int]] | None = None
+    ) -> Reader:
+        """Read a whole message."""
+        reader = self._reader(text, tools, turn, exact)
+        finish(self.scan(reader))
+        return self.proven(reader)
+
+    def proven(self, reader: Reader) -> Reader:
+        """Read a message again if its end proves that it began inside a thought."""
+        if not self.closes_unopened_thought(reader):
+            return reader
+        again = Reader(
+            reader.text,
+            tools=reader.tools,
+            turn=reader.turn,
+            limits=reader.limits,
+            exact=reader.exact,
+            reasoning_open=True,
+        )
+        again.note("unopened_reasoning")
+        finish(self.scan(again))
+        return again
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as the model would.
@@ -110,11 +148,17 @@ class TextParser(TextScanner):
 
 
 class TextStream(Stream):
-    """A message in a text format that is being written."""
+    """A message in a text format that is being written.
 
-    def __init__(self, reader: Reader, steps: Steps[None]) -> None:
+    Where the message ends a thought that the prompt opened, and the parser did not know (`reasoning_open`),
+    calls in that thought have been told as ready. The result of `close` has them as the text that they are,
+    and `last_events` tells of calls that were not told before.
+    """
+
+    def __init__(self, parser: TextParser, reader: Reader) -> None:
+        self._parser = parser
         self._reader = reader
-        self._steps = steps
+        self._steps = parser.scan(reader)
 
     def feed(self, chunk: str) -> list[Event]:
         """Take the next piece of text; give what is certain by now."""
@@ -131,6 +175,12 @@ class TextStream(Stream):
             self._reader.end()
             finish(self._steps)
             self.last_events = self._taken()
+            proven = self._parser.proven(self._reader)
+            if proven is not self._reader:
+                told = {call.span for call in self._reader.calls}
+                untold = [call for call in proven.calls if call.span not in told]
+                self.last_events += events_of(untold)
+                self._reader = proven
         return self._reader.result(self._reader.text)
 
     def _taken(self) -> list[Event]:

@@ -63,6 +63,7 @@ class HarmonyParser(TextParser):
     stop = (CALL, RETURN)
     openers = (START, CHANNEL, MESSAGE)
     closer = CALL
+    think = ("", "")
     turn_end = (END, RETURN)
     fences_are_text = False
     around = ("", f"{START}assistant", "")

@@ -1,0 +1,77 @@
+"""ToolCompose knows whether answers begin inside a thought, so that no draft of one runs."""
+
+import pytest
+from chats import begin, chat_env, step
+from typer.testing import CliRunner
+
+from torchrl_agentic import ToolCompose, tool
+from torchrl_agentic.cli import app
+from torchrl_agentic.parsers import HermesParser
+from torchrl_agentic.testing import chat_tokenizer
+from torchrl_agentic.transforms import TurnTokenizer
+
+TEMPLATE = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is not false %}<think>
+{% endif %}{% endif %}"""
+TOKENIZER = chat_tokenizer(TEMPLATE, eos="<|im_end|>", control=("<|im_start|>",))
+DRAFT = '<tool_call>\n{"name": "note", "arguments": {"text": "draft"}}\n</tool_call>'
+CALL = DRAFT.replace("draft", "meant")
+
+
+@pytest.fixture
+def noted():
+    return []
+
+
+@pytest.fixture
+def note(noted):
+    @tool
+    def note(text: str) -> str:
+        """Write a note."""
+        noted.append(text)
+        return "ok"
+
+    return note
+
+
+@pytest.mark.parametrize("parser", ["hermes", "auto", HermesParser()])
+def test_it_learns_from_the_tokenizer_that_it_is_given(note, parser):
+    assert ToolCompose([note], parser, tokenizer=TOKENIZER).parser.reasoning_open
+    quiet = ToolCompose([note], parser, tokenizer=TOKENIZER, template_kwargs={"enable_thinking": False})
+    assert not quiet.parser.reasoning_open
+
+
+def test_what_was_said_explicitly_counts(note):
+    told = ToolCompose([note], HermesParser(reasoning_open=False), tokenizer=TOKENIZER)
+    assert not told.parser.reasoning_open
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_it_learns_from_the_transform_that_writes_the_prompts(note, thinks):
+    kwargs = None if thinks else {"enable_thinking": False}
+    compose = ToolCompose([note], "hermes")
+    env = chat_env((1,), compose, TurnTokenizer(TOKENIZER, template_kwargs=kwargs))
+    env.reset(begin(env))
+    assert compose.parser.reasoning_open is thinks
+
+
+def test_a_draft_in_a_thought_that_the_prompt_opened_does_not_run(note, noted):
+    for options in ({"tokenizer": TOKENIZER}, {}):  # without it, the end of the thought proves the rest
+        env = chat_env((1,), ToolCompose([note], "hermes", **options))
+        step(env, begin(env), f"I could {DRAFT} but no.\n</think>\n\n{CALL}")
+        assert noted == ["meant"]
+        noted.clear()
+
+
+def test_the_check_says_what_to_do(tmp_path, noted):
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    config = tmp_path / "plan.yaml"
+    config.write_text("conversations: [a.json]\ntools: [stop]\nparser: hermes\n")
+    found = CliRunner().invoke(app, ["check", str(config), "--tokenizer", str(tmp_path / "model")])
+    assert found.exit_code == 0, found.output
+    assert "opens a thought" in " ".join(found.output.split())
