@@ -28,3 +28,11 @@ def test_a_format_that_only_an_engine_reads_asks_for_that_engine(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
     with pytest.raises(MissingExtra, match="vllm"):
         get_parser("dots", tokenizer=byte_tokenizer())
+
+
+def test_the_name_that_vllm_gives_to_harmony_is_explained(caplog):
+    result = get_parser("openai").parse('<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>')
+    assert result.notes == ("harmony_text",)
+    assert "parser 'harmony'" in caplog.text
+    adapter = get_parser("vllm:openai", tokenizer=byte_tokenizer())
+    assert adapter.native.name == "harmony"

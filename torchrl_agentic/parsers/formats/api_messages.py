@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import (
@@ -30,12 +32,24 @@ from torchrl_agentic.parsers.engine.structured import (
     structured_attempts,
 )
 
+logger = logging.getLogger(__name__)
+
+
+@cache
+def _warn_of_harmony() -> None:
+    """Say once that the text is GPT-OSS's own, as from an engine whose parser of that name reads it."""
+    logger.warning(
+        "parser 'openai' reads messages of an API, whose calls are apart from the text; this is text of GPT-OSS, "
+        "which parser 'harmony' reads. vLLM calls that one 'openai'"
+    )
+
 
 class OpenAIToolCallParser(ToolCallParser):
     """`message.tool_calls` as OpenAI's chat completions and the servers after them have it.
 
     Takes the message, the choice or the whole response, arguments as JSON strings or objects, and Qwen's flat
-    `{"name", "arguments"}`. Text alone has no calls, unless it is the JSON of a message or of calls.
+    `{"name", "arguments"}`. Text alone has no calls, unless it is the JSON of a message or of calls. What
+    vLLM calls "openai" is `harmony` here; its text is noted "harmony_text", with a warning in the log.
     """
 
     name: ClassVar[str] = "openai"
@@ -50,7 +64,11 @@ class OpenAIToolCallParser(ToolCallParser):
         del tools
         message = message_of(response)
         text = content_text(cast("Content", message.get("content")))
-        return ParseResult(text, number(structured_attempts(message, self.limits), turn), response)
+        calls = number(structured_attempts(message, self.limits), turn)
+        if not calls and "<|channel|>" in text:
+            _warn_of_harmony()
+            return ParseResult(text, calls, response, notes=("harmony_text",))
+        return ParseResult(text, calls, response)
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as an item of `tool_calls`, in JSON."""
