@@ -164,6 +164,36 @@ def test_stream(benchmark: Callable[..., Any], which: str, size: int) -> None:
     benchmark.pedantic(read, rounds=1 if ":" in which else 3)
 
 
+PROSE = "I will look at the file first, then run the tests and see what they say about it. " * 60
+FORMATS = [name for name in PARSERS if isinstance(get_parser(name), TextParser)]
+
+
+@pytest.mark.parametrize("what", ["plain text", "thought", "call"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_token_by_token(benchmark: Callable[..., Any], name: str, what: str) -> None:
+    """What feeding one token of four characters costs, as an engine that streams feeds them."""
+    parser = get_parser(name)
+    tool, args = {"tags": ("search", {"query": PROSE}), "fence": ("python", {"code": PROSE})}.get(
+        name, ("f", {"code": PROSE})
+    )
+    texts = {
+        "plain text": PROSE,
+        "thought": parser.think[0] + PROSE,
+        "call": parser.render_call(ParsedCall(tool, args, "call_0_0")),
+    }
+    chunks = [texts[what][start : start + 4] for start in range(0, len(texts[what]), 4)]
+    benchmark.group = f"stream token by token: {what}"
+    benchmark.extra_info["tokens"] = len(chunks)
+
+    def read() -> None:
+        feed = parser.stream(tools=TOOLS).feed
+        for chunk in chunks:
+            feed(chunk)
+
+    benchmark.pedantic(read, rounds=20, warmup_rounds=1)
+    benchmark.extra_info["µs per token"] = round(benchmark.stats.stats.min / len(chunks) * 1e6, 2)
+
+
 def test_a_new_parser(benchmark: Callable[..., Any]) -> None:
     """Making one costs microseconds, so that nobody needs to share it."""
     benchmark.group = "make a parser"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -17,6 +17,11 @@ from torchrl_agentic.parsers.engine.reasoning import opens_thought
 
 _SHORT = 4096
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
+
+
+def any_of(markers: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds the first of some markers, and of those at one place the longest."""
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
 
 class TextScanner(ToolCallParser):
@@ -145,7 +150,7 @@ class TextScanner(ToolCallParser):
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, sorted(self._watched, key=len, reverse=True))))
+        return any_of(self._watched)
 
     def _next_marker(self, reader: Reader, at: int) -> tuple[int, str]:
         """Give the place of the next marker, and which it is; short texts are searched once for all."""
@@ -217,11 +222,26 @@ class TextScanner(ToolCallParser):
 
         Should the marker never come, that opener begins a call.
         """
+        opener, searched, longest = -1, since, max(map(len, self._calling))
         while (found := reader.seek(marker, start)) < 0 and not reader.is_whole:
-            opener, _ = reader.first(self._calling, since)
-            reader.say(opener if opener >= 0 else len(reader.text) - max(map(len, self._calling)) + 1)
+            end = len(reader.text) - longest + 1
+            if opener < 0:
+                opener = self._next_calling(reader, searched)
+                searched = max(searched, end)
+            reader.say(opener if opener >= 0 else end)
             yield
         return found
+
+    def _next_calling(self, reader: Reader, at: int) -> int:
+        """Return the place of the next opener or section, or -1, by one search over the rest of the text."""
+        if reader.exact:
+            return reader.first(self._calling, at)[0]
+        match = self._calling_pattern.search(reader.text, at)
+        return -1 if match is None else match.start()
+
+    @cached_property
+    def _calling_pattern(self) -> re.Pattern[str]:
+        return any_of(self._calling)
 
     @cached_property
     def _calling(self) -> tuple[str, ...]:

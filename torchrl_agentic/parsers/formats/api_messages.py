@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 def _warn_of_harmony() -> None:
     """Say once that the text is GPT-OSS's own, as from an engine whose parser of that name reads it."""
     logger.warning(
-        "parser 'openai' reads messages of an API, whose calls are apart from the text; this is text of GPT-OSS, "
-        "which parser 'harmony' reads. vLLM calls that one 'openai'"
+        "parser 'openai' reads messages of an API, whose calls are apart from the text; this is text of "
+        "GPT-OSS, which parser 'harmony' reads. vLLM calls that one 'openai'"
     )
 
 
