@@ -24,7 +24,10 @@ MARKER_SETS = {
         "<end_of_image>", "<image_soft_token>", "<unused7>", "<start_function_call>", "<end_function_call>",
         "<start_function_response>", "<escape>",
     ),
-    "gemma4": ("<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>'),
+    "gemma4": (
+        "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>",
+        "<|tool>", "<tool|>", "<|channel>", "<channel|>", "<|think|>", '<|"|>', "<eos>",
+    ),
     "deepseek": (
         "<｜User｜>", "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜Assistant｜>",
         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>",

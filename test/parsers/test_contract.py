@@ -261,6 +261,61 @@ class TestReAct(ParserContract):
     markers = ("Action: f\n", "Action Input:", "Action Input: {}", "\nObservation:", "\nThought:", "Action:")
 
 
+class TestGemma4(ParserContract):
+    parser = get_parser("gemma4")
+    markers = (
+        "<|tool_call>", "<tool_call|>", "<|tool_call>call:f{", "call:f", "{a:", '<|"|>', ",b:1.5", "[",
+        "true}", "None", "<|channel>thought\n", "<|channel>", "<channel|>", "<|tool_response>",
+        "<tool_response|>", "<turn|>",
+    )  # fmt: skip
+    malformed = (
+        "<|tool_call>",
+        "<|tool_call><tool_call|>",
+        "<|tool_call>call:",
+        "<|tool_call>call:{}<tool_call|>",
+        "<|tool_call>call:f<tool_call|>",
+        "<|tool_call>call:f g{}<tool_call|>",
+        "<|tool_call>call:f(a:1)<tool_call|>",
+        "<|tool_call>f{a:1}<tool_call|>",
+        '<|tool_call>{"name": "f", "arguments": {}}<tool_call|>',
+        '<|tool_call>call:f{"a": 1}<tool_call|>',
+        "<|tool_call>call:f{a:1",
+        "<|tool_call>call:f{a:1<tool_call|>",
+        "<|tool_call>call:f{a:1}} <tool_call|>",
+        "<|tool_call>call:f{a:1,}<tool_call|>",
+        "<|tool_call>call:f{a:[1,]}<tool_call|>",
+        "<|tool_call>call:f{,a:1}<tool_call|>",
+        "<|tool_call>call:f{a}<tool_call|>",
+        "<|tool_call>call:f{:1}<tool_call|>",
+        "<|tool_call>call:f{a:}<tool_call|>",
+        "<|tool_call>call:f{a:word}<tool_call|>",
+        "<|tool_call>call:f{a:007}<tool_call|>",
+        "<|tool_call>call:f{a:1e999}<tool_call|>",
+        "<|tool_call>call:f{a:NaN}<tool_call|>",
+        "<|tool_call>call:f{a:" + "1" * 5000 + "}<tool_call|>",
+        "<|tool_call>call:f{a:[1}<tool_call|>",
+        "<|tool_call>call:f{a:{b:1]}<tool_call|>",
+        '<|tool_call>call:f{a:<|"|>text<tool_call|>',
+        '<|tool_call>call:f{a:<|"|>one<|"|> <|"|>two<|"|>}<tool_call|>',
+        "<|tool_call>call:f{a:" + "[" * 100_000,
+        "<|tool_call>call:f{a:" + "[" * 201 + "]" * 201 + "}<tool_call|>",
+        "<|tool_call>call:f{a:1} and more<tool_call|>",
+    )
+
+
+class TestFunctionGemma(ParserContract):
+    parser = get_parser("functiongemma")
+    markers = (
+        "<start_function_call>", "<end_function_call>", "call:f", "{a:", "<escape>", "}", "<end_of_turn>",
+        "<start_function_response>", "<end_function_response>",
+    )  # fmt: skip
+    malformed = (
+        "<start_function_call>call:f{a:<escape>text",
+        "<start_function_call>call:f{a:text}<end_function_call>",
+        '<start_function_call>call:f{a:<|"|>text<|"|>}<end_function_call>',
+    )
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

@@ -18,6 +18,7 @@ from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.fence import FenceParser
+from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
@@ -54,6 +55,8 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     KimiK2Parser,
     HarmonyParser,
     MiniMaxM2Parser,
+    Gemma4Parser,
+    FunctionGemmaParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
