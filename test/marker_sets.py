@@ -41,6 +41,9 @@ MARKER_SETS = {
         "<|im_user|>", "<|im_end|>", "[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]", "<|im_middle|>",
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
     ),
+    "kimi_k3": (
+        "<|open|>", "<|end_of_msg|>", "<|close|>", "<|sep|>", "<|kimi_image_placeholder|>", "[BOS]", "[EOS]",
+    ),
     "minimax": (
         "]~b]", "[e~[", "]~!b[", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
         "]<]image[>[", "]<]start of image[>[", "]<]speech[>[", "<fim_prefix>", "<reponame>", "<think>",

@@ -316,6 +316,33 @@ class TestFunctionGemma(ParserContract):
     )
 
 
+class TestKimiK3(ParserContract):
+    parser = get_parser("kimi_k3")
+    markers = (
+        "<|open|>tools<|sep|>", "<|close|>tools<|sep|>", '<|open|>call tool="f" index="1"<|sep|>', "<|sep|>",
+        "<|close|>call<|sep|>", '<|open|>argument key="a" type="string"<|sep|>', "<|close|>argument<|sep|>",
+        '<|open|>argument key="a" type="number"<|sep|>1', "<|open|>json<|sep|>", "<|close|>json<|sep|>",
+        "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|end_of_msg|>", '<|open|>message role="tool"',
+        "<|open|>", "<|close|>",
+    )  # fmt: skip
+    malformed = (
+        "<|open|>tools<|sep|>",
+        "<|open|>tools<|sep|><|close|>tools<|sep|>",
+        "<|open|>call",
+        "<|open|>call<|sep|><|close|>call<|sep|>",
+        '<|open|>call index="1"<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="" index="1"<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="f" index=1<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|>',
+        '<|open|>call tool="f"<|sep|>text<|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>argument key="a"<|sep|>1<|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>argument type="string"<|sep|>1<|close|>argument<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>json type="object"<|sep|>{oops}<|close|>json<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>json<|sep|>[1]<|close|>json<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>json<|sep|>{"a": 1}<|close|>json<|sep|>',
+    )
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

@@ -26,6 +26,7 @@ from torchrl_agentic.parsers.formats.hermes import HermesParser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
+from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
@@ -53,6 +54,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     DeepSeekV4Parser,
     GLM45Parser,
     KimiK2Parser,
+    KimiK3Parser,
     HarmonyParser,
     MiniMaxM2Parser,
     Gemma4Parser,
