@@ -52,6 +52,10 @@ MARKER_SETS = {
         "<seed:bos>", "<seed:eos>", "<seed:pad>", "<seed:think>", "</seed:think>", "<seed:tool_call>",
         "</seed:tool_call>", "<seed:cot_budget_reflect>",
     ),
+    "inkling": (
+        "<|message_user|>", "<|end_message|>", "<|message_model|>", "<|message_tool|>", "<|content_text|>",
+        "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|content_model_end_sampling|>",
+    ),
     "harmony": (
         "<|start|>", "<|return|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>",
     ),

@@ -343,6 +343,26 @@ class TestKimiK3(ParserContract):
     )
 
 
+class TestInkling(ParserContract):
+    parser = get_parser("inkling")
+    markers = (
+        "<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>", "f", "<|content_thinking|>",
+        '{"name": "f", "args": {}}', "<|content_text|>", "<|content_model_end_sampling|>", "<|message_tool|>",
+        "<|message_user|>", "<|content_invoke_tool_text|>", "<|message_model|>f",
+    )  # fmt: skip
+    malformed = (
+        "<|content_invoke_tool_json|>",
+        "<|content_invoke_tool_json|><|end_message|>",
+        "<|message_model|>f<|content_invoke_tool_json|>{oops<|end_message|>",
+        '<|content_invoke_tool_json|>{"name": "", "args": {}}<|end_message|>',
+        '<|content_invoke_tool_json|>{"name": "f", "args": [1]}<|end_message|>',
+        '<|content_invoke_tool_json|>{"name": "f", "args": {"a": NaN}}<|end_message|>',
+        '<|content_invoke_tool_json|>{"name": "f", "args": {"a": "x"',
+        '<|content_invoke_tool_json|>{"name": "f", "args": {}} more<|end_message|>',
+        "<|message_model|>f<|content_invoke_tool_text|>do it<|end_message|>",
+    )
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

@@ -23,6 +23,7 @@ from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
+from torchrl_agentic.parsers.formats.inkling import InklingParser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
@@ -59,6 +60,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     MiniMaxM2Parser,
     Gemma4Parser,
     FunctionGemmaParser,
+    InklingParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
