@@ -26,8 +26,9 @@ _HEADER = re.compile(r"[^<\r\n]{0,256}+")
 class InklingParser(JSONBlockParser):
     """`<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {…}}<|end_message|>`.
 
-    Every block ends with the same token: thoughts, text and calls. The name before the JSON may be missing;
-    the one inside counts. A block that calls a tool with raw text is an error.
+    Every block ends with the same token: thoughts, text and calls. Blocks do not nest, so that a call which
+    begins before a thought has ended is none of its drafts: it runs, and the message is noted. The name
+    before the JSON may be missing; the one inside counts. A block with raw text for a tool is an error.
     """
 
     name: ClassVar[str] = "inkling"
@@ -79,7 +80,7 @@ class InklingParser(JSONBlockParser):
         return (yield from super().tail(reader, end))
 
     def _reason(self, reader: Reader, inside: int) -> Steps[int]:
-        """Step: read what the model thinks; the end of a call that follows is not that of the thought."""
+        """Step: read what the model thinks; a call that begins before its end is behind it."""
         closed = yield from self.closing(reader, self.think[1], inside, inside)
         opener, _ = reader.first(self._calling, inside)
         if 0 <= opener < closed:
