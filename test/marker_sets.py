@@ -24,7 +24,10 @@ MARKER_SETS = {
         "<end_of_image>", "<image_soft_token>", "<unused7>", "<start_function_call>", "<end_function_call>",
         "<start_function_response>", "<escape>",
     ),
-    "gemma4": ("<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>'),
+    "gemma4": (
+        "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>",
+        "<|tool>", "<tool|>", "<|channel>", "<channel|>", "<|think|>", '<|"|>', "<eos>",
+    ),
     "deepseek": (
         "<｜User｜>", "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜Assistant｜>",
         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>",
@@ -38,6 +41,9 @@ MARKER_SETS = {
         "<|im_user|>", "<|im_end|>", "[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]", "<|im_middle|>",
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
     ),
+    "kimi_k3": (
+        "<|open|>", "<|end_of_msg|>", "<|close|>", "<|sep|>", "<|kimi_image_placeholder|>", "[BOS]", "[EOS]",
+    ),
     "minimax": (
         "]~b]", "[e~[", "]~!b[", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
         "]<]image[>[", "]<]start of image[>[", "]<]speech[>[", "<fim_prefix>", "<reponame>", "<think>",
@@ -45,6 +51,10 @@ MARKER_SETS = {
     "seed_oss": (
         "<seed:bos>", "<seed:eos>", "<seed:pad>", "<seed:think>", "</seed:think>", "<seed:tool_call>",
         "</seed:tool_call>", "<seed:cot_budget_reflect>",
+    ),
+    "inkling": (
+        "<|message_user|>", "<|end_message|>", "<|message_model|>", "<|message_tool|>", "<|content_text|>",
+        "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|content_model_end_sampling|>",
     ),
     "harmony": (
         "<|start|>", "<|return|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>",

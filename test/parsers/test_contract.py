@@ -261,6 +261,108 @@ class TestReAct(ParserContract):
     markers = ("Action: f\n", "Action Input:", "Action Input: {}", "\nObservation:", "\nThought:", "Action:")
 
 
+class TestGemma4(ParserContract):
+    parser = get_parser("gemma4")
+    markers = (
+        "<|tool_call>", "<tool_call|>", "<|tool_call>call:f{", "call:f", "{a:", '<|"|>', ",b:1.5", "[",
+        "true}", "None", "<|channel>thought\n", "<|channel>", "<channel|>", "<|tool_response>",
+        "<tool_response|>", "<turn|>",
+    )  # fmt: skip
+    malformed = (
+        "<|tool_call>",
+        "<|tool_call><tool_call|>",
+        "<|tool_call>call:",
+        "<|tool_call>call:{}<tool_call|>",
+        "<|tool_call>call:f<tool_call|>",
+        "<|tool_call>call:f g{}<tool_call|>",
+        "<|tool_call>call:f(a:1)<tool_call|>",
+        "<|tool_call>f{a:1}<tool_call|>",
+        '<|tool_call>{"name": "f", "arguments": {}}<tool_call|>',
+        '<|tool_call>call:f{"a": 1}<tool_call|>',
+        "<|tool_call>call:f{a:1",
+        "<|tool_call>call:f{a:1<tool_call|>",
+        "<|tool_call>call:f{a:1}} <tool_call|>",
+        "<|tool_call>call:f{a:1,}<tool_call|>",
+        "<|tool_call>call:f{a:[1,]}<tool_call|>",
+        "<|tool_call>call:f{,a:1}<tool_call|>",
+        "<|tool_call>call:f{a}<tool_call|>",
+        "<|tool_call>call:f{:1}<tool_call|>",
+        "<|tool_call>call:f{a:}<tool_call|>",
+        "<|tool_call>call:f{a:word}<tool_call|>",
+        "<|tool_call>call:f{a:007}<tool_call|>",
+        "<|tool_call>call:f{a:1e999}<tool_call|>",
+        "<|tool_call>call:f{a:NaN}<tool_call|>",
+        "<|tool_call>call:f{a:" + "1" * 5000 + "}<tool_call|>",
+        "<|tool_call>call:f{a:[1}<tool_call|>",
+        "<|tool_call>call:f{a:{b:1]}<tool_call|>",
+        '<|tool_call>call:f{a:<|"|>text<tool_call|>',
+        '<|tool_call>call:f{a:<|"|>one<|"|> <|"|>two<|"|>}<tool_call|>',
+        "<|tool_call>call:f{a:" + "[" * 100_000,
+        "<|tool_call>call:f{a:" + "[" * 201 + "]" * 201 + "}<tool_call|>",
+        "<|tool_call>call:f{a:1} and more<tool_call|>",
+    )
+
+
+class TestFunctionGemma(ParserContract):
+    parser = get_parser("functiongemma")
+    markers = (
+        "<start_function_call>", "<end_function_call>", "call:f", "{a:", "<escape>", "}", "<end_of_turn>",
+        "<start_function_response>", "<end_function_response>",
+    )  # fmt: skip
+    malformed = (
+        "<start_function_call>call:f{a:<escape>text",
+        "<start_function_call>call:f{a:text}<end_function_call>",
+        '<start_function_call>call:f{a:<|"|>text<|"|>}<end_function_call>',
+    )
+
+
+class TestKimiK3(ParserContract):
+    parser = get_parser("kimi_k3")
+    markers = (
+        "<|open|>tools<|sep|>", "<|close|>tools<|sep|>", '<|open|>call tool="f" index="1"<|sep|>', "<|sep|>",
+        "<|close|>call<|sep|>", '<|open|>argument key="a" type="string"<|sep|>', "<|close|>argument<|sep|>",
+        '<|open|>argument key="a" type="number"<|sep|>1', "<|open|>json<|sep|>", "<|close|>json<|sep|>",
+        "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|end_of_msg|>", '<|open|>message role="tool"',
+        "<|open|>", "<|close|>",
+    )  # fmt: skip
+    malformed = (
+        "<|open|>tools<|sep|>",
+        "<|open|>tools<|sep|><|close|>tools<|sep|>",
+        "<|open|>call",
+        "<|open|>call<|sep|><|close|>call<|sep|>",
+        '<|open|>call index="1"<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="" index="1"<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="f" index=1<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|>',
+        '<|open|>call tool="f"<|sep|>text<|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>argument key="a"<|sep|>1<|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>argument type="string"<|sep|>1<|close|>argument<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>json type="object"<|sep|>{oops}<|close|>json<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>json<|sep|>[1]<|close|>json<|sep|><|close|>call<|sep|>',
+        '<|open|>call tool="f"<|sep|><|open|>json<|sep|>{"a": 1}<|close|>json<|sep|>',
+    )
+
+
+class TestInkling(ParserContract):
+    parser = get_parser("inkling")
+    markers = (
+        "<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>", "f", "<|content_thinking|>",
+        '{"name": "f", "args": {}}', "<|content_text|>", "<|content_model_end_sampling|>", "<|message_tool|>",
+        "<|message_user|>", "<|content_invoke_tool_text|>", "<|message_model|>f",
+    )  # fmt: skip
+    malformed = (
+        "<|content_invoke_tool_json|>",
+        "<|content_invoke_tool_json|><|end_message|>",
+        "<|message_model|>f<|content_invoke_tool_json|>{oops<|end_message|>",
+        '<|content_invoke_tool_json|>{"name": "", "args": {}}<|end_message|>',
+        '<|content_invoke_tool_json|>{"name": "f", "args": [1]}<|end_message|>',
+        '<|content_invoke_tool_json|>{"name": "f", "args": {"a": NaN}}<|end_message|>',
+        '<|content_invoke_tool_json|>{"name": "f", "args": {"a": "x"',
+        '<|content_invoke_tool_json|>{"name": "f", "args": {}} more<|end_message|>',
+        "<|message_model|>f<|content_invoke_tool_text|>do it<|end_message|>",
+    )
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

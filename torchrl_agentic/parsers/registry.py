@@ -18,13 +18,16 @@ from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.fence import FenceParser
+from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
+from torchrl_agentic.parsers.formats.inkling import InklingParser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
+from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
@@ -52,8 +55,12 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     DeepSeekV4Parser,
     GLM45Parser,
     KimiK2Parser,
+    KimiK3Parser,
     HarmonyParser,
     MiniMaxM2Parser,
+    Gemma4Parser,
+    FunctionGemmaParser,
+    InklingParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,

@@ -13,7 +13,8 @@ from torchrl_agentic.parsers.base import Tokenizer
 class Tokens:
     """The text of some tokens. exact: marker → the places at which it is one token.
 
-    A marker that the tokenizer does not have as a token is not in `exact`: its characters are all there is.
+    A marker that the tokenizer does not have as a token, nor another one that it begins with, is not in
+    `exact`: its characters are all there is.
     """
 
     def __init__(self, ids: Sequence[int], tokenizer: Tokenizer, markers: Sequence[str]) -> None:
@@ -24,7 +25,9 @@ class Tokens:
         # Where a marker begins or ends, the token is known: (place in the text, index of the token).
         self._anchors: list[tuple[int, int]] = [(0, 0)]
         self.exact: dict[str, list[int]] = {marker: [] for marker in known.values()}
-        if not self._place(known):
+        if self._place(known):
+            self.exact |= self._longer(markers)
+        else:
             self.exact, self._anchors = {}, [(0, 0)]
         self._anchors.append((len(self.text), len(self._ids)))
 
@@ -49,6 +52,15 @@ class Tokens:
             self._anchors += [(place, index), (at, index + 1)]
             start = index + 1
         return True
+
+    def _longer(self, markers: Sequence[str]) -> dict[str, list[int]]:
+        """Give the places of markers that are no token but begin with one: where that was sampled."""
+        return {
+            marker: [place for place in places if self.text.startswith(marker, place)]
+            for marker in markers
+            for token, places in self.exact.items()
+            if marker not in self.exact and marker.startswith(token)
+        }
 
     def _decoded(self, start: int, end: int) -> str:
         return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)

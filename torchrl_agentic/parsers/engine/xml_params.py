@@ -215,8 +215,8 @@ class XMLParamsParser(TextParser):
         pieces = text.split(self.parameter_end)[1:]
         return any(piece.lstrip().startswith((self.parameter, self.closer)) for piece in pieces)
 
-    def frame(self, name: str) -> Frame:
-        """Give what stands around the arguments in a call of this tool."""
+    def frame(self, name: str) -> Frame | None:
+        """Give what stands around the arguments in a call of this tool; None if no grammar can say it."""
         text = self.write(ParsedCall(name, {}, "call_0_0"))
         before, closer, after = text.rpartition(self.closer)
         return Frame(before, closer + after, self.style)

@@ -1,0 +1,275 @@
+"""Calls of Gemma 4 and FunctionGemma, whose values have a grammar of their own.
+
+Formats: the chat templates of Gemma 4, and https://ai.google.dev/gemma/docs/functiongemma.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, TypeAlias, cast
+
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ToolResult
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.json_blocks import JSONTextParser
+from torchrl_agentic.parsers.engine.jsontext import check_size
+from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
+
+# What stands bare, without the marks of a string: the name of an argument, a number, a constant.
+_BARE = re.compile(r"""[^:,{}\[\]<>"'\r\n]*+""")
+_NUMBER = re.compile(r"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+")
+_CONSTANTS: Mapping[str, JSON] = {"true": True, "false": False, "null": None}
+_PYTHON: Mapping[str, JSON] = {"True": True, "False": False, "None": None}
+_NAME = re.compile(r"[^\s<>{}\[\]():,\"']++")
+_PLAIN_KEY = re.compile(r"[\w.$-]++")
+_CALL = "call:"
+_Inside: TypeAlias = "dict[str, JSON] | list[JSON]"
+
+
+class Gemma4Parser(JSONTextParser):
+    """`<|tool_call>call:f{k:<|"|>v<|"|>,n:3}<tool_call|>`, any number of them.
+
+    Strings stand raw between their marks, names of arguments bare or as strings. `None` is read as null, and
+    noted: older chat templates write it. tolerance: "lenient" also reads a bare word as a string.
+
+    quote: the mark before and behind a string. thought: what the tag of a thought is followed by.
+    """
+
+    name: ClassVar[str] = "gemma4"
+    aliases = ("gemma-4", "diffusion_gemma")
+    models = "Gemma 4, DiffusionGemma"
+    example = '<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>'
+    stop = ("<|tool_response>", "<turn|>")
+    openers = ("<|tool_call>",)
+    closer = "<tool_call|>"
+    around = ("", "", "")
+    think = ("<|channel>", "<channel|>")
+    turn_end = ("<turn|>", "<eos>", "<|tool_response>")
+    forged = ("<|tool_response>", "<tool_response|>")
+    quote: ClassVar[str] = '<|"|>'
+    thought: ClassVar[str] = "thought"
+    shape = '<|tool_call>call:tool_name{argument:<|"|>text<|"|>,other:3}<tool_call|>'
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one call."""
+        at, notes = yield from self.begin(reader, start)
+        name, brace, more = yield from self._header(reader, at)
+        return (yield from self.named_call(reader, start, name, self._call(reader, brace, (*notes, *more))))
+
+    def _header(self, reader: Reader, at: int) -> Steps[tuple[str, int, tuple[str, ...]]]:
+        """Step: read the name of the tool; give it, where the arguments begin, and notes."""
+        markers = ("{", self.closer, *self.openers, *self.turn_end)
+        brace, marker = yield from reader.find_first(markers, at)
+        if brace < 0 or marker in self.turn_end:
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        if brace == at and marker == self.closer:
+            raise Unreadable("empty", "there is nothing between the tags", at)
+        prefix, colon, name = reader.text[at:brace].partition(":")
+        if not colon or prefix.strip() not in ("call", ""):
+            raise Unreadable("wrong_dialect", f"here a call is {_CALL}tool_name{{…}}", at)
+        name = name.strip()
+        if marker != "{" or not _NAME.fullmatch(name):
+            code = "missing_name" if not name or marker == "{" else "bad_arguments"
+            raise Unreadable(code, f"behind {_CALL} stand the name of the tool and {{", at)
+        return name, brace, () if prefix.strip() else ("missing_call_prefix",)
+
+    def _call(self, reader: Reader, brace: int, notes: tuple[str, ...]) -> Steps[tuple[Attempt, int]]:
+        args, end, more = yield from self._arguments(reader, brace)
+        check_size(reader.text, brace, end, self.limits)
+        end, unclosed = yield from self.tail(reader, end)
+        return Attempt(args=args, notes=(*notes, *more, *unclosed)), end
+
+    # The grammar of values. Each character is looked at once; what is nested waits in a list, not in calls.
+
+    def _arguments(self, reader: Reader, brace: int) -> Steps[tuple[Fields, int, tuple[str, ...]]]:
+        """Step: read the object that opens at a place; give it, where it ends, and notes."""
+        root: dict[str, JSON] = {}
+        opened: list[_Inside] = [root]
+        notes: dict[str, None] = {}
+        at, is_next = brace + 1, False
+        while True:
+            at = yield from self._next(reader, at)
+            inside, key = opened[-1], ""
+            if is_next or reader.text[at] != _end(inside):
+                if isinstance(inside, dict):
+                    key, at = yield from self._key(reader, at)
+                if reader.text[at] in "{[":
+                    if len(opened) >= self.limits.depth:
+                        reason = f"its values are nested deeper than {self.limits.depth}"
+                        raise Unreadable("too_deep", reason, at)
+                    opened.append({} if reader.text[at] == "{" else [])
+                    _put(inside, key, opened[-1])
+                    at, is_next = at + 1, False
+                    continue
+                value, at, note = yield from self._scalar(reader, at)
+                _put(inside, key, value)
+                notes.update(dict.fromkeys(note))
+                at = yield from self._next(reader, at)
+            while reader.text[at] == _end(opened[-1]):
+                opened.pop()
+                at += 1
+                if not opened:
+                    return root, at, tuple(notes)
+                at = yield from self._next(reader, at)
+            if reader.text[at] != ",":
+                raise Unreadable("not_literal", f"expecting ',' or '{_end(opened[-1])}'", at)
+            at, is_next = at + 1, True
+
+    def _next(self, reader: Reader, at: int) -> Steps[int]:
+        """Step: give the place of the next character that is no white space."""
+        at = yield from reader.skip(at)
+        if at == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        return at
+
+    def _key(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
+        """Step: read the name of an argument; give it and where its value begins."""
+        if (yield from reader.which((self.quote,), at)):
+            key, end = yield from self._string(reader, at)
+        else:
+            end = yield from self._bare_end(reader, at)
+            key = reader.text[at:end].strip()
+            if not key:
+                raise Unreadable("not_literal", "expecting the name of an argument, without quotes", at)
+        end = yield from self._next(reader, end)
+        if reader.text[end] != ":":
+            raise Unreadable("not_literal", "expecting ':' behind the name of an argument", end)
+        return key, (yield from self._next(reader, end + 1))
+
+    def _scalar(self, reader: Reader, at: int) -> Steps[tuple[JSON, int, tuple[str, ...]]]:
+        """Step: read a string, a number or a constant; give it, where it ends, and notes."""
+        if (yield from reader.which((self.quote,), at)):
+            value, end = yield from self._string(reader, at)
+            return value, end, ()
+        end = yield from self._bare_end(reader, at)
+        word = reader.text[at:end].strip()
+        if word in _CONSTANTS:
+            return _CONSTANTS[word], end, ()
+        if word in _PYTHON:
+            return _PYTHON[word], end, ("python_literals",)
+        if _NUMBER.fullmatch(word):
+            return _number(word, at), end, ()
+        if not word:
+            raise Unreadable("not_literal", "expecting a value", at)
+        if self.tolerance == "lenient":
+            return word, end, ("bare_string",)
+        raise Unreadable("not_literal", f"a string stands between {self.quote} and {self.quote}", at)
+
+    def _string(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
+        """Step: read a string; give it and where it ends."""
+        begin = at + len(self.quote)
+        # A marker that was sampled as a token is no part of a string; spelled out it may be.
+        ends = [marker for marker in (self.closer, *self.openers, *self.turn_end) if marker in reader.exact]
+        end, marker = yield from reader.find_first((self.quote, *ends), begin)
+        if marker != self.quote:
+            raise Unreadable("unclosed", f"a string has no {self.quote} at its end", begin)
+        return reader.text[begin:end], end + len(self.quote)
+
+    def _bare_end(self, reader: Reader, at: int) -> Steps[int]:
+        """Step: give where that ends which stands without marks."""
+        while (at := end_of(_BARE.match(reader.text, at), at)) == len(reader.text) and not reader.is_whole:
+            yield
+        return at
+
+    # Thoughts, and results that the model wrote
+
+    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
+        """Step: read what the model thinks, behind the name of the channel."""
+        inside = yield from reader.past_repeated(self.think[0], inside)
+        if self.thought and (yield from reader.which((self.thought,), inside)):
+            inside += len(self.thought)
+            inside += len((yield from reader.which(("\n",), inside)))
+        return (yield from super()._reason(reader, inside))
+
+    def _forgery(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: read a result that the model wrote itself; its opener at the end is where it stopped."""
+        inside = place + len(marker)
+        if marker == self.forged[0] and (yield from reader.skip(inside)) == len(reader.text):
+            return len(reader.text)
+        return (yield from super()._forgery(reader, place, marker))
+
+    # Writing
+
+    def control_markers(self) -> tuple[str, ...]:
+        """Return what must not come out of a tool: the marks of strings too."""
+        return (*super().control_markers(), self.quote)
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call as the model would.
+
+        Raises:
+            ValueError: The format cannot hold the name of the tool, or a string holds the mark of one.
+        """
+        if not _NAME.fullmatch(call.tool):
+            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+        return f"{self.openers[0]}{_CALL}{call.tool}{self._written(call.args)}{self.closer}"
+
+    def _written(self, value: JSON) -> str:
+        if isinstance(value, str):
+            if self.quote in value:
+                raise ValueError(f"the format has no escapes, and a string holds {self.quote}")
+            return f"{self.quote}{value}{self.quote}"
+        if isinstance(value, Mapping):
+            fields = cast("Fields", value).items()
+            return (
+                "{"
+                + ",".join(f"{self._written_key(key)}:{self._written(item)}" for key, item in fields)
+                + "}"
+            )
+        if isinstance(value, list | tuple):
+            return "[" + ",".join(map(self._written, cast("Sequence[JSON]", value))) + "]"
+        return json.dumps(value, allow_nan=False)
+
+    def _written_key(self, key: str) -> str:
+        return key if _PLAIN_KEY.fullmatch(key) else self._written(key)
+
+    def frame(self, name: str) -> None:
+        """Return None: xgrammar has no style for these values."""
+        del name
+
+    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
+        """Write the results as messages that name their tool; the template puts them into the same turn."""
+        return [
+            {**self.render_result(call.call_id, result), "name": call.tool}
+            for call, result in zip(calls, results, strict=True)
+        ]
+
+
+class FunctionGemmaParser(Gemma4Parser):
+    """`<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>`: the same with other markers."""
+
+    name: ClassVar[str] = "functiongemma"
+    aliases = ("function_gemma",)
+    models = "FunctionGemma"
+    example = "<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>"
+    stop = ("<start_function_response>", "<end_of_turn>")
+    openers = ("<start_function_call>",)
+    closer = "<end_function_call>"
+    think = ("<think>", "</think>")
+    turn_end = ("<end_of_turn>", "<eos>", "<start_function_response>")
+    forged = ("<start_function_response>", "<end_function_response>")
+    quote: ClassVar[str] = "<escape>"
+    thought: ClassVar[str] = ""
+    shape = "<start_function_call>call:tool_name{argument:<escape>text<escape>,other:3}<end_function_call>"
+
+
+def _end(inside: _Inside) -> str:
+    return "}" if isinstance(inside, dict) else "]"
+
+
+def _put(inside: _Inside, key: str, value: JSON) -> None:
+    if isinstance(inside, dict):
+        inside[key] = value
+    else:
+        inside.append(value)
+
+
+def _number(word: str, at: int) -> int | float:
+    try:
+        number = int(word) if word.lstrip("-").isdigit() else float(word)
+    except ValueError:  # an integer of more digits than Python converts
+        raise Unreadable("not_literal", "the number has too many digits", at) from None
+    if number in (float("inf"), float("-inf")):
+        raise Unreadable("not_literal", f"the number {word[:20]} is too large", at)
+    return number

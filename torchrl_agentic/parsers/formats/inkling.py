@@ -1,0 +1,112 @@
+"""Calls of Inkling, whose messages are blocks of typed content.
+
+Format: the control tokens of its tokenizer, and the `tml-renderers` package, which writes its prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
+from torchrl_agentic.parsers.engine.structural import Frame
+
+_BLOCK = "<|message_model|>"
+_CALL, _RAW_CALL = "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"
+_END = "<|content_model_end_sampling|>"
+_HEADER = re.compile(r"[^<\r\n]{0,256}+")
+
+
+class InklingParser(JSONBlockParser):
+    """`<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {…}}<|end_message|>`.
+
+    Every block ends with the same token: thoughts, text and calls. Blocks do not nest, so that a call which
+    begins before a thought has ended is none of its drafts: it runs, and the message is noted. The name
+    before the JSON may be missing; the one inside counts. A block with raw text for a tool is an error.
+    """
+
+    name: ClassVar[str] = "inkling"
+    models = "Inkling"
+    example = '<|content_invoke_tool_json|>{"name", "args"}<|end_message|>'
+    stop = (_END,)
+    openers = (_BLOCK, _CALL, _RAW_CALL)
+    closer = "<|end_message|>"
+    around = ("", "", "")
+    trigger = _CALL
+    arguments_key = "args"
+    think = ("<|content_thinking|>", "<|end_message|>")
+    turn_end = (_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>")
+    forged = ("<|message_tool|>", "<|end_message|>")
+    shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether the block that begins at `start` is a call; others are text or thoughts."""
+        if not reader.at(_BLOCK, start):
+            return True
+        end = begin = start + len(_BLOCK)
+        while (end := end_of(_HEADER.match(reader.text, begin), end)) == len(reader.text):
+            if reader.is_whole:
+                return False
+            yield
+        return bool((yield from reader.which((_CALL, _RAW_CALL), end)))
+
+    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+        """Step: read what stands before the JSON; give where that begins, and notes.
+
+        Raises:
+            Unreadable: The message ends there, or the call is raw text.
+        """
+        header = ""
+        if reader.at(_BLOCK, start):
+            begin = start + len(_BLOCK)
+            start = end_of(_HEADER.match(reader.text, begin), begin)
+            header = reader.text[begin:start].strip()
+        at, notes = yield from super().begin(reader, start)
+        if reader.at(_RAW_CALL, start):
+            raise Unreadable("wrong_dialect", f"a tool is called with JSON, behind {_CALL}", at, tool=header)
+        return at, notes
+
+    def tail(self, reader: Reader, end: int) -> Steps[tuple[int, tuple[str, ...]]]:
+        """Step: read what ends a block; the end of the whole message does too."""
+        after = yield from reader.skip(end)
+        if (yield from reader.which((_END,), after)):
+            return end, ()
+        return (yield from super().tail(reader, end))
+
+    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
+        """Step: read what the model thinks; a call that begins before its end is behind it."""
+        closed = yield from self.closing(reader, self.think[1], inside, inside)
+        opener, _ = reader.first(self._calling, inside)
+        if 0 <= opener < closed:
+            reader.note("unclosed_reasoning")
+            return inside
+        return (yield from super()._reason(reader, inside))
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call as the model would.
+
+        Raises:
+            ValueError: The name of the tool cannot stand before the JSON.
+        """
+        if not call.tool.strip() or not _HEADER.fullmatch(call.tool):
+            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+        body = dumps({"name": call.tool, self.arguments_key: call.args})
+        return f"{_BLOCK}{call.tool}{_CALL}{body}{self.closer}"
+
+    def frame(self, name: str) -> Frame | None:
+        """Give what stands around the arguments, from the token on that tells calls from other blocks."""
+        frame = super().frame(name)
+        return frame and replace(frame, before=frame.before[frame.before.index(_CALL) :])
+
+    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
+        """Write the results as messages that name their tool, who is their author in the prompt."""
+        return [
+            {**self.render_result(call.call_id, result), "name": call.tool}
+            for call, result in zip(calls, results, strict=True)
+        ]

@@ -1,0 +1,160 @@
+"""Calls of Kimi K3, in elements that three control tokens make. Format: its chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ToolResult
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.jsontext import check_size, read_arguments
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.typed import kinds_of
+from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
+
+_OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
+_ATTRIBUTE = re.compile(r'\s++(\w++)="([^"]*+)"')
+_BLANKS = re.compile(r"\s*+")
+_JSON, _JSON_END = f"{_OPEN}json", f"{_CLOSE}json{_SEP}"
+
+
+class KimiK3Parser(XMLParamsParser):
+    """`<|open|>call tool="f" index="1"<|sep|>`, then an element per argument, in a channel called `tools`.
+
+    Each argument says its type: strings stand raw, the rest is JSON. In place of arguments a call may hold
+    one element with a JSON object. Text has a channel of its own, `response`, whose tags stay in the text.
+    """
+
+    name: ClassVar[str] = "kimi_k3"
+    aliases = ("kimi-k3", "kimik3")
+    models = "Kimi K3"
+    example = '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>…'
+    stop = ("<|end_of_msg|>",)
+    section = (f"{_OPEN}tools{_SEP}", f"{_CLOSE}tools{_SEP}")
+    around = (section[0], "", section[1])
+    openers = (f"{_OPEN}call",)
+    closer = f"{_CLOSE}call{_SEP}"
+    parameter, parameter_end = f"{_OPEN}argument", f"{_CLOSE}argument{_SEP}"
+    think = (f"{_OPEN}think{_SEP}", f"{_CLOSE}think{_SEP}")
+    turn_end = ("<|end_of_msg|>",)
+    forged = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
+    shape = (
+        f'{section[0]}{openers[0]} tool="tool_name" index="1"{_SEP}{parameter} key="argument" type="string"'
+        f"{_SEP}value{parameter_end}{closer}{section[1]}"
+    )
+
+    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+        """Step: read the name of the tool."""
+        attributes, end = yield from self._tag(reader, start, self.openers[0], "tool")
+        return attributes["tool"], end
+
+    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
+        """Step: read the opening tag of an argument."""
+        attributes, end = yield from self._tag(reader, start, self.parameter, "key")
+        kind = attributes.get("type")
+        return Parameter(attributes["key"], end, None if kind is None else kind == "string")
+
+    def _tag(self, reader: Reader, start: int, tag: str, name: str) -> Steps[tuple[dict[str, str], int]]:
+        begin = at = start + len(tag)
+        closed = yield from reader.find(_SEP, begin)
+        if closed < 0:
+            raise Unreadable("unclosed", f"{tag} has no {_SEP}", begin)
+        attributes: dict[str, str] = {}
+        while match := _ATTRIBUTE.match(reader.text, at, closed):
+            attributes[match[1]] = match[2].replace("&quot;", '"').replace("&amp;", "&")
+            at = match.end()
+        if not attributes.get(name, "").strip():
+            raise Unreadable("missing_name", f'{tag} has no {name}="…"', begin)
+        if not _BLANKS.fullmatch(reader.text, at, closed):
+            raise Unreadable("extra_data", f"expecting {_SEP}", at)
+        return attributes, closed + len(_SEP)
+
+    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+        body = yield from reader.skip(at)
+        if not (yield from reader.which((_JSON,), body)):
+            return (yield from super()._read_arguments(reader, at, schema))
+        begin = yield from reader.find(_SEP, body)
+        if begin < 0:
+            raise Unreadable("unclosed", f"{_JSON} has no {_SEP}", body)
+        begin = yield from reader.skip(begin + len(_SEP))
+        value, end = yield from reader.json(begin, (_JSON_END,))
+        check_size(reader.text, begin, end, self.limits)
+        for marker in (_JSON_END, self.closer):
+            end = yield from reader.skip(end)
+            if not (yield from reader.which((marker,), end)):
+                code = "unclosed" if end == len(reader.text) else "extra_data"
+                raise Unreadable(code, f"expecting {marker}", end)
+            end += len(marker)
+        try:
+            args, notes = read_arguments(value, self.limits)
+        except Unreadable as error:
+            error.at, error.end = begin, end
+            raise
+        return Attempt(args=args, notes=notes), end
+
+    def control_markers(self) -> tuple[str, ...]:
+        """Return what must not come out of a tool: the tokens of which all tags are made."""
+        return (_OPEN, _CLOSE, _SEP, self.parameter, self.parameter_end, *super().control_markers())
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the channel around it.
+
+        Raises:
+            ValueError: The format cannot hold a name, or a value.
+        """
+        values = "".join(
+            f"{self.parameter}{_attributes(key=name, type=_kind(value))}"
+            f"{self.raw(name, value)}{self.parameter_end}"
+            for name, value in call.args.items()
+        )
+        return (
+            f"{self.openers[0]}{_attributes(tool=call.tool, index=str(call.index + 1))}{values}{self.closer}"
+        )
+
+    def render_calls(self, calls: Sequence[ParsedCall]) -> str:
+        """Write several calls as one message would hold them, counted from 1."""
+        return super().render_calls([replace(call, index=index) for index, call in enumerate(calls)])
+
+    def raw(self, name: str, value: JSON) -> str:
+        """Write the value of an argument.
+
+        Raises:
+            ValueError: It holds what would end it.
+        """
+        text = super().raw(name, value)
+        if self.parameter in text or self.openers[0] in text:
+            raise ValueError(f"the value of {name!r} holds tags of the format, which has no escapes")
+        return text
+
+    def frame(self, name: str) -> None:
+        """Return None: xgrammar has no style for arguments that say their types."""
+        del name
+
+    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
+        """Write the results as messages that name their tool, as the chat template wants it."""
+        return [
+            {**self.render_result(call.call_id, result), "name": call.tool}
+            for call, result in zip(calls, results, strict=True)
+        ]
+
+
+def _kind(value: JSON) -> str:
+    """Return what the format calls the type of a value."""
+    return kinds_of(value)[-1]
+
+
+def _attributes(**attributes: str) -> str:
+    """Write attributes, and the end of the tag.
+
+    Raises:
+        ValueError: One is empty, or holds the end of the tag.
+    """
+    for value in attributes.values():
+        if not value.strip() or _SEP in value:
+            raise ValueError(f"the format cannot hold the name {value!r}")
+    written = (
+        (name, value.replace("&", "&amp;").replace('"', "&quot;")) for name, value in attributes.items()
+    )
+    return "".join(f' {name}="{value}"' for name, value in written) + _SEP
