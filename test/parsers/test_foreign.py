@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from torchrl_agentic.messages import ParseResult
-from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
+from torchrl_agentic.parsers import ALIASES, PARSERS
 from torchrl_agentic.parsers.base import schemas_of
 
 CASES = Path(__file__).parents[3] / "shared" / "data" / "foreign_parser_cases.jsonl"

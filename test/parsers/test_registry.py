@@ -4,6 +4,7 @@ import pytest
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
+from torchrl_agentic.parsers.formats.api_messages import warn_of_harmony
 from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
 
@@ -30,7 +31,8 @@ def test_a_format_that_only_an_engine_reads_asks_for_that_engine(monkeypatch):
         get_parser("dots", tokenizer=byte_tokenizer())
 
 
-def test_the_name_that_vllm_gives_to_harmony_is_explained(caplog):
+def test_the_name_that_vllm_gives_to_harmony_is_explained_once(caplog):
+    warn_of_harmony.cache_clear()
     result = get_parser("openai").parse('<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>')
     assert result.notes == ("harmony_text",)
     assert "parser 'harmony'" in caplog.text

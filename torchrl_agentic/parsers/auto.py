@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -224,8 +225,13 @@ def _likely(
 
 
 def _is_read(result: ParseResult, call: ParsedCall) -> bool:
-    """Whether one call was found, with the same values; True is not 1 here."""
-    return [(c.tool, dumps(c.args), c.error) for c in result.calls] == [(call.tool, dumps(call.args), None)]
+    """Whether one call was found, with the same values, in any order; True is not 1 here."""
+    found = [(one.tool, _sorted(one.args), one.error) for one in result.calls]
+    return found == [(call.tool, _sorted(call.args), None)]
+
+
+def _sorted(args: Mapping[str, JSON]) -> str:
+    return json.dumps(args, sort_keys=True)
 
 
 def check_parser(

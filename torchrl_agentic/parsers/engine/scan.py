@@ -28,10 +28,11 @@ class TextScanner(ToolCallParser):
     """The part of a `TextParser` that goes over a message.
 
     openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
-    around all calls of a message in some formats. think: the tags of reasoning. turn_end: tokens that end the
-    message. forged: the tags of results, which a model may write too; nothing between them is a call.
-    fences_are_text: whether a call in a Markdown fence is an example. shape: what a right call looks like,
-    for error messages.
+    around all calls of a message in some formats. think: the tags of reasoning. think_end_proves: whether the
+    end of a thought that nothing has begun shows that the prompt began it; not where that tag ends other
+    things too. turn_end: tokens that end the message. forged: the tags of results, which a model may write
+    too; nothing between them is a call. fences_are_text: whether a call in a Markdown fence is an example.
+    shape: what a right call looks like, for error messages.
 
     parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it with an
     "error", or "execute" it. After one that never closes a call is a call, as models in training write it.
@@ -44,6 +45,7 @@ class TextScanner(ToolCallParser):
     closer: ClassVar[str] = ""
     section: ClassVar[tuple[str, str]] = ("", "")
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+    think_end_proves: ClassVar[bool] = True
     turn_end: ClassVar[tuple[str, ...]] = ()
     forged: tuple[str, str] = ("", "")
     fences_are_text: ClassVar[bool] = True
@@ -85,7 +87,7 @@ class TextScanner(ToolCallParser):
         An end that is part of an argument of a call proves nothing.
         """
         think, think_end = self.think
-        if reader.reasoning_open or not think_end or (closed := reader.seek(think_end, 0)) < 0:
+        if reader.reasoning_open or not self.think_end_proves or (closed := reader.seek(think_end, 0)) < 0:
             return False
         if 0 <= reader.seek(think, 0) < closed:
             return False

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def _warn_of_harmony() -> None:
+def warn_of_harmony() -> None:
     """Say once that the text is GPT-OSS's own, as from an engine whose parser of that name reads it."""
     logger.warning(
         "parser 'openai' reads messages of an API, whose calls are apart from the text; this is text of "
@@ -66,7 +66,7 @@ class OpenAIToolCallParser(ToolCallParser):
         text = content_text(cast("Content", message.get("content")))
         calls = number(structured_attempts(message, self.limits), turn)
         if not calls and "<|channel|>" in text:
-            _warn_of_harmony()
+            warn_of_harmony()
             return ParseResult(text, calls, response, notes=("harmony_text",))
         return ParseResult(text, calls, response)
 

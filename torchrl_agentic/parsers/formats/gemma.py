@@ -45,6 +45,7 @@ class Gemma4Parser(JSONTextParser):
     closer = "<tool_call|>"
     around = ("", "", "")
     think = ("<|channel>", "<channel|>")
+    think_end_proves = False
     turn_end = ("<turn|>", "<eos>", "<|tool_response>")
     forged = ("<|tool_response>", "<tool_response|>")
     quote: ClassVar[str] = '<|"|>'
@@ -247,6 +248,7 @@ class FunctionGemmaParser(Gemma4Parser):
     openers = ("<start_function_call>",)
     closer = "<end_function_call>"
     think = ("<think>", "</think>")
+    think_end_proves = True
     turn_end = ("<end_of_turn>", "<eos>", "<start_function_response>")
     forged = ("<start_function_response>", "<end_function_response>")
     quote: ClassVar[str] = "<escape>"

@@ -63,7 +63,7 @@ class HarmonyParser(TextParser):
     stop = (CALL, RETURN)
     openers = (START, CHANNEL, MESSAGE)
     closer = CALL
-    think = ("", "")
+    think_end_proves = False
     turn_end = (END, RETURN)
     fences_are_text = False
     around = ("", f"{START}assistant", "")

@@ -41,6 +41,7 @@ class InklingParser(JSONBlockParser):
     trigger = _CALL
     arguments_key = "args"
     think = ("<|content_thinking|>", "<|end_message|>")
+    think_end_proves = False
     turn_end = (_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>")
     forged = ("<|message_tool|>", "<|end_message|>")
     shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
