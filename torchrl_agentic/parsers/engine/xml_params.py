@@ -80,7 +80,9 @@ class XMLParamsParser(TextParser):
             stop, at, is_closed = yield from self._value_end(reader, parameter, schema, args)
             if not is_closed:
                 notes = (*notes, "unclosed_parameter")
-            args[parameter.name] = self._value(reader.text[parameter.value_at : stop], parameter, schema)
+            written = reader.text[parameter.value_at : stop]
+            args[parameter.name], odd = self._value(written, parameter, schema)
+            notes += tuple(note for note in odd if note not in notes)
         if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
             raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
         if reader.at("{", at):
@@ -180,13 +182,19 @@ class XMLParamsParser(TextParser):
             if not section or (self.around[0] and marker in self.openers):
                 return place
 
-    def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> JSON:
+    def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> tuple[JSON, tuple[str, ...]]:
+        """Return the value of an argument, and notes."""
         if self.strip_newlines:
             newline = "\r\n" if text.startswith("\r\n") else "\n"
             text = text.removeprefix(newline).removesuffix(newline)
-        if parameter.is_string is not None:
-            return text if parameter.is_string else json_or_text(text, self.limits)
-        return typed_value(text, types_of(property_schema(schema, parameter.name), schema), self.limits)
+        if parameter.is_string:
+            return text, ()
+        types, is_odd = types_of(property_schema(schema, parameter.name), schema)
+        value, is_python = typed_value(text, types, self.limits)
+        if parameter.is_string is False and not is_python:
+            return json_or_text(text, self.limits), ()
+        notes = {"odd_schema_type": is_odd, "python_literals": is_python}
+        return value, tuple(note for note, applies in notes.items() if applies)
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
