@@ -18,8 +18,12 @@ _USER = {"role": "user", "content": "hello"}
 _SENTINEL = "sentinel_tool"
 _SCHEMA = {
     "type": "object",
-    "properties": {"text": {"type": "string"}, "count": {"type": "integer"}},
-    "required": ["text", "count"],
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "line": {"type": "string", "const": "line\n"},
+    },
+    "required": ["text", "count", "line"],
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
@@ -32,13 +32,16 @@ class XMLParamsParser(TextParser):
     which prints one survives. A parameter without a closer ends before the next one if the tool has that one,
     which is noted. A new call at the start of a line ends an unfinished one, which is an error.
 
-    parameter, parameter_end: how the tag of an argument begins, and what closes it. strip_newlines: whether
-    the first and the last newline of a value belong to the format. style: xgrammar's name of it.
+    parameter, parameter_end: how the tag of an argument begins, and what closes it. newlines: whether the
+    first and the last newline of a value are "data", or belong to the format, "each" or only as a "pair".
+    own_lines: whether each parameter begins a line, so that the newline before it is never data. style:
+    xgrammar's name of the format.
     """
 
     parameter: ClassVar[str] = ""
     parameter_end: ClassVar[str] = ""
-    strip_newlines: ClassVar[bool] = False
+    newlines: ClassVar[Literal["data", "each", "pair"]] = "data"
+    own_lines: ClassVar[bool] = False
     style: ClassVar[str] = ""
 
     @abstractmethod
@@ -81,7 +84,10 @@ class XMLParamsParser(TextParser):
             if not is_closed:
                 notes = (*notes, "unclosed_parameter")
             written = reader.text[parameter.value_at : stop]
-            args[parameter.name], odd = self._value(written, parameter, schema)
+            text = self.unwrapped(written)
+            if text == written and self.own_lines and not is_closed:
+                text = text.removesuffix("\n").removesuffix("\r")
+            args[parameter.name], odd = self._value(text, parameter, schema)
             notes += tuple(note for note in odd if note not in notes)
         if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
             raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
@@ -144,14 +150,14 @@ class XMLParamsParser(TextParser):
     ) -> Steps[int]:
         """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
 
-        Where values have lines of their own, it must too.
+        Where parameters begin lines, it must too.
         """
         properties = fields_of((schema or {}).get("properties"))
         while (
             properties and (found := reader.seek(self.parameter, at)) >= 0 and (before < 0 or found < before)
         ):
             at = found + len(self.parameter)
-            if self.strip_newlines and reader.text[found - 1] != "\n":
+            if self.own_lines and reader.text[found - 1] != "\n":
                 continue
             try:
                 name = (yield from self.read_parameter(reader, found)).name
@@ -182,11 +188,16 @@ class XMLParamsParser(TextParser):
             if not section or (self.around[0] and marker in self.openers):
                 return place
 
+    def unwrapped(self, text: str) -> str:
+        """Return what stands between the tags of an argument without the newlines of the format."""
+        newline = "\r\n" if text.startswith("\r\n") else "\n"
+        if self.newlines == "each":
+            return text.removeprefix(newline).removesuffix(newline)
+        is_pair = len(text) > len(newline) and text.startswith(newline) and text.endswith(newline)
+        return text[len(newline) : -len(newline)] if is_pair and self.newlines == "pair" else text
+
     def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> tuple[JSON, tuple[str, ...]]:
         """Return the value of an argument, and notes."""
-        if self.strip_newlines:
-            newline = "\r\n" if text.startswith("\r\n") else "\n"
-            text = text.removeprefix(newline).removesuffix(newline)
         if parameter.is_string:
             return text, ()
         types, is_odd = types_of(property_schema(schema, parameter.name), schema)
