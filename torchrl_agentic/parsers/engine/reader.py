@@ -44,14 +44,16 @@ class Reader:
 
     text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
     exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
-    where the section was opened that the next attempt is the first of. drafts: what to do with calls while
+    where the section was opened that the next attempt is the first of. in_section: whether a section is open.
+    drafts: what to do with calls while
     those of a closed thought are read. futile: how often something was looked for in vain, where that has to
     end. margin: where the last thought ended. unclosed_fences: see `fences`.
     """
 
     __slots__ = (
-        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "is_live",
-        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "text", "tools", "unclosed_fences",
+        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "in_section",
+        "is_live", "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "text", "tools",
+        "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +77,7 @@ class Reader:
         self.notes: list[str] = []
         self.events: list[Event] = []
         self.opened_at: int | None = None
+        self.in_section = False
         self.drafts: str = ""
         self.futile = 0
         self.margin = 0

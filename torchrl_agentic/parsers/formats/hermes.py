@@ -1,4 +1,4 @@
-"""Calls as JSON between `<tool_call>` tags: Hermes 2 and 3, Qwen2.5, Qwen3, Granite 4.0 and others. The default.
+"""Calls as JSON between `<tool_call>` tags: Hermes 2 and 3, Qwen2.5, Qwen3, and other models. The default.
 
 Format: https://github.com/NousResearch/Hermes-Function-Calling, and the chat templates of Qwen2.5 and Qwen3.
 """

@@ -24,7 +24,7 @@ class InvokeParser(XMLParamsParser):
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
         """Step: whether it stands in a section or at a line start; elsewhere it is prose about calls."""
-        return reader.opened_at is not None or reader.is_line_start(start)
+        return reader.in_section or reader.is_line_start(start)
         yield
 
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
