@@ -34,14 +34,16 @@ class XMLParamsParser(TextParser):
 
     parameter, parameter_end: how the tag of an argument begins, and what closes it. newlines: whether the
     first and the last newline of a value are "data", or belong to the format, "each" or only as a "pair".
-    own_lines: whether each parameter begins a line, so that the newline before it is never data. style:
-    xgrammar's name of the format.
+    own_lines: whether each parameter begins a line, so that the newline before it is never data. markup:
+    what all tags of the format hold, and no value: a value with it ends at the next argument, or is an error.
+    style: xgrammar's name of the format.
     """
 
     parameter: ClassVar[str] = ""
     parameter_end: ClassVar[str] = ""
     newlines: ClassVar[Literal["data", "each", "pair"]] = "data"
     own_lines: ClassVar[bool] = False
+    markup: ClassVar[str] = ""
     style: ClassVar[str] = ""
 
     @abstractmethod
@@ -84,6 +86,8 @@ class XMLParamsParser(TextParser):
             if not is_closed:
                 notes = (*notes, "unclosed_parameter")
             written = reader.text[parameter.value_at : stop]
+            if self.markup and self.markup in written:
+                raise self._holds_markup(reader.text, parameter)
             text = self.unwrapped(written)
             if text == written and self.own_lines and not is_closed:
                 text = text.removesuffix("\n").removesuffix("\r")
@@ -150,11 +154,14 @@ class XMLParamsParser(TextParser):
     ) -> Steps[int]:
         """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
 
-        Where parameters begin lines, it must too.
+        Where parameters begin lines, it must too. Where no value holds markup, an unknown tool has any.
         """
         properties = fields_of((schema or {}).get("properties"))
+        takes_any = bool(self.markup) and schema is None
         while (
-            properties and (found := reader.seek(self.parameter, at)) >= 0 and (before < 0 or found < before)
+            (properties or takes_any)
+            and (found := reader.seek(self.parameter, at)) >= 0
+            and (before < 0 or found < before)
         ):
             at = found + len(self.parameter)
             if self.own_lines and reader.text[found - 1] != "\n":
@@ -163,7 +170,7 @@ class XMLParamsParser(TextParser):
                 name = (yield from self.read_parameter(reader, found)).name
             except Unreadable:
                 continue
-            if name in properties and name != known[0] and name not in known[1]:
+            if (takes_any or name in (properties or ())) and name != known[0] and name not in known[1]:
                 return found
         return -1
 
@@ -187,6 +194,14 @@ class XMLParamsParser(TextParser):
                 return place
             if not section or (self.around[0] and marker in self.openers):
                 return place
+
+    def _holds_markup(self, text: str, parameter: Parameter) -> Unreadable:
+        at = text.index(self.markup, parameter.value_at)
+        while text[at - 1] in "</" and at > parameter.value_at:
+            at -= 1
+        name = shortened(parameter.name, 40)
+        reason = f"the value of {name} holds {self.markup}, or has no {self.parameter_end}"
+        return Unreadable("unclosed", reason, at)
 
     def unwrapped(self, text: str) -> str:
         """Return what stands between the tags of an argument without the newlines of the format."""
@@ -228,6 +243,8 @@ class XMLParamsParser(TextParser):
         return text
 
     def _would_end(self, text: str) -> bool:
+        if self.markup and self.markup in text:
+            return True
         opening = self.section[0] if self.section[0] else self.openers[0]
         if f"\n{self.parameter}" in f"\n{text}" or f"\n{opening}" in f"\n{text}":
             return True
