@@ -46,7 +46,7 @@ def _entries(result: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("noise", ["ok", "I save it, then load it:\n", "1. ", "```json\n", "a > b"])
+@pytest.mark.parametrize("noise", ["ok", "I save it, then load it:\n", "1. ", "```json\n", "a > b", "<eos>"])
 def test_prose_before_the_first_call_stays_text(name: str, noise: str):
     opener, first, second, closer = _parts(name)
     result = _read(name, f"Well. {opener} {noise} {first}\n{second}{closer}")
@@ -82,9 +82,12 @@ def test_a_section_of_prose_alone_is_one_error(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_in_another_dialect_is_an_attempt_of_its_own(name: str):
+@pytest.mark.parametrize(
+    "odd",
+    ['{"name": "save", "arguments": {}}', '[save(body="v")]', '<call name="save"/>', "save<key>body</key>"],
+)
+def test_a_call_in_another_dialect_is_an_attempt_of_its_own(name: str, odd: str):
     opener, first, second, closer = _parts(name)
-    odd = '{"name": "save", "arguments": {}}'
     assert _entries(_read(name, f"{opener}{odd}\n{first}\n{second}{closer}")) == [
         "wrong_dialect", FIRST, SECOND
     ]  # fmt: skip

@@ -14,6 +14,8 @@ from torchrl_agentic.parsers.engine.fences import FENCES, closed_fence
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
 
 _SHORT = 4096
+_SIGNS_OF_CALLS = ("{", "</", '="', "<function=")
+"""What calls in some dialect hold, and prose between two markers does not."""
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
 
@@ -290,16 +292,17 @@ class TextScanner(ToolCallParser):
         What stands there from `start` on may also be a call in another dialect, which may hold an opener as
         data: then a call begins a line, or follows a closer.
         """
-        closer, at, is_prose = self.closer or "\n", start, False
+        closers = tuple(filter(None, (self.closer,)))
+        at, is_prose = start, False
         while True:
             place, marker = yield from reader.find_first(self._ends_prose, at)
             text = reader.text
             if marker not in self.openers:
                 return -1, False
             if at == start:
-                is_prose = text[start] not in "[<" and text.find("{", start, place) < 0
-                is_prose = is_prose and text.find(closer, start, place) < 0
-            if is_prose or text[max(start, place - 32) : place].rstrip(" \t\r").endswith(("\n", closer)):
+                signs = (*_SIGNS_OF_CALLS, *closers)
+                is_prose = text[start] != "[" and all(text.find(sign, start, place) < 0 for sign in signs)
+            if is_prose or text[max(start, place - 32) : place].rstrip(" \t\r").endswith(("\n", *closers)):
                 return place, is_prose
             at = place + len(marker)
 
