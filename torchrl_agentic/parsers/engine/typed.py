@@ -12,7 +12,7 @@ from torchrl_agentic.parsers.engine.jsontext import decode_any, fits
 from torchrl_agentic.parsers.engine.literals import LiteralReader
 from torchrl_agentic.tidy import TYPES, meant_types
 
-_ORDER = ("null", "integer", "number", "boolean", "object", "array")
+_NO_STRINGS = frozenset(("null", "integer", "number", "boolean", "object", "array"))
 _WORDS: dict[str, JSON] = {"true": True, "false": False, "none": None, "null": None}
 _MAX_REFERENCES = 16
 
@@ -143,17 +143,17 @@ def typed_value(text: str, types: frozenset[str] | None, limits: Limits) -> tupl
     Returns:
         The value, and whether it was read as a Python literal.
     """
-    if types is not None and not types & set(_ORDER):
+    if types is not None and types.isdisjoint(_NO_STRINGS):
         return text, False
     value = json_or_text(text, limits)
     if types is None:
         return (text if isinstance(value, str) else value), False
-    if not isinstance(value, str) and types & set(kinds_of(value)):
+    if not isinstance(value, str) and not types.isdisjoint(kinds_of(value)):
         # "007" and " 5" are what a string may be, and JSON does not have the first at all.
         return (value if "string" not in types or text == text.strip() else text), False
     if "string" not in types:
         literal = _python_literal(text, limits)
-        if literal is not None and types & set(kinds_of(literal[0])):
+        if literal is not None and not types.isdisjoint(kinds_of(literal[0])):
             return literal[0], True
     return text, False
 

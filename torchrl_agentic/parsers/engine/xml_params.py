@@ -92,7 +92,8 @@ class XMLParamsParser(TextParser):
             if text == written and self.own_lines and not is_closed:
                 text = text.removesuffix("\n").removesuffix("\r")
             args[parameter.name], odd = self._value(text, parameter, schema)
-            notes += tuple(note for note in odd if note not in notes)
+            if odd:
+                notes += tuple(note for note in odd if note not in notes)
         if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
             raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
         if reader.at("{", at):
@@ -219,8 +220,9 @@ class XMLParamsParser(TextParser):
         value, is_python = typed_value(text, types, self.limits)
         if parameter.is_string is False and not is_python:
             return json_or_text(text, self.limits), ()
-        notes = {"odd_schema_type": is_odd, "python_literals": is_python}
-        return value, tuple(note for note, applies in notes.items() if applies)
+        if not is_odd and not is_python:
+            return value, ()
+        return value, (("odd_schema_type",) if is_odd else ()) + (("python_literals",) if is_python else ())
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
