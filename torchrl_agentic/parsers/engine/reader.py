@@ -211,6 +211,8 @@ class Reader:
     def is_line_start(self, place: int) -> bool:
         """Whether only blanks stand before a place on its line, or behind the last attempt or thought."""
         covered = max(self.covered, self.margin)
+        if place < covered:  # in a thought that has been read
+            covered = self.covered
         while place > covered and self.text[place - 1] in " \t\r\ufeff":
             place -= 1
         return place == covered or self.text[place - 1] == "\n"
