@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias, cast
 from urllib.parse import unquote
@@ -37,17 +38,63 @@ ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
 ))  # fmt: skip
 """Keywords that do not affect validation."""
+TYPES = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
+"""The types of JSON Schema."""
+MEANT_TYPES: Mapping[str, str | None] = {
+    "str": "string", "text": "string", "char": "string", "varchar": "string",
+    "int": "integer", "int32": "integer", "int64": "integer", "uint": "integer", "long": "integer",
+    "short": "integer", "bigint": "integer",
+    "num": "number", "float": "number", "float32": "number", "float64": "number", "double": "number",
+    "decimal": "number",
+    "bool": "boolean",
+    "list": "array", "tuple": "array", "arr": "array", "arraylist": "array", "set": "array",
+    "dict": "object", "dictionary": "object", "map": "object", "mapping": "object", "hashmap": "object",
+    "none": "null", "nonetype": "null",
+    "any": None,
+}  # fmt: skip
+"""Type names of other languages, in lower case → the type of JSON Schema; None: any type."""
+_GENERIC = re.compile(r"[\[<(]")
 _ANCHORS = frozenset(("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"))
 _ROOT_ONLY = frozenset((*DEFINITIONS, "$schema", "$id", "$vocabulary"))
 _REF_ALONE = ("draft-04/", "draft-06/", "draft-07/")
 """Dialects that ignore the keywords beside `$ref`."""
 
 
+def meant_types(kind: JSON) -> JSON:
+    """Translate the value of the keyword `type` into JSON Schema.
+
+    Args:
+        kind: A name, such as `float`, `dict` or `STRING`, or a list of names. What a generic type holds is
+            ignored: `list[str]` means `array`.
+
+    Returns:
+        A name, or a list of names; None if any type is allowed. Unknown names and other values stay.
+    """
+    if isinstance(kind, str):
+        return _meant_type(kind)
+    if not isinstance(kind, list):
+        return kind
+    names: list[JSON] = []
+    for name in cast("list[JSON]", kind):
+        meant = _meant_type(name) if isinstance(name, str) else name
+        if meant is None and name is not None:
+            return None
+        if meant not in names:
+            names.append(meant)
+    return names
+
+
+def _meant_type(name: str) -> str | None:
+    bare = name if name in TYPES else _GENERIC.split(name.lower(), maxsplit=1)[0].strip()
+    return bare if bare in TYPES else MEANT_TYPES.get(bare, name)
+
+
 def tidy(schema: Schema) -> dict[str, JSON]:
     """Simplify a schema for a prompt; the result accepts the same values.
 
     Replaces references by their definitions, because chat templates do not follow `$ref`, and drops generated
-    titles, keywords that are None, and definitions that nothing refers to. Keeps a reference together with
+    titles, keywords that are None, and definitions that nothing refers to. Translates types that JSON Schema
+    does not have, such as `float` and `dict` (`MEANT_TYPES`). Keeps a reference together with
     its definition where it recurs, where it involves `$id`, anchors or dynamic references, and beyond
     `MAX_INLINED` subschemas. Keywords beside `$ref` apply as well as the definition, except in draft-07 and
     older, which ignore them.
@@ -254,7 +301,10 @@ def _keywords(node: Schema) -> Iterator[tuple[str, JSON]]:
             continue  # chat APIs write `"enum": null` for no enum
         if key == "title" and isinstance(value, str):
             continue
-        yield key, value
+        if key != "type":
+            yield key, value
+        elif (types := meant_types(value)) is not None:
+            yield key, types
 
 
 def children_of(node: Schema) -> Iterator[tuple[Path, JSON]]:

@@ -383,3 +383,12 @@ def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     ]
     assert outputs[0] == outputs[1]
     assert "call_1_0" in outputs[0]
+
+
+class TestMiMo(ParserContract):
+    parser = get_parser("mimo")
+    markers = (
+        "<tool_call>\n", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>\n",
+        "<tool_call>\n<function=f>\n<parameter=a>", "<parameter=", ">", "\n\n", XML_CALL,
+    )  # fmt: skip
+    malformed = ("<tool_call>\n<function=f>\n<parameter=a>1", "<tool_call>{}</tool_call>")

@@ -168,3 +168,11 @@ def test_references_that_multiply_or_lead_back_cost_no_more_than_others():
         for schema in ({"properties": {"n": {"$ref": "#/$defs/d0"}}}, {"allOf": [{"$ref": "#/$defs/d0"}]}):
             (call,) = get_parser("qwen3_coder").parse(text, tools={"f": {**schema, "$defs": defs}}).calls
             assert call.args == {"n": 12}
+
+
+def test_a_draft_that_begins_the_message_is_seen_whatever_stands_at_its_end():
+    """The last character of the text was taken for the one before the first."""
+    parser = get_parser("deepseek_v4", parse_reasoning="error", reasoning_open=True)
+    draft = '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>'
+    for end in ("", "\n"):
+        assert seen(parser.parse(f"{draft}</think>done{end}")) == ["call_in_reasoning"]

@@ -32,7 +32,7 @@ _SCHEMA = {
     "required": ["text", "count", "flag", "limit"],
 }
 _RESULT = "sentinel result"
-_TEXT = "a \"quoted\" <b> & 'text'\nin two lines"
+_TEXT = "a \"quoted\" <b> & 'text'\nin two lines\n"
 _EXAMPLES: Mapping[str, JSON] = {
     "integer": 7, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None,
 }  # fmt: skip

@@ -32,7 +32,7 @@ from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
 from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
-from torchrl_agentic.parsers.formats.qwen_coder import Qwen3CoderParser, SeedOSSParser
+from torchrl_agentic.parsers.formats.qwen_coder import MiMoParser, Qwen3CoderParser, SeedOSSParser
 from torchrl_agentic.parsers.formats.react import ReActParser
 from torchrl_agentic.parsers.formats.tags import TagsParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 FORMATS: tuple[type[ToolCallParser], ...] = (
     HermesParser,
     Qwen3CoderParser,
+    MiMoParser,
     SeedOSSParser,
     Llama3JSONParser,
     PythonicParser,

@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from torchrl_agentic.schema import Validator, shorten
+from torchrl_agentic.tidy import meant_types
 from torchrl_agentic.tool_config.mistakes import ConfigError
 
 Steps = tuple[int | str, ...]
 Place = Callable[[Steps], str]
 TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
-_MEANT = {
-    "str": "string", "text": "string", "int": "integer", "float": "number", "double": "number",
-    "bool": "boolean", "list": "array", "tuple": "array", "dict": "object", "map": "object", "None": "null",
-}  # fmt: skip
 _PYTHON: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
     "object": (dict,), "null": (type(None),),
@@ -108,8 +105,8 @@ def _check_type(schema: Mapping[str, Any], steps: Steps, place: Place) -> None:
     kinds = cast("list[Any]", stated) if isinstance(stated, list) else [] if stated is None else [stated]
     for kind in kinds:
         if kind not in TYPES:
-            meant = _MEANT.get(str(kind))
-            near = [meant] if meant else difflib.get_close_matches(str(kind), TYPES, 1)
+            meant = meant_types(str(kind))
+            near = [meant] if meant in TYPES else difflib.get_close_matches(str(kind), TYPES, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
                 f"{place((*steps, 'type'))}: no type {kind!r} in JSON Schema{hint} "

@@ -44,16 +44,16 @@ class Reader:
 
     text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
     exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
-    where the section was opened that the next attempt is the first of. drafts: what to do with calls while
-    those of a closed thought are read. futile: how often something was looked for in vain, where that has to
-    end. margin: where the last thought ended. unclosed_fences: see `fences`. reasoning_open: whether the
-    message begins inside a thought.
+    where the section was opened that the next attempt is the first of. in_section: whether a section is open.
+    drafts: what to do with calls while those of a closed thought are read. futile: how often something was
+    looked for in vain, where that has to end. margin: where the last thought ended. unclosed_fences: see
+    `fences`. reasoning_open: whether the message begins inside a thought.
     """
 
     __slots__ = (
-        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "is_live",
-        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "reasoning_open", "text", "tools",
-        "turn", "unclosed_fences",
+        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "in_section",
+        "is_live", "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "reasoning_open",
+        "text", "tools", "turn", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,7 @@ class Reader:
         self.notes: list[str] = []
         self.events: list[Event] = []
         self.opened_at: int | None = None
+        self.in_section = False
         self.drafts: str = ""
         self.futile = 0
         self.margin = 0
@@ -213,6 +214,8 @@ class Reader:
     def is_line_start(self, place: int) -> bool:
         """Whether only blanks stand before a place on its line, or behind the last attempt or thought."""
         covered = max(self.covered, self.margin)
+        if place < covered:  # in a thought that has been read
+            covered = self.covered
         while place > covered and self.text[place - 1] in " \t\r\ufeff":
             place -= 1
         return place == covered or self.text[place - 1] == "\n"

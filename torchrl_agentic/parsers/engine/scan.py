@@ -16,6 +16,8 @@ from torchrl_agentic.parsers.engine.reader import Reader, Steps
 from torchrl_agentic.parsers.engine.reasoning import opens_thought
 
 _SHORT = 4096
+_SIGNS_OF_CALLS = ("{", "</", '="', "<function=")
+"""What calls in some dialect hold, and prose between two markers does not."""
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
 
@@ -165,6 +167,8 @@ class TextScanner(ToolCallParser):
         """Step: do what a marker asks for; give where to go on."""
         if marker in self.openers:
             if (yield from self.opens(reader, place)):
+                if reader.in_section and reader.text[reader.covered : place].strip():
+                    reader.note("text_in_section")
                 return max(place + 1, (yield from self.attempt(reader, place)))
             return place + 1
         if marker == self.section[0]:
@@ -322,11 +326,42 @@ class TextScanner(ToolCallParser):
         """Step: read what opens a section of calls, and the first call in it."""
         inside = yield from reader.past_repeated(self.section[0], place + len(self.section[0]))
         after = yield from reader.skip(inside)
-        reader.opened_at = place
+        reader.opened_at, reader.in_section = place, True
         opener = yield from reader.which(self.openers, after)
         if opener and (yield from self.opens(reader, after)):
             return (yield from self.attempt(reader, after))
-        return (yield from self.attempt(reader, after, self.read_odd_section))
+        opened, is_prose = yield from self._first_call(reader, after)
+        if not is_prose:
+            return (yield from self.attempt(reader, after, self.read_odd_section))
+        reader.note("text_in_section")
+        reader.opened_at = None
+        return (yield from self.attempt(reader, opened))
+
+    def _first_call(self, reader: Reader, start: int) -> Steps[tuple[int, bool]]:
+        """Step: give where the first call of a section is, or -1, and whether there is prose before it.
+
+        What stands there from `start` on may also be a call in another dialect, which may hold an opener as
+        data: then a call begins a line, or follows a closer.
+        """
+        closers = tuple(filter(None, (self.closer,)))
+        at, is_prose = start, False
+        while True:
+            place, marker = yield from reader.find_first(self._ends_prose, at)
+            text = reader.text
+            if marker not in self.openers:
+                return -1, False
+            if at == start:
+                signs = (*_SIGNS_OF_CALLS, *closers)
+                is_prose = text[start] != "[" and all(text.find(sign, start, place) < 0 for sign in signs)
+            if is_prose or text[max(start, place - 32) : place].rstrip(" \t\r").endswith(("\n", *closers)):
+                return place, is_prose
+            at = place + len(marker)
+
+    @cached_property
+    def _ends_prose(self) -> tuple[str, ...]:
+        """What text in a section ends at: nothing behind a thought or a turn is taken for a part of it."""
+        markers = (*self._watched, *self.think[1:])
+        return tuple(marker for marker in markers if marker and marker not in FENCES)
 
     def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
         """Say what stands in a section at `start` in place of a call.
@@ -342,8 +377,13 @@ class TextScanner(ToolCallParser):
         yield
 
     def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of a section without calls: its closer, or the next section."""
-        place, marker = yield from reader.find_first(self.section, max(start, broke))
+        """Step: give the end of what is no call in a section: its first call, its closer, or the next one."""
+        at = max(start, broke)
+        opened, _ = yield from self._first_call(reader, at)
+        if opened >= 0:
+            return opened
+        place, marker = yield from reader.find_first(self.section, at)
+        reader.in_section = False
         if place < 0:
             return len(reader.text)
         return place + len(marker) if marker == self.section[1] else place
@@ -357,6 +397,7 @@ class TextScanner(ToolCallParser):
 
     def _close_section(self, reader: Reader, place: int) -> int:
         end = place + len(self.section[1])
+        reader.in_section = False
         if self._may_belong(reader, place):
             reader.extend(end)
         return end

@@ -125,6 +125,8 @@ class TextParser(TextScanner):
         Raises:
             ValueError: the format cannot say one of them.
         """
+        if not calls:
+            return ""
         before, between, after = self.around
         return f"{before}{between.join(map(self.write, calls))}{after}"
 

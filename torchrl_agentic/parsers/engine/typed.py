@@ -8,9 +8,12 @@ from typing import cast
 from torchrl_agentic.messages import JSON, Fields, fields_of
 from torchrl_agentic.parsers.base import Limits
 from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import decode_any
+from torchrl_agentic.parsers.engine.jsontext import decode_any, fits
+from torchrl_agentic.parsers.engine.literals import LiteralReader
+from torchrl_agentic.tidy import TYPES, meant_types
 
-_ORDER = ("null", "integer", "number", "boolean", "object", "array")
+_NO_STRINGS = frozenset(("null", "integer", "number", "boolean", "object", "array"))
+_WORDS: dict[str, JSON] = {"true": True, "false": False, "none": None, "null": None}
 _MAX_REFERENCES = 16
 
 
@@ -48,9 +51,22 @@ def _resolved(schema: Fields | None, root: Fields) -> Fields | None:
     return None
 
 
-def types_of(schema: Fields | None, root: Fields | None) -> frozenset[str] | None:
-    """Return the JSON types that a schema allows; None if it does not say."""
-    return _types(schema, root, set())
+def types_of(schema: Fields | None, root: Fields | None) -> tuple[frozenset[str] | None, bool]:
+    """Return the JSON types that a schema allows, and whether it calls one by a name of another language.
+
+    Args:
+        schema: The schema of one argument; None if it is unknown.
+        root: The schema that its references are relative to.
+
+    Returns:
+        The types, None if the schema does not say; and whether JSON Schema lacks one of their names.
+    """
+    names = _types(schema, root, set())
+    if names is None or names <= TYPES:
+        return names, False
+    meant = {name: meant_types(name) for name in names}
+    is_odd = any(name != kind for name, kind in meant.items())
+    return None if None in meant.values() else frozenset(map(str, meant.values())), is_odd
 
 
 def _types(
@@ -112,23 +128,50 @@ def json_or_text(text: str, limits: Limits) -> JSON:
         return text
 
 
-def typed_value(text: str, types: frozenset[str] | None, limits: Limits) -> JSON:
-    """Give the value that some text stands for, where these JSON types are allowed.
+def typed_value(text: str, types: frozenset[str] | None, limits: Limits) -> tuple[JSON, bool]:
+    """Return the value that a text stands for, where these JSON types are allowed.
 
-    A declared string is taken as it stands. Otherwise JSON of an allowed type counts, and what is none stays
-    the text it is: validation says then what is wrong with it. Without types: JSON, or else the text.
+    A declared string is taken as it stands. Otherwise JSON of an allowed type counts, or a Python literal if
+    no string is allowed: templates write `True` and `None`. Any other text stays text, so that validation
+    says what is wrong with it.
+
+    Args:
+        text: What the model wrote.
+        types: The allowed types; None if they are unknown: then JSON counts, or else the text.
+        limits: Of the message.
+
+    Returns:
+        The value, and whether it was read as a Python literal.
     """
-    if types is not None and not types & set(_ORDER):
-        return text
+    if types is not None and types.isdisjoint(_NO_STRINGS):
+        return text, False
     value = json_or_text(text, limits)
-    if isinstance(value, str):
-        return text
     if types is None:
-        return value
-    if not types & set(kinds_of(value)):
-        return text
-    # "007" and " 5" are what a string may be, and JSON does not have the first at all.
-    return value if "string" not in types or text == text.strip() else text
+        return (text if isinstance(value, str) else value), False
+    if not isinstance(value, str) and not types.isdisjoint(kinds_of(value)):
+        # "007" and " 5" are what a string may be, and JSON does not have the first at all.
+        return (value if "string" not in types or text == text.strip() else text), False
+    if "string" not in types:
+        literal = _python_literal(text, limits)
+        if literal is not None and not types.isdisjoint(kinds_of(literal[0])):
+            return literal[0], True
+    return text, False
+
+
+def _python_literal(text: str, limits: Limits) -> tuple[JSON] | None:
+    """Return the word, list or dict that a text is in Python, the word in any case; None for other texts."""
+    stripped = text.strip()
+    if stripped.lower() in _WORDS:
+        return (_WORDS[stripped.lower()],)
+    if not stripped.startswith(("[", "{", "(")) or not fits(text, 0, len(text), limits):
+        return None
+    reader = LiteralReader(stripped, limits)
+    try:
+        value, end = reader.value(0)
+    except Unreadable:
+        return None
+    is_whole = end == len(stripped) and isinstance(value, dict | list)
+    return (cast("JSON", value),) if is_whole else None
 
 
 def only_string(schema: Fields | None) -> str | None:
@@ -138,6 +181,7 @@ def only_string(schema: Fields | None) -> str | None:
     names = list(properties)
     if len(names) > 1 and isinstance(required, list) and len(cast("list[JSON]", required)) == 1:
         names = cast("list[str]", required)
-    if len(names) != 1 or types_of(property_schema(schema, names[0]), schema) != frozenset(("string",)):
+    if len(names) != 1:
         return None
-    return names[0]
+    types, _ = types_of(property_schema(schema, names[0]), schema)
+    return names[0] if types == frozenset(("string",)) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
@@ -32,13 +32,18 @@ class XMLParamsParser(TextParser):
     which prints one survives. A parameter without a closer ends before the next one if the tool has that one,
     which is noted. A new call at the start of a line ends an unfinished one, which is an error.
 
-    parameter, parameter_end: how the tag of an argument begins, and what closes it. strip_newlines: whether
-    the first and the last newline of a value belong to the format. style: xgrammar's name of it.
+    parameter, parameter_end: how the tag of an argument begins, and what closes it. newlines: whether the
+    first and the last newline of a value are "data", or belong to the format, "each" or only as a "pair".
+    own_lines: whether each parameter begins a line, so that the newline before it is never data. markup:
+    what all tags of the format hold, and no value: a value with it ends at the next argument, or is an error.
+    style: xgrammar's name of the format.
     """
 
     parameter: ClassVar[str] = ""
     parameter_end: ClassVar[str] = ""
-    strip_newlines: ClassVar[bool] = False
+    newlines: ClassVar[Literal["data", "each", "pair"]] = "data"
+    own_lines: ClassVar[bool] = False
+    markup: ClassVar[str] = ""
     style: ClassVar[str] = ""
 
     @abstractmethod
@@ -80,7 +85,15 @@ class XMLParamsParser(TextParser):
             stop, at, is_closed = yield from self._value_end(reader, parameter, schema, args)
             if not is_closed:
                 notes = (*notes, "unclosed_parameter")
-            args[parameter.name] = self._value(reader.text[parameter.value_at : stop], parameter, schema)
+            written = reader.text[parameter.value_at : stop]
+            if self.markup and self.markup in written:
+                raise self._holds_markup(reader.text, parameter)
+            text = self.unwrapped(written)
+            if text == written and self.own_lines and not is_closed:
+                text = text.removesuffix("\n").removesuffix("\r")
+            args[parameter.name], odd = self._value(text, parameter, schema)
+            if odd:
+                notes += tuple(note for note in odd if note not in notes)
         if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
             raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
         if reader.at("{", at):
@@ -142,20 +155,23 @@ class XMLParamsParser(TextParser):
     ) -> Steps[int]:
         """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
 
-        Where values have lines of their own, it must too.
+        Where parameters begin lines, it must too. Where no value holds markup, an unknown tool has any.
         """
         properties = fields_of((schema or {}).get("properties"))
+        takes_any = bool(self.markup) and schema is None
         while (
-            properties and (found := reader.seek(self.parameter, at)) >= 0 and (before < 0 or found < before)
+            (properties or takes_any)
+            and (found := reader.seek(self.parameter, at)) >= 0
+            and (before < 0 or found < before)
         ):
             at = found + len(self.parameter)
-            if self.strip_newlines and reader.text[found - 1] != "\n":
+            if self.own_lines and reader.text[found - 1] != "\n":
                 continue
             try:
                 name = (yield from self.read_parameter(reader, found)).name
             except Unreadable:
                 continue
-            if name in properties and name != known[0] and name not in known[1]:
+            if (takes_any or name in (properties or ())) and name != known[0] and name not in known[1]:
                 return found
         return -1
 
@@ -180,13 +196,33 @@ class XMLParamsParser(TextParser):
             if not section or (self.around[0] and marker in self.openers):
                 return place
 
-    def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> JSON:
-        if self.strip_newlines:
-            newline = "\r\n" if text.startswith("\r\n") else "\n"
-            text = text.removeprefix(newline).removesuffix(newline)
-        if parameter.is_string is not None:
-            return text if parameter.is_string else json_or_text(text, self.limits)
-        return typed_value(text, types_of(property_schema(schema, parameter.name), schema), self.limits)
+    def _holds_markup(self, text: str, parameter: Parameter) -> Unreadable:
+        at = text.index(self.markup, parameter.value_at)
+        while text[at - 1] in "</" and at > parameter.value_at:
+            at -= 1
+        name = shortened(parameter.name, 40)
+        reason = f"the value of {name} holds {self.markup}, or has no {self.parameter_end}"
+        return Unreadable("unclosed", reason, at)
+
+    def unwrapped(self, text: str) -> str:
+        """Return what stands between the tags of an argument without the newlines of the format."""
+        newline = "\r\n" if text.startswith("\r\n") else "\n"
+        if self.newlines == "each":
+            return text.removeprefix(newline).removesuffix(newline)
+        is_pair = len(text) > len(newline) and text.startswith(newline) and text.endswith(newline)
+        return text[len(newline) : -len(newline)] if is_pair and self.newlines == "pair" else text
+
+    def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> tuple[JSON, tuple[str, ...]]:
+        """Return the value of an argument, and notes."""
+        if parameter.is_string:
+            return text, ()
+        types, is_odd = types_of(property_schema(schema, parameter.name), schema)
+        value, is_python = typed_value(text, types, self.limits)
+        if parameter.is_string is False and not is_python:
+            return json_or_text(text, self.limits), ()
+        if not is_odd and not is_python:
+            return value, ()
+        return value, (("odd_schema_type",) if is_odd else ()) + (("python_literals",) if is_python else ())
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
@@ -209,6 +245,8 @@ class XMLParamsParser(TextParser):
         return text
 
     def _would_end(self, text: str) -> bool:
+        if self.markup and self.markup in text:
+            return True
         opening = self.section[0] if self.section[0] else self.openers[0]
         if f"\n{self.parameter}" in f"\n{text}" or f"\n{opening}" in f"\n{text}":
             return True

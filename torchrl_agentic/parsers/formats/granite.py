@@ -1,6 +1,7 @@
 """Calls of Granite: a JSON list behind `<|tool_call|>` (3.x), an object behind `<function_call>` (20B).
 
-Formats: the chat templates of Granite 3.0 to 3.3 and of granite-20b-functioncalling. Granite 4 writes Hermes.
+Formats: the chat templates of Granite 3.0 to 3.3 and of granite-20b-functioncalling. Granite 4.0 and 4.1
+write Hermes (`hermes`), Granite 4.2 writes XML (`qwen3_coder`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls as JSON between `<tool_call>` tags: Hermes 2 and 3, Qwen2.5, Qwen3, QwQ, Granite 4. The default.
+"""Calls as JSON between `<tool_call>` tags: Hermes 2 and 3, Qwen2.5, Qwen3, and other models. The default.
 
 Format: https://github.com/NousResearch/Hermes-Function-Calling, and the chat templates of Qwen2.5 and Qwen3.
 """
@@ -18,7 +18,7 @@ class HermesParser(JSONBlockParser):
 
     name: ClassVar[str] = "hermes"
     aliases = ("qwen2.5", "qwen25", "qwen3", "qwen", "qwen3_json", "granite4", "ernie45")
-    models = "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, Ernie 4.5, Bielik, Reka Edge"
+    models = "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4.0 and 4.1, Ernie 4.5, Bielik, MiMo-VL, Reka Edge"
     example = '<tool_call>{"name", "arguments"}</tool_call>'
     stop = ("<|im_end|>",)
     openers = ("<tool_call>",)

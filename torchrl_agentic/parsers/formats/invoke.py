@@ -24,7 +24,7 @@ class InvokeParser(XMLParamsParser):
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
         """Step: whether it stands in a section or at a line start; elsewhere it is prose about calls."""
-        return reader.opened_at is not None or reader.is_line_start(start)
+        return reader.in_section or reader.is_line_start(start)
         yield
 
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
@@ -95,7 +95,7 @@ class MiniMaxM2Parser(InvokeParser):
 class DeepSeekV32Parser(InvokeParser):
     """The same with `<｜DSML｜` before each name; `string="false"` marks a value that is JSON.
 
-    In place of parameters a call may hold one JSON object.
+    In place of parameters a call may hold one JSON object. `｜DSML｜` is one token, which is never data.
     """
 
     name: ClassVar[str] = "deepseek_v32"
@@ -108,6 +108,7 @@ class DeepSeekV32Parser(InvokeParser):
     closer = "</｜DSML｜invoke>"
     parameter, parameter_end = "<｜DSML｜parameter", "</｜DSML｜parameter>"
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    markup = "｜DSML｜"
     style = "deepseek_xml"
     turn_end = ("<｜end▁of▁sentence｜>",)
     forged = ("<function_results>", "</function_results>")

@@ -1,9 +1,13 @@
-"""Calls of Qwen3-Coder, Qwen3.5 and later, Nemotron 3, MiMo; of Seed-OSS. Formats: their chat templates."""
+"""Calls of Qwen3-Coder, Qwen3.5 and later, Nemotron 3 and Granite 4.2; of MiMo V2; of Seed-OSS.
+
+Formats: their chat templates. That of Qwen3-Coder writes each value on lines of its own; those of the others
+write it between its tags as it is.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Unreadable
@@ -20,15 +24,16 @@ class Qwen3CoderParser(XMLParamsParser):
     """
 
     name: ClassVar[str] = "qwen3_coder"
-    aliases = ("qwen3_xml", "qwen3.5", "step3p5", "nanbeige")
-    models = "Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step-3.5"
+    aliases = ("qwen3_xml", "qwen3.5", "step3p5", "nanbeige", "granite_thinking", "granite_thinking_parser")
+    models = "Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step-3.5, Granite 4.2"
     example = "<tool_call><function=f><parameter=k>v</parameter>…"
     stop = ("<|im_end|>",)
     section = ("<tool_call>", "</tool_call>")
     openers = ("<function=",)
     closer = "</function>"
     parameter, parameter_end = "<parameter=", "</parameter>"
-    strip_newlines = True
+    newlines: ClassVar[Literal["data", "each", "pair"]] = "each"
+    own_lines = True
     style = "qwen_xml"
     trigger = f"{section[0]}\n{openers[0]}"
     turn_end = ("<|im_end|>", "<|endoftext|>")
@@ -69,15 +74,36 @@ class Qwen3CoderParser(XMLParamsParser):
             if name != name.strip() or not name or ">" in name or "\n" in name:
                 raise ValueError(f"the format cannot hold the name {name!r}")
         values = "".join(
-            f"{self.parameter}{name}>\n{self.raw(name, value)}\n{self.parameter_end}\n"
+            f"{self.parameter}{name}>{self.wrapped(self.raw(name, value))}{self.parameter_end}\n"
             for name, value in call.args.items()
         )
         body = f"{self.openers[0]}{call.tool}>\n{values}{self.closer}"
         return f"{self.section[0]}\n{body}\n{self.section[1]}"
 
+    def wrapped(self, text: str) -> str:
+        """Return a value with the newlines that the format writes around it."""
+        return f"\n{text}\n"
+
+
+class MiMoParser(Qwen3CoderParser):
+    """The same with values that stand between their tags as they are, newlines included."""
+
+    name: ClassVar[str] = "mimo"
+    aliases = ("mimo_v2",)
+    models = "MiMo V2"
+    newlines: ClassVar[Literal["data", "each", "pair"]] = "data"
+    shape = Qwen3CoderParser.shape.replace("\nvalue\n", "value")
+
+    def wrapped(self, text: str) -> str:
+        """Return a value as it is."""
+        return text
+
 
 class SeedOSSParser(Qwen3CoderParser):
-    """The same between `<seed:tool_call>` tags, as Seed-OSS writes it."""
+    """The same between `<seed:tool_call>` tags, with values that stand as they are, as Seed-OSS writes it.
+
+    Newlines on both sides of a value are those of Qwen3-Coder's format, which the model writes too.
+    """
 
     name: ClassVar[str] = "seed_oss"
     aliases = ("seed",)
@@ -89,4 +115,9 @@ class SeedOSSParser(Qwen3CoderParser):
     trigger = f"{section[0]}\n{Qwen3CoderParser.openers[0]}"
     turn_end = ("<seed:eos>",)
     forged = ("", "")
-    shape = Qwen3CoderParser.shape.replace("tool_call>", "seed:tool_call>")
+    newlines: ClassVar[Literal["data", "each", "pair"]] = "pair"
+    shape = Qwen3CoderParser.shape.replace("\nvalue\n", "value").replace("tool_call>", "seed:tool_call>")
+
+    def wrapped(self, text: str) -> str:
+        """Return a value as it is, unless newlines around it would be taken for those of the format."""
+        return text if self.unwrapped(text) == text else f"\n{text}\n"
