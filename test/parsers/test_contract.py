@@ -182,7 +182,17 @@ class TestKimiK2(ParserContract):
 
 class TestMistral(ParserContract):
     parser = get_parser("mistral")
-    markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "abcdefghi", f"[{CALL}]", "f", "[TOOL_CALLS]f[ARGS]")
+    markers = (
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "abcdefghi",
+        f"[{CALL}]",
+        "f",
+        "[TOOL_CALLS]f[ARGS]",
+        "[THINK]",
+        "[/THINK]",
+    )
 
 
 class TestLlama3JSON(ParserContract):

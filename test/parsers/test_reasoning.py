@@ -68,6 +68,27 @@ def test_drafts_and_examples_are_text_in_every_format(name):
     assert parser.parse(fenced).text == fenced
 
 
+@pytest.mark.parametrize("think", [("[THINK]", "[/THINK]"), ("<think>", "</think>")])
+def test_mistral_has_two_kinds_of_thoughts(think):
+    parser, call = get_parser("mistral"), '[TOOL_CALLS]f[ARGS]{"a": 1}'
+    other = "</think>" if think[1] == "[/THINK]" else "[/THINK]"
+    thought = f"maybe {call} or {other} not"
+    result = parser.parse(f"{think[0]}{thought}{think[1]}Done.{call}")
+    assert [(call.tool, call.args) for call in result.calls] == [F]
+    assert (result.reasoning, result.notes) == (thought, ("call_in_reasoning",))
+    assert result.text == f"{think[0]}{thought}{think[1]}Done."
+    assert seen(parser, f"{think[0]}hm {call}") == [F], "after a thought that never closes it runs"
+    assert seen(get_parser("mistral", parse_reasoning="error"), f"{think[0]}{call}{think[1]}") == [
+        "call_in_reasoning"
+    ]
+    begun = get_parser("mistral", reasoning_open=True)
+    assert seen(begun, f"hm {call}{think[1]}{call}") == [F]
+    stream = parser.stream()
+    for letter in f"{think[0]}{thought}{think[1]}Done.{call}":
+        stream.feed(letter)
+    assert stream.close() == result
+
+
 def test_calls_of_harmonys_analysis_channel_are_drafts_and_built_in_tools_are_not():
     draft = "<|channel|>analysis to=functions.f<|message|>{}<|end|>"
     assert seen(get_parser("harmony"), draft) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -30,9 +30,10 @@ class TextScanner(ToolCallParser):
     openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
     around all calls of a message in some formats. think: the tags of reasoning. think_end_proves: whether the
     end of a thought that nothing has begun shows that the prompt began it; not where that tag ends other
-    things too. turn_end: tokens that end the message. forged: the tags of results, which a model may write
-    too; nothing between them is a call. fences_are_text: whether a call in a Markdown fence is an example.
-    shape: what a right call looks like, for error messages.
+    things too. other_thinks: those of other models of the family. turn_end: tokens that end the message.
+    forged: the tags of results, which a model may write too; nothing between them is a call.
+    fences_are_text: whether a call in a Markdown fence is an example. shape: what a right call looks like,
+    for error messages.
 
     parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it with an
     "error", or "execute" it. After one that never closes a call is a call, as models in training write it.
@@ -46,6 +47,7 @@ class TextScanner(ToolCallParser):
     section: ClassVar[tuple[str, str]] = ("", "")
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     think_end_proves: ClassVar[bool] = True
+    other_thinks: ClassVar[tuple[tuple[str, str], ...]] = ()
     turn_end: ClassVar[tuple[str, ...]] = ()
     forged: tuple[str, str] = ("", "")
     fences_are_text: ClassVar[bool] = True
@@ -77,19 +79,23 @@ class TextScanner(ToolCallParser):
             **told: What the chat template is told, such as `enable_thinking`.
         """
         made = super().with_tokenizer(tokenizer, **told)
-        if made._learns_reasoning and made.think[1]:
-            made.reasoning_open = opens_thought(tokenizer, made.think, **told)
+        if made._learns_reasoning:
+            made.reasoning_open = made.opens_thought(tokenizer, **told)
         return made
+
+    def opens_thought(self, tokenizer: Any, **told: Any) -> bool:
+        """Return whether a tokenizer's chat template begins the model's answer inside a thought."""
+        return any(opens_thought(tokenizer, pair, **told) for pair in self.thinks.items())
 
     def closes_unopened_thought(self, reader: Reader) -> bool:
         """Whether a message ends a thought that it has not begun, so that the prompt must have opened it.
 
         An end that is part of an argument of a call proves nothing.
         """
-        think, think_end = self.think
-        if reader.reasoning_open or not self.think_end_proves or (closed := reader.seek(think_end, 0)) < 0:
+        if reader.reasoning_open or not (self.think_end_proves and self.thinks):
             return False
-        if 0 <= reader.seek(think, 0) < closed:
+        closed, _ = reader.first(tuple(self.thinks.values()), 0)
+        if closed < 0 or any(0 <= reader.seek(think, 0) < closed for think in self.thinks):
             return False
         spans = [call.span for call in reader.calls if call.error is None and call.span is not None]
         return not any(begin <= closed < end for begin, end in spans)
@@ -147,7 +153,7 @@ class TextScanner(ToolCallParser):
     def _watched(self) -> tuple[str, ...]:
         """What `scan` stops at."""
         fences = FENCES if self.fences_are_text else ()
-        markers = (*self.openers, *self.section, self.think[0], self.forged[0], *fences, *self.turn_end)
+        markers = (*self.openers, *self.section, *self.thinks, self.forged[0], *fences, *self.turn_end)
         return tuple(filter(None, markers))
 
     @cached_property
@@ -171,7 +177,7 @@ class TextScanner(ToolCallParser):
             return (yield from self._open_section(reader, place))
         if marker == self.section[1]:
             return self._close_section(reader, place)
-        if marker == self.think[0]:
+        if marker in self.thinks:
             return (yield from self._reason(reader, place + len(marker)))
         if marker in FENCES:
             return (yield from self._fence(reader, place, marker))
@@ -219,13 +225,20 @@ class TextScanner(ToolCallParser):
 
     # What is no call
 
-    def closing(self, reader: Reader, marker: str, start: int, since: int) -> Steps[int]:
-        """Step: like `Reader.find`; text up to the first opener from `since` on is certain meanwhile.
+    @cached_property
+    def thinks(self) -> Mapping[str, str]:
+        """All tags of reasoning: what opens a thought → what closes it."""
+        return dict(pair for pair in (self.think, *self.other_thinks) if all(pair))
 
-        Should the marker never come, that opener begins a call.
+    def closing(self, reader: Reader, markers: str | Sequence[str], start: int, since: int) -> Steps[int]:
+        """Step: like `Reader.find`, for the first of some markers, any of which ends the wait.
+
+        Text up to the first opener from `since` on is certain meanwhile. Should no marker come, that opener
+        begins a call.
         """
+        markers = (markers,) if isinstance(markers, str) else markers
         opener, searched, longest = -1, since, max(map(len, self._calling))
-        while (found := reader.seek(marker, start)) < 0 and not reader.is_whole:
+        while (found := reader.first(markers, start)[0]) < 0 and not reader.is_whole:
             end = len(reader.text) - longest + 1
             if opener < 0:
                 opener = self._next_calling(reader, searched)
@@ -252,7 +265,8 @@ class TextScanner(ToolCallParser):
 
     def _reason(self, reader: Reader, inside: int) -> Steps[int]:
         """Step: read what the model thinks, from `inside` on."""
-        closed = yield from self.closing(reader, self.think[1], inside, inside)
+        closers = self._thought_ends(reader, inside)
+        closed = yield from self.closing(reader, closers, inside, inside)
         opener, _ = reader.first(self._calling, inside)
         if closed < 0:
             if opener >= 0:
@@ -262,13 +276,19 @@ class TextScanner(ToolCallParser):
         if forged >= 0:
             return (yield from self._forgery(reader, forged, reader.first(self.turn_end, forged)[1]))
         reader.reasoning.append(reader.text[inside:closed])
-        reader.margin = closed + len(self.think[1])
-        at = closed + len(self.think[1])
+        at = reader.margin = closed + len(reader.first(closers, inside)[1])
         if 0 <= opener < closed:
             reader.note("call_in_reasoning")
             if self.parse_reasoning != "text":
                 at = max(at, (yield from self._drafts(reader, inside, closed)))
         return at
+
+    def _thought_ends(self, reader: Reader, inside: int) -> tuple[str, ...]:
+        """Return what may end a thought: the tag of the pair that opened it, any if the prompt did."""
+        for think, think_end in self.thinks.items():
+            if reader.text.endswith(think, 0, inside):
+                return (think_end,)
+        return tuple(self.thinks.values())
 
     def _drafts(self, reader: Reader, at: int, closed: int) -> Steps[int]:
         """Step: read the calls inside a closed thought; give where the last of them ends."""

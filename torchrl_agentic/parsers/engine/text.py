@@ -142,7 +142,8 @@ class TextParser(TextScanner):
 
     def control_markers(self) -> tuple[str, ...]:
         """What steers the conversation in this format, and must not come out of a tool."""
-        markers = [*self.openers, self.closer, *self.turn_end, *self.think]
+        markers = [*self.openers, self.closer, *self.turn_end]
+        markers += [marker for pair in self.thinks.items() for marker in pair]
         markers += [*self.section, *self.forged]
         return tuple(dict.fromkeys(marker for marker in markers if marker))
 
