@@ -89,11 +89,18 @@ def test_mistral_has_two_kinds_of_thoughts(think):
     assert stream.close() == result
 
 
-def test_calls_of_harmonys_analysis_channel_are_drafts_and_built_in_tools_are_not():
-    draft = "<|channel|>analysis to=functions.f<|message|>{}<|end|>"
-    assert seen(get_parser("harmony"), draft) == []
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|>", ""])
+def test_a_call_of_harmonys_analysis_channel_runs_unless_told_otherwise(end):
+    draft = f"<|channel|>analysis to=functions.f<|message|>{{}}{end}"
+    (call,) = get_parser("harmony").parse(draft).calls
+    assert (call.tool, call.args, call.notes[-1]) == ("f", {}, "call_in_reasoning")
+    text = get_parser("harmony", parse_reasoning="text").parse(f"{draft}<|start|>assistant<|channel|>final")
+    assert (text.calls, text.notes, text.reasoning) == ((), ("call_in_reasoning",), "{}")
     assert seen(get_parser("harmony", parse_reasoning="error"), draft) == ["call_in_reasoning"]
     assert seen(get_parser("harmony", parse_reasoning="execute"), draft) == [("f", {})]
+
+
+def test_a_built_in_tool_of_harmony_is_called_from_the_analysis_channel():
     tools = {"python": {"type": "object", "properties": {"code": {"type": "string"}}}}
     text = "<|channel|>analysis to=python code<|message|>print(1)<|call|>"
     (call,) = get_parser("harmony").parse(text, tools=tools).calls
