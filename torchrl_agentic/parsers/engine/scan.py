@@ -27,13 +27,14 @@ def any_of(markers: Iterable[str]) -> re.Pattern[str]:
 class TextScanner(ToolCallParser):
     """The part of a `TextParser` that goes over a message.
 
-    openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
-    around all calls of a message in some formats. think: the tags of reasoning. think_end_proves: whether the
+    openers: what begins an attempt. shapes: of openers that are a bracket, of which data and prose are full:
+    what stands there if a call begins, and what may still become that when more text comes. closer: what ends
+    a block; empty: nothing does. section: what stands around all calls of a message in some formats. think:
+    the tags of reasoning. other_thinks: those of other models of the family. think_end_proves: whether the
     end of a thought that nothing has begun shows that the prompt began it; not where that tag ends other
-    things too. other_thinks: those of other models of the family. turn_end: tokens that end the message.
-    forged: the tags of results, which a model may write too; nothing between them is a call.
-    fences_are_text: whether a call in a Markdown fence is an example. shape: what a right call looks like,
-    for error messages.
+    things too. turn_end: tokens that end the message. forged: the tags of results, which a model may write
+    too; nothing between them is a call. fences_are_text: whether a call in a Markdown fence is an example.
+    shape: what a right call looks like, for error messages.
 
     parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it with an
     "error", or "execute" it. After one that never closes a call is a call, as models in training write it.
@@ -43,6 +44,7 @@ class TextScanner(ToolCallParser):
     """
 
     openers: tuple[str, ...] = ()
+    shapes: ClassVar[Mapping[str, tuple[re.Pattern[str], re.Pattern[str]]]] = {}
     closer: ClassVar[str] = ""
     section: ClassVar[tuple[str, str]] = ("", "")
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
@@ -139,6 +141,8 @@ class TextScanner(ToolCallParser):
             if place < 0:
                 if reader.is_whole:
                     reader.say(len(reader.text))
+                    if reader.suspects and self.has_call_behind_prose(reader):
+                        reader.note("call_behind_prose")
                     return
                 at = max(at, len(reader.text) - longest + 1)
                 if not self._may_belong(reader, at):
@@ -149,23 +153,46 @@ class TextScanner(ToolCallParser):
                 reader.say(place)
             at = yield from self._at_marker(reader, place, marker)
 
+    def has_call_behind_prose(self, reader: Reader) -> bool:
+        """Whether one of `reader.suspects` would be a call on a line of its own; all of the text is there."""
+        del reader
+        return False
+
     @cached_property
     def _watched(self) -> tuple[str, ...]:
         """What `scan` stops at."""
         fences = FENCES if self.fences_are_text else ()
         markers = (*self.openers, *self.section, *self.thinks, self.forged[0], *fences, *self.turn_end)
-        return tuple(filter(None, markers))
+        return tuple(marker for marker in markers if marker and marker not in self.shapes)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return any_of(self._watched)
 
     def _next_marker(self, reader: Reader, at: int) -> tuple[int, str]:
-        """Give the place of the next marker, and which it is; short texts are searched once for all."""
+        """Give the place of the next marker, and which it is; short texts are searched once for all.
+
+        What may become one when more text comes may be given too; `opens` waits for it.
+        """
         if len(reader.text) > _SHORT or reader.exact:
-            return reader.first(self._watched, at)
-        match = self._pattern.search(reader.text, at)
-        return (-1, "") if match is None else (match.start(), match[0])
+            place, marker = reader.first(self._watched, at)
+        else:
+            match = self._pattern.search(reader.text, at)
+            place, marker = (-1, "") if match is None else (match.start(), match[0])
+        for sign, (shape, part) in self.shapes.items():
+            bracket = reader.seek_shape(shape, part, sign, at)
+            if 0 <= bracket < place or place < 0 <= bracket:
+                place, marker = bracket, sign
+        return place, marker
+
+    def has_shape(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether the bracket at `start` looks like the opener of a call."""
+        shape, part = self.shapes[reader.text[start]]
+        while not shape.match(reader.text, start):
+            if reader.is_whole or not part.match(reader.text, start):
+                return False
+            yield
+        return True
 
     def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
         """Step: do what a marker asks for; give where to go on."""

@@ -17,8 +17,8 @@ from torchrl_agentic.parsers.engine.python_text import extent, items
 from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.engine.text import TextParser
 
-_FIRST = re.compile(r"\[\s*+([A-Za-z_][\w.-]{0,200}+)\s*+\(")
-_PART_OF_FIRST = re.compile(r"\[\s*+(?:[A-Za-z_][\w.-]{0,200}+)?+\s*+\Z")
+_FIRST = re.compile(r"\[\s{0,99}+([A-Za-z_][\w.-]{0,200}+)\s{0,99}+\(")
+_PART_OF_FIRST = re.compile(r"\[\s{0,99}+(?:[A-Za-z_][\w.-]{0,200}+)?+\s{0,99}+\Z")
 _BLANKS = " \t\r\n\f\ufeff"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -144,7 +144,8 @@ class OLMo3Parser(CallListParser):
 class PythonicParser(CallListParser):
     """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
 
-    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool.
+    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool. Behind
+    prose on the same line it is text; if it could be read, the result is noted as "call_behind_prose".
     """
 
     name: ClassVar[str] = "pythonic"
@@ -154,6 +155,7 @@ class PythonicParser(CallListParser):
     stop = ("<|eot|>", "<|eom|>", "<|eot_id|>")
     result_role = "ipython"
     openers = ("<|python_start|>", "[")
+    shapes: ClassVar = {"[": (_FIRST, _PART_OF_FIRST)}
     closer = "<|python_end|>"
     around = ("[", ", ", "]")
     turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
@@ -163,13 +165,27 @@ class PythonicParser(CallListParser):
         """Step: whether a list stands where calls may, and begins like one."""
         if reader.at(self.openers[0], start):
             return True
-        if not reader.is_line_start(start):
+        if not (yield from self.has_shape(reader, start)):
             return False
-        while not _FIRST.match(reader.text, start):
-            if reader.is_whole or not _PART_OF_FIRST.match(reader.text, start):
+        if reader.is_line_start(start):
+            return True
+        reader.suspect(start)
+        return False
+
+    def has_call_behind_prose(self, reader: Reader) -> bool:
+        """Whether a list behind prose can be read and calls a tool, with an argument if no tool is known."""
+        passed = 0
+        for place in reader.suspects:
+            first = _FIRST.match(reader.text, place)
+            if place < passed or first is None or not reader.knows(first[1]):
+                continue
+            passed = finish(extent(Reader(reader.text), place))
+            if passed < 0:
                 return False
-            yield
-        return True
+            attempts = self._attempts(reader, (place + 1, passed - 1))
+            if any(attempt.error is None and (reader.tools or attempt.args) for attempt in attempts):
+                return True
+        return False
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one list; a bare one that turns out to be none is left as text."""
