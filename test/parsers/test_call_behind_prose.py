@@ -72,6 +72,14 @@ def test_a_call_of_no_known_tool_behind_prose_is_prose(name, text):
     assert notes(name, text, None) == NOTED
 
 
+@pytest.mark.parametrize("name", ["pythonic", "llama3_json"])
+def test_a_bracket_in_a_thought_or_an_example_is_no_call(name):
+    text = "x[0], [f, {y: 1} and {'z': 2}\n[see: a]\n{3}"
+    assert notes(name, f"<think>{text}</think>Done.", TOOLS) == ()
+    assert notes(name, f"```\n{text}\n```\n", TOOLS) == ()
+    assert notes(name, f"<think>{text}", TOOLS) == ()
+
+
 class OneTokenPerPiece:
     """A tokenizer with `{` and `[` as tokens, and others that begin with them, as those of Llama."""
 

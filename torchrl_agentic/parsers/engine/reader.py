@@ -54,8 +54,8 @@ class Reader:
 
     __slots__ = (
         "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "is_live",
-        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "reasoning_open", "suspects", "text",
-        "tools", "turn", "unclosed_fences",
+        "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "reasoning_open", "suspects",
+        "text", "tools", "turn", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(

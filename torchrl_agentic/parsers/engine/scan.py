@@ -179,6 +179,10 @@ class TextScanner(ToolCallParser):
         else:
             match = self._pattern.search(reader.text, at)
             place, marker = (-1, "") if match is None else (match.start(), match[0])
+        return self._or_shape(reader, at, place, marker)
+
+    def _or_shape(self, reader: Reader, at: int, place: int, marker: str) -> tuple[int, str]:
+        """Give a marker and its place, or a bracket that opens a call before it."""
         for sign, (shape, part) in self.shapes.items():
             bracket = reader.seek_shape(shape, part, sign, at)
             if 0 <= bracket < place or place < 0 <= bracket:
@@ -281,6 +285,11 @@ class TextScanner(ToolCallParser):
         match = self._calling_pattern.search(reader.text, at)
         return -1 if match is None else match.start()
 
+    def _first_call(self, reader: Reader, at: int) -> tuple[int, str]:
+        """Give the place of the first opener or section, and which it is; brackets count if calls look so."""
+        place, marker = reader.first([one for one in self._calling if one not in self.shapes], at)
+        return self._or_shape(reader, at, place, marker)
+
     @cached_property
     def _calling_pattern(self) -> re.Pattern[str]:
         return any_of(self._calling)
@@ -294,7 +303,7 @@ class TextScanner(ToolCallParser):
         """Step: read what the model thinks, from `inside` on."""
         closers = self._thought_ends(reader, inside)
         closed = yield from self.closing(reader, closers, inside, inside)
-        opener, _ = reader.first(self._calling, inside)
+        opener, _ = self._first_call(reader, inside)
         if closed < 0:
             if opener >= 0:
                 reader.note("unclosed_reasoning")
@@ -321,7 +330,7 @@ class TextScanner(ToolCallParser):
         """Step: read the calls inside a closed thought; give where the last of them ends."""
         reader.drafts = self.parse_reasoning
         while True:
-            place, marker = reader.first(self._calling, at)
+            place, marker = self._first_call(reader, at)
             if not 0 <= place < closed:
                 break
             at = yield from self._at_marker(reader, place, marker)
@@ -343,7 +352,7 @@ class TextScanner(ToolCallParser):
         """Step: read a Markdown fence; what it holds is text."""
         end = yield from closed_fence(reader, place, marker, self.closing)
         inside = place + len(marker)
-        if end >= 0 and 0 <= reader.first(self._calling, inside)[0] < end:
+        if end >= 0 and 0 <= self._first_call(reader, inside)[0] < end:
             reader.note("call_in_fence")
         return inside if end < 0 else end
 

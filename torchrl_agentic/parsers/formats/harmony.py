@@ -80,7 +80,7 @@ class HarmonyParser(TextParser):
         self,
         *,
         parse_reasoning: ReasoningPolicy = "execute",
-        reasoning_open: bool = False,
+        reasoning_open: bool | None = None,
         tolerance: Literal["strict", "lenient"] = "strict",
         limits: Limits = LIMITS,
     ) -> None:
