@@ -113,6 +113,8 @@ def hostile(name: str) -> dict[str, str]:
         "white space behind an opener": f"{parser.openers[0]}\0 ",
         "closers in a value": f"{one[: len(one) // 2]}\0{value_end}",
         "brackets": f"{one[: len(one) // 2]}\0[",
+        "brackets in prose": "x\0[f(",
+        "quotes": f"{one[: len(one) // 2]}\0', a='",
         "thoughts": "\0<think>",
         "fences": "\0```x\n",
     }

@@ -43,6 +43,11 @@ WRITTEN = {
     + "</tool_call>",
     "harmony": f"<|start|>assistant to=functions.{NAME}<|channel|>commentary json<|message|>{ARGS}<|call|>",
     "granite": '<|tool_call|>[{"name": "' + NAME + '", "arguments": ' + ARGS + "}]",
+    "lfm2": f"<|tool_call_start|>[{NAME}("
+    + PARAMS.replace(
+        "%s", "{{ k }}={% if v is string %}'{{ v }}'{% else %}{{ v }}{% endif %}{{ ', ' * (not loop.last) }}"
+    )
+    + ")]<|tool_call_end|>",
 }
 
 

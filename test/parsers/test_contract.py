@@ -182,7 +182,17 @@ class TestKimiK2(ParserContract):
 
 class TestMistral(ParserContract):
     parser = get_parser("mistral")
-    markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "abcdefghi", f"[{CALL}]", "f", "[TOOL_CALLS]f[ARGS]")
+    markers = (
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "abcdefghi",
+        f"[{CALL}]",
+        "f",
+        "[TOOL_CALLS]f[ARGS]",
+        "[THINK]",
+        "[/THINK]",
+    )
 
 
 class TestLlama3JSON(ParserContract):
@@ -224,7 +234,18 @@ class TestOLMo3(ParserContract):
 
 class TestLFM2(ParserContract):
     parser = get_parser("lfm2")
-    markers = ("<|tool_call_start|>", "<|tool_call_end|>", "[f(a='x')]", "[f(", "a=1", ")]", "'''", '"""')
+    markers = (
+        "<|tool_call_start|>", "<|tool_call_end|>", "[f(a='x')]", "[f(", "a=1", ")]", "'''", '"""',
+        "<|tool_call_start|>[f(a='it's')]<|tool_call_end|>", "a='", "', a=", "<|im_end|>",
+        '[{"name": "f", "arguments": {}}]',
+    )  # fmt: skip
+    malformed = (
+        "<|tool_call_start|>[f(a='x\ny', 'z', b=y)]<|tool_call_end|>",
+        "<|tool_call_start|>[f(a='x 'y', b='z'')]<|tool_call_end|>",
+        "<|tool_call_start|>[f(a='it's')]",
+        '<|tool_call_start|>[{"name": "f"}<|tool_call_end|>',
+        '<|tool_call_start|>{"a": 1}<|tool_call_end|>',
+    )
 
 
 class TestHarmony(ParserContract):

@@ -68,11 +68,39 @@ def test_drafts_and_examples_are_text_in_every_format(name):
     assert parser.parse(fenced).text == fenced
 
 
-def test_calls_of_harmonys_analysis_channel_are_drafts_and_built_in_tools_are_not():
-    draft = "<|channel|>analysis to=functions.f<|message|>{}<|end|>"
-    assert seen(get_parser("harmony"), draft) == []
+@pytest.mark.parametrize("think", [("[THINK]", "[/THINK]"), ("<think>", "</think>")])
+def test_mistral_has_two_kinds_of_thoughts(think):
+    parser, call = get_parser("mistral"), '[TOOL_CALLS]f[ARGS]{"a": 1}'
+    other = "</think>" if think[1] == "[/THINK]" else "[/THINK]"
+    thought = f"maybe {call} or {other} not"
+    result = parser.parse(f"{think[0]}{thought}{think[1]}Done.{call}")
+    assert [(call.tool, call.args) for call in result.calls] == [F]
+    assert (result.reasoning, result.notes) == (thought, ("call_in_reasoning",))
+    assert result.text == f"{think[0]}{thought}{think[1]}Done."
+    assert seen(parser, f"{think[0]}hm {call}") == [F], "after a thought that never closes it runs"
+    assert seen(get_parser("mistral", parse_reasoning="error"), f"{think[0]}{call}{think[1]}") == [
+        "call_in_reasoning"
+    ]
+    begun = get_parser("mistral", reasoning_open=True)
+    assert seen(begun, f"hm {call}{think[1]}{call}") == [F]
+    stream = parser.stream()
+    for letter in f"{think[0]}{thought}{think[1]}Done.{call}":
+        stream.feed(letter)
+    assert stream.close() == result
+
+
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|>", ""])
+def test_a_call_of_harmonys_analysis_channel_runs_unless_told_otherwise(end):
+    draft = f"<|channel|>analysis to=functions.f<|message|>{{}}{end}"
+    (call,) = get_parser("harmony").parse(draft).calls
+    assert (call.tool, call.args, call.notes[-1]) == ("f", {}, "call_in_reasoning")
+    text = get_parser("harmony", parse_reasoning="text").parse(f"{draft}<|start|>assistant<|channel|>final")
+    assert (text.calls, text.notes, text.reasoning) == ((), ("call_in_reasoning",), "{}")
     assert seen(get_parser("harmony", parse_reasoning="error"), draft) == ["call_in_reasoning"]
     assert seen(get_parser("harmony", parse_reasoning="execute"), draft) == [("f", {})]
+
+
+def test_a_built_in_tool_of_harmony_is_called_from_the_analysis_channel():
     tools = {"python": {"type": "object", "properties": {"code": {"type": "string"}}}}
     text = "<|channel|>analysis to=python code<|message|>print(1)<|call|>"
     (call,) = get_parser("harmony").parse(text, tools=tools).calls

@@ -16,7 +16,6 @@ from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, Tool
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
 from torchrl_agentic.parsers.engine.attempts import shortened
 from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reasoning import opens_thought
 from torchrl_agentic.parsers.engine.text import TextParser
 
 _USER = {"role": "user", "content": "hello"}
@@ -70,7 +69,7 @@ class Rendered:
         """Whether no markup is left beside the calls that a parser found, save what stands in any message."""
         known = {*self.markup, *parser.stop}
         if isinstance(parser, TextParser):
-            known.update((*parser.think, *parser.turn_end))
+            known.update((*parser.thinks, *parser.thinks.values(), *parser.turn_end))
         return all(match[0] in known for match in _MARKUP.finditer(result.text))
 
 
@@ -174,7 +173,7 @@ def detect(
     name, call, schema = _likely(tokenizer, parsers, told)
     parser = parsers[name]()
     if isinstance(parser, TextParser):
-        parser.reasoning_open = opens_thought(tokenizer, parser.think, **told)
+        parser.reasoning_open = parser.opens_thought(tokenizer, **told)
     tools = {_SENTINEL: schema}
     if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, told):
         parser.result_role = "tool"

@@ -28,10 +28,11 @@ from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
+from torchrl_agentic.parsers.formats.lfm2 import LFM2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
-from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
+from torchrl_agentic.parsers.formats.pythonic import OLMo3Parser, PythonicParser
 from torchrl_agentic.parsers.formats.qwen_coder import MiMoParser, Qwen3CoderParser, SeedOSSParser
 from torchrl_agentic.parsers.formats.react import ReActParser
 from torchrl_agentic.parsers.formats.tags import TagsParser

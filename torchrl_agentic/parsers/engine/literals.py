@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import NoReturn
 
 from torchrl_agentic.messages import JSON, is_encodable
@@ -58,7 +59,7 @@ class LiteralReader:
                 self._refuse("expecting argument=value", at, name[0])
             at = self._after(self.skip(key.end()), "=", "expecting argument=value", name[0], key.start())
             try:
-                args[key[0]], at = self.value(at)
+                args[key[0]], at = self.argument(at, name[0], args)
             except Unreadable as error:
                 error.tool = name[0]
                 raise
@@ -68,6 +69,11 @@ class LiteralReader:
             elif not self._text.startswith(")", at):
                 self._refuse("only literals are read, expecting ',' or ')'", at, name[0])
         return name[0], args, at + 1
+
+    def argument(self, at: int, name: str, args: Mapping[str, JSON]) -> tuple[JSON, int]:
+        """Read the next argument of a call of tool `name`, of which `args` are read already."""
+        del name, args
+        return self.value(at)
 
     def value(self, at: int, depth: int = 1) -> tuple[JSON, int]:  # noqa: RET503  _refuse raises
         """Read a literal at a place; give it and where it ends.
@@ -81,7 +87,7 @@ class LiteralReader:
         if depth > self._limits.depth:
             raise Unreadable("too_deep", f"its values are nested deeper than {self._limits.depth}", at)
         if first in ("'", '"'):
-            return self._string(at, first)
+            return self._string(at)
         if first == "[" or first == "(":
             return self._list(at, "]" if first == "[" else ")", depth)
         if first == "{":
@@ -104,10 +110,13 @@ class LiteralReader:
             self._refuse(reason, at if begin is None else begin, tool)
         return self.skip(at + len(sign))
 
-    def _string(self, at: int, quote: str) -> tuple[str, int]:
-        if self._text.startswith(quote * 3, at):
-            quote *= 3
-        match = _STRINGS[quote].match(self._text, at)
+    def _closed_string(self, at: int) -> re.Match[str] | None:
+        """Match the string whose quote opens at a place, with what stands in it as its group."""
+        quote = self._text[at]
+        return _STRINGS[quote * 3 if self._text.startswith(quote * 3, at) else quote].match(self._text, at)
+
+    def _string(self, at: int) -> tuple[str, int]:
+        match = self._closed_string(at)
         if match is None:
             self._refuse("the string is not closed on its line", at)
         try:
@@ -144,7 +153,7 @@ class LiteralReader:
         while not self._text.startswith("}", at):
             if self._text[at : at + 1] not in ("'", '"'):
                 self._refuse("expecting a string as key", at)
-            key, at = self._string(at, self._text[at])
+            key, at = self._string(at)
             at = self.skip(at)
             if not self._text.startswith(":", at):
                 self._refuse("expecting ':'", at)

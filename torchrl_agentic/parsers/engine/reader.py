@@ -21,6 +21,7 @@ Steps: TypeAlias = Generator[None, None, T]
 With the whole message at hand it never yields, so that `parse` and a stream run the same code.
 """
 
+SUSPECTS = 64
 _BRACKET_OR_QUOTE = re.compile(r'[\[{\]}"]')
 _INSIDE_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
 
@@ -47,13 +48,14 @@ class Reader:
     where the section was opened that the next attempt is the first of. in_section: whether a section is open.
     drafts: what to do with calls while those of a closed thought are read. futile: how often something was
     looked for in vain, where that has to end. margin: where the last thought ended. unclosed_fences: see
-    `fences`. reasoning_open: whether the message begins inside a thought.
+    `fences`. reasoning_open: whether the message begins inside a thought. suspects: places of what would be
+    calls but for the prose before them, up to `SUSPECTS`.
     """
 
     __slots__ = (
         "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "in_section",
         "is_live", "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "reasoning_open",
-        "text", "tools", "turn", "unclosed_fences",
+        "suspects", "text", "tools", "turn", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +87,7 @@ class Reader:
         self.futile = 0
         self.margin = 0
         self.unclosed_fences: dict[str, int] = {}
+        self.suspects: list[int] = []
         self._emitted = 0
         self._numbering = Numbering(turn)
         self._known: dict[str, tuple[int, int, int]] = {}
@@ -156,6 +159,15 @@ class Reader:
         if note not in self.notes:
             self.notes.append(note)
 
+    def suspect(self, place: int) -> None:
+        """Remember a place to look at when all of the message has come; one in an example is passed over."""
+        if len(self.suspects) < SUSPECTS and not self.drafts and self.text[place - 1 : place] != "`":
+            self.suspects.append(place)
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a tool of this name, if that is known; a namespace before it does not count."""
+        return self.tools is None or name in self.tools or name.rpartition(".")[2] in self.tools
+
     def result(self, raw: str | Mapping[str, JSON]) -> ParseResult:
         """Give what was read."""
         pieces: list[str] = []
@@ -196,6 +208,31 @@ class Reader:
             length if self.is_whole else max(begin, length - len(marker) + 1),
         )
         return found
+
+    def seek_shape(self, shape: re.Pattern[str], part: re.Pattern[str], sign: str, start: int) -> int:
+        """Give the place of the first match of a pattern from `start` on, or -1.
+
+        As in `seek` it is looked for once.
+
+        part: matches what may still become one when more text comes, whose place is given too. sign: the
+        first character of either, and no other of them.
+        """
+        known = self._known.get(shape.pattern)
+        begin = start
+        if known is not None and start >= known[0]:
+            _, found, until = known
+            if found >= start:
+                return found
+            if found < 0:
+                begin = max(start, until)
+        match = shape.search(self.text, begin)
+        found = -1 if match is None else match.start()
+        rest = -1
+        if found < 0 and not self.is_whole:
+            rest = self.text.rfind(sign, begin)
+            rest = rest if rest >= 0 and part.match(self.text, rest) else -1
+        self._known[shape.pattern] = (start, found, rest if rest >= 0 else len(self.text))
+        return max(found, rest)
 
     def _find(self, marker: str, start: int) -> int:
         places = self.exact.get(marker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -29,8 +29,10 @@ def any_of(markers: Iterable[str]) -> re.Pattern[str]:
 class TextScanner(ToolCallParser):
     """The part of a `TextParser` that goes over a message.
 
-    openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
-    around all calls of a message in some formats. think: the tags of reasoning. think_end_proves: whether the
+    openers: what begins an attempt. shapes: of openers that are a bracket, of which data and prose are full:
+    what stands there if a call begins, and what may still become that when more text comes. closer: what ends
+    a block; empty: nothing does. section: what stands around all calls of a message in some formats. think:
+    the tags of reasoning. other_thinks: those of other models of the family. think_end_proves: whether the
     end of a thought that nothing has begun shows that the prompt began it; not where that tag ends other
     things too. turn_end: tokens that end the message. forged: the tags of results, which a model may write
     too; nothing between them is a call. fences_are_text: whether a call in a Markdown fence is an example.
@@ -44,10 +46,12 @@ class TextScanner(ToolCallParser):
     """
 
     openers: tuple[str, ...] = ()
+    shapes: ClassVar[Mapping[str, tuple[re.Pattern[str], re.Pattern[str]]]] = {}
     closer: ClassVar[str] = ""
     section: ClassVar[tuple[str, str]] = ("", "")
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     think_end_proves: ClassVar[bool] = True
+    other_thinks: ClassVar[tuple[tuple[str, str], ...]] = ()
     turn_end: ClassVar[tuple[str, ...]] = ()
     forged: tuple[str, str] = ("", "")
     fences_are_text: ClassVar[bool] = True
@@ -79,19 +83,23 @@ class TextScanner(ToolCallParser):
             **told: What the chat template is told, such as `enable_thinking`.
         """
         made = super().with_tokenizer(tokenizer, **told)
-        if made._learns_reasoning and made.think[1]:
-            made.reasoning_open = opens_thought(tokenizer, made.think, **told)
+        if made._learns_reasoning:
+            made.reasoning_open = made.opens_thought(tokenizer, **told)
         return made
+
+    def opens_thought(self, tokenizer: Any, **told: Any) -> bool:
+        """Return whether a tokenizer's chat template begins the model's answer inside a thought."""
+        return any(opens_thought(tokenizer, pair, **told) for pair in self.thinks.items())
 
     def closes_unopened_thought(self, reader: Reader) -> bool:
         """Whether a message ends a thought that it has not begun, so that the prompt must have opened it.
 
         An end that is part of an argument of a call proves nothing.
         """
-        think, think_end = self.think
-        if reader.reasoning_open or not self.think_end_proves or (closed := reader.seek(think_end, 0)) < 0:
+        if reader.reasoning_open or not (self.think_end_proves and self.thinks):
             return False
-        if 0 <= reader.seek(think, 0) < closed:
+        closed, _ = reader.first(tuple(self.thinks.values()), 0)
+        if closed < 0 or any(0 <= reader.seek(think, 0) < closed for think in self.thinks):
             return False
         spans = [call.span for call in reader.calls if call.error is None and call.span is not None]
         return not any(begin <= closed < end for begin, end in spans)
@@ -135,6 +143,8 @@ class TextScanner(ToolCallParser):
             if place < 0:
                 if reader.is_whole:
                     reader.say(len(reader.text))
+                    if reader.suspects and self.has_call_behind_prose(reader):
+                        reader.note("call_behind_prose")
                     return
                 at = max(at, len(reader.text) - longest + 1)
                 if not self._may_belong(reader, at):
@@ -145,23 +155,50 @@ class TextScanner(ToolCallParser):
                 reader.say(place)
             at = yield from self._at_marker(reader, place, marker)
 
+    def has_call_behind_prose(self, reader: Reader) -> bool:
+        """Whether one of `reader.suspects` would be a call on a line of its own; all of the text is there."""
+        del reader
+        return False
+
     @cached_property
     def _watched(self) -> tuple[str, ...]:
         """What `scan` stops at."""
         fences = FENCES if self.fences_are_text else ()
-        markers = (*self.openers, *self.section, self.think[0], self.forged[0], *fences, *self.turn_end)
-        return tuple(filter(None, markers))
+        markers = (*self.openers, *self.section, *self.thinks, self.forged[0], *fences, *self.turn_end)
+        return tuple(marker for marker in markers if marker and marker not in self.shapes)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return any_of(self._watched)
 
     def _next_marker(self, reader: Reader, at: int) -> tuple[int, str]:
-        """Give the place of the next marker, and which it is; short texts are searched once for all."""
+        """Give the place of the next marker, and which it is; short texts are searched once for all.
+
+        What may become one when more text comes may be given too; `opens` waits for it.
+        """
         if len(reader.text) > _SHORT or reader.exact:
-            return reader.first(self._watched, at)
-        match = self._pattern.search(reader.text, at)
-        return (-1, "") if match is None else (match.start(), match[0])
+            place, marker = reader.first(self._watched, at)
+        else:
+            match = self._pattern.search(reader.text, at)
+            place, marker = (-1, "") if match is None else (match.start(), match[0])
+        return self._or_shape(reader, at, place, marker)
+
+    def _or_shape(self, reader: Reader, at: int, place: int, marker: str) -> tuple[int, str]:
+        """Give a marker and its place, or a bracket that opens a call before it."""
+        for sign, (shape, part) in self.shapes.items():
+            bracket = reader.seek_shape(shape, part, sign, at)
+            if 0 <= bracket < place or place < 0 <= bracket:
+                place, marker = bracket, sign
+        return place, marker
+
+    def has_shape(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether the bracket at `start` looks like the opener of a call."""
+        shape, part = self.shapes[reader.text[start]]
+        while not shape.match(reader.text, start):
+            if reader.is_whole or not part.match(reader.text, start):
+                return False
+            yield
+        return True
 
     def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
         """Step: do what a marker asks for; give where to go on."""
@@ -175,7 +212,7 @@ class TextScanner(ToolCallParser):
             return (yield from self._open_section(reader, place))
         if marker == self.section[1]:
             return self._close_section(reader, place)
-        if marker == self.think[0]:
+        if marker in self.thinks:
             return (yield from self._reason(reader, place + len(marker)))
         if marker in FENCES:
             return (yield from self._fence(reader, place, marker))
@@ -223,13 +260,20 @@ class TextScanner(ToolCallParser):
 
     # What is no call
 
-    def closing(self, reader: Reader, marker: str, start: int, since: int) -> Steps[int]:
-        """Step: like `Reader.find`; text up to the first opener from `since` on is certain meanwhile.
+    @cached_property
+    def thinks(self) -> Mapping[str, str]:
+        """All tags of reasoning: what opens a thought → what closes it."""
+        return dict(pair for pair in (self.think, *self.other_thinks) if all(pair))
 
-        Should the marker never come, that opener begins a call.
+    def closing(self, reader: Reader, markers: str | Sequence[str], start: int, since: int) -> Steps[int]:
+        """Step: like `Reader.find`, for the first of some markers, any of which ends the wait.
+
+        Text up to the first opener from `since` on is certain meanwhile. Should no marker come, that opener
+        begins a call.
         """
+        markers = (markers,) if isinstance(markers, str) else markers
         opener, searched, longest = -1, since, max(map(len, self._calling))
-        while (found := reader.seek(marker, start)) < 0 and not reader.is_whole:
+        while (found := reader.first(markers, start)[0]) < 0 and not reader.is_whole:
             end = len(reader.text) - longest + 1
             if opener < 0:
                 opener = self._next_calling(reader, searched)
@@ -245,6 +289,11 @@ class TextScanner(ToolCallParser):
         match = self._calling_pattern.search(reader.text, at)
         return -1 if match is None else match.start()
 
+    def _first_call(self, reader: Reader, at: int) -> tuple[int, str]:
+        """Give the place of the first opener or section, and which it is; brackets count if calls look so."""
+        place, marker = reader.first([one for one in self._calling if one not in self.shapes], at)
+        return self._or_shape(reader, at, place, marker)
+
     @cached_property
     def _calling_pattern(self) -> re.Pattern[str]:
         return any_of(self._calling)
@@ -256,8 +305,9 @@ class TextScanner(ToolCallParser):
 
     def _reason(self, reader: Reader, inside: int) -> Steps[int]:
         """Step: read what the model thinks, from `inside` on."""
-        closed = yield from self.closing(reader, self.think[1], inside, inside)
-        opener, _ = reader.first(self._calling, inside)
+        closers = self._thought_ends(reader, inside)
+        closed = yield from self.closing(reader, closers, inside, inside)
+        opener, _ = self._first_call(reader, inside)
         if closed < 0:
             if opener >= 0:
                 reader.note("unclosed_reasoning")
@@ -266,19 +316,25 @@ class TextScanner(ToolCallParser):
         if forged >= 0:
             return (yield from self._forgery(reader, forged, reader.first(self.turn_end, forged)[1]))
         reader.reasoning.append(reader.text[inside:closed])
-        reader.margin = closed + len(self.think[1])
-        at = closed + len(self.think[1])
+        at = reader.margin = closed + len(reader.first(closers, inside)[1])
         if 0 <= opener < closed:
             reader.note("call_in_reasoning")
             if self.parse_reasoning != "text":
                 at = max(at, (yield from self._drafts(reader, inside, closed)))
         return at
 
+    def _thought_ends(self, reader: Reader, inside: int) -> tuple[str, ...]:
+        """Return what may end a thought: the tag of the pair that opened it, any if the prompt did."""
+        for think, think_end in self.thinks.items():
+            if reader.text.endswith(think, 0, inside):
+                return (think_end,)
+        return tuple(self.thinks.values())
+
     def _drafts(self, reader: Reader, at: int, closed: int) -> Steps[int]:
         """Step: read the calls inside a closed thought; give where the last of them ends."""
         reader.drafts = self.parse_reasoning
         while True:
-            place, marker = reader.first(self._calling, at)
+            place, marker = self._first_call(reader, at)
             if not 0 <= place < closed:
                 break
             at = yield from self._at_marker(reader, place, marker)
@@ -300,7 +356,7 @@ class TextScanner(ToolCallParser):
         """Step: read a Markdown fence; what it holds is text."""
         end = yield from closed_fence(reader, place, marker, self.closing)
         inside = place + len(marker)
-        if end >= 0 and 0 <= reader.first(self._calling, inside)[0] < end:
+        if end >= 0 and 0 <= self._first_call(reader, inside)[0] < end:
             reader.note("call_in_fence")
         return inside if end < 0 else end
 
@@ -330,14 +386,14 @@ class TextScanner(ToolCallParser):
         opener = yield from reader.which(self.openers, after)
         if opener and (yield from self.opens(reader, after)):
             return (yield from self.attempt(reader, after))
-        opened, is_prose = yield from self._first_call(reader, after)
+        opened, is_prose = yield from self._first_in_section(reader, after)
         if not is_prose:
             return (yield from self.attempt(reader, after, self.read_odd_section))
         reader.note("text_in_section")
         reader.opened_at = None
         return (yield from self.attempt(reader, opened))
 
-    def _first_call(self, reader: Reader, start: int) -> Steps[tuple[int, bool]]:
+    def _first_in_section(self, reader: Reader, start: int) -> Steps[tuple[int, bool]]:
         """Step: give where the first call of a section is, or -1, and whether there is prose before it.
 
         What stands there from `start` on may also be a call in another dialect, which may hold an opener as
@@ -360,7 +416,7 @@ class TextScanner(ToolCallParser):
     @cached_property
     def _ends_prose(self) -> tuple[str, ...]:
         """What text in a section ends at: nothing behind a thought or a turn is taken for a part of it."""
-        markers = (*self._watched, *self.think[1:])
+        markers = (*self._watched, *self.thinks.values())
         return tuple(marker for marker in markers if marker and marker not in FENCES)
 
     def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
@@ -379,7 +435,7 @@ class TextScanner(ToolCallParser):
     def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of what is no call in a section: its first call, its closer, or the next one."""
         at = max(start, broke)
-        opened, _ = yield from self._first_call(reader, at)
+        opened, _ = yield from self._first_in_section(reader, at)
         if opened >= 0:
             return opened
         place, marker = yield from reader.find_first(self.section, at)

@@ -143,10 +143,14 @@ class TextParser(TextScanner):
         return structural_tag(tags, self.around, trigger, tool_choice=tool_choice, parallel=parallel)
 
     def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format, and must not come out of a tool."""
-        markers = [*self.openers, self.closer, *self.turn_end, *self.think]
+        """What steers the conversation in this format, and must not come out of a tool.
+
+        A bracket that opens calls is no marker: data is full of them, and tokens that hold one hold more.
+        """
+        markers = [*self.openers, self.closer, *self.turn_end]
+        markers += [marker for pair in self.thinks.items() for marker in pair]
         markers += [*self.section, *self.forged]
-        return tuple(dict.fromkeys(marker for marker in markers if marker))
+        return tuple(dict.fromkeys(marker for marker in markers if len(marker) > 1))
 
 
 class TextStream(Stream):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall
+from torchrl_agentic.parsers.base import LIMITS, Limits
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import decode_any, dumps, read_arguments
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.scan import ReasoningPolicy
 from torchrl_agentic.parsers.engine.text import TextParser
 from torchrl_agentic.parsers.engine.typed import only_string
 
@@ -45,15 +47,17 @@ class Header:
 
     @property
     def is_draft(self) -> bool:
-        """Whether it is a call of a function inside the reasoning; built-in tools are called from there."""
+        """Whether a function is called inside the reasoning; built-in tools are called from there."""
         return self.is_call and self.channel == "analysis" and self.recipient.startswith(_FUNCTIONS)
 
 
 class HarmonyParser(TextParser):
     """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`, one message per call.
 
-    The analysis channel is the reasoning. A function that is called there is a draft (`parse_reasoning`); the
-    built-in `python` and `browser` are called from there by design. All markers stay in the text.
+    The analysis channel is the reasoning. A function that is called there runs too, for `<|call|>` asks for
+    it, and the call is noted as "call_in_reasoning"; `parse_reasoning` says otherwise if it is "text" or
+    "error". The built-in `python` and `browser` are called from there by design. All markers stay in the
+    text.
     """
 
     name: ClassVar[str] = "harmony"
@@ -71,6 +75,18 @@ class HarmonyParser(TextParser):
     shape = (
         f'{CHANNEL}commentary to=functions.tool_name <|constrain|>json{MESSAGE}{{"argument": "value"}}{CALL}'
     )
+
+    def __init__(
+        self,
+        *,
+        parse_reasoning: ReasoningPolicy = "execute",
+        reasoning_open: bool | None = None,
+        tolerance: Literal["strict", "lenient"] = "strict",
+        limits: Limits = LIMITS,
+    ) -> None:
+        super().__init__(
+            parse_reasoning=parse_reasoning, reasoning_open=reasoning_open, tolerance=tolerance, limits=limits
+        )
 
     def control_markers(self) -> tuple[str, ...]:
         """What steers the conversation in this format."""

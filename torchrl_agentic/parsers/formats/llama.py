@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.jsontext import decode, read_call
 from torchrl_agentic.parsers.engine.literals import LiteralReader
 from torchrl_agentic.parsers.engine.python_text import extent
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
 
 _PYTHON_TAG = "<|python_tag|>"
 _KEYS = "name|parameters|arguments|type|function|id"
-_FIRST_KEY = re.compile(rf'\{{\s*+"(?:{_KEYS})"\s*+:')
-_PART_OF_FIRST_KEY = re.compile(r'\{\s*+(?:"\w{0,10}(?:"\s*+)?)?\Z')
+_FIRST_KEY = re.compile(rf'\{{\s{{0,99}}+"(?:{_KEYS})"\s{{0,99}}+:')
+_PART_OF_FIRST_KEY = re.compile(r'\{\s{0,99}+(?:"\w{0,10}(?:"\s{0,99}+)?)?\Z')
 _NAME = re.compile(r'"name"\s*+:\s*+"')
 _ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*+:')
 _BUILTIN = re.compile(r"[A-Za-z_][\w.]{0,200}+ ?+\(")
@@ -26,7 +27,8 @@ class Llama3JSONParser(JSONBlockParser):
     """`{"name": …, "parameters": {…}}` on a line of its own, or behind `<|python_tag|>`; `; ` between calls.
 
     There is no opener, so an object is an attempt if it begins with a key of a call and has a name and
-    parameters, or breaks after them.
+    parameters, or breaks after them. Behind prose on the same line it is text; if it could be read, the
+    result is noted as "call_behind_prose".
     Behind `<|python_tag|>` a built-in call `f.call(query="x")` is read too.
     """
 
@@ -37,6 +39,7 @@ class Llama3JSONParser(JSONBlockParser):
     stop = ("<|eot_id|>", "<|eom_id|>")
     result_role = "ipython"
     openers = (_PYTHON_TAG, "{")
+    shapes: ClassVar = {"{": (_FIRST_KEY, _PART_OF_FIRST_KEY)}
     turn_end = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
     arguments_key = "parameters"
     list_notes = ()
@@ -50,13 +53,26 @@ class Llama3JSONParser(JSONBlockParser):
             return True
         covered = reader.covered
         follows = start - covered < 16 and reader.text[covered:start].strip() == ";"
-        if not (reader.is_line_start(start) or (follows and reader.calls)):
+        if not (yield from self.has_shape(reader, start)):
             return False
-        while not _FIRST_KEY.match(reader.text, start):
-            if reader.is_whole or not _PART_OF_FIRST_KEY.match(reader.text, start):
-                return False
-            yield
-        return True
+        if reader.is_line_start(start) or (follows and reader.calls):
+            return True
+        reader.suspect(start)
+        return False
+
+    def has_call_behind_prose(self, reader: Reader) -> bool:
+        """Whether an object behind prose can be read as a call of a tool."""
+        passed = 0
+        for place in reader.suspects:
+            try:
+                if place < passed:
+                    continue
+                value, passed = decode(reader.text, place, self.limits)
+                if _is_call(value) and reader.knows(read_call(value, limits=self.limits).tool):
+                    return True
+            except Unreadable:
+                continue
+        return False
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one object or built-in call; what turns out to be none is left as text."""
@@ -89,11 +105,7 @@ class Llama3JSONParser(JSONBlockParser):
         return (yield from reader.balanced(start))
 
     def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
-        fields: Any = value
-        name, inner = fields.get("name"), fields.get("function")
-        if not (isinstance(name, str) and fields.keys() & {"parameters", "arguments"}) and not (
-            isinstance(inner, dict) and "name" in inner
-        ):
+        if not _is_call(value):
             return end
         try:
             (attempt,) = self.attempts(value, (), len(reader.calls))
@@ -137,3 +149,12 @@ class Llama3JSONParser(JSONBlockParser):
         else:
             end = yield from reader.balanced(at)
         return end if end >= 0 else (yield from self.end_of_text(reader))
+
+
+def _is_call(value: JSON) -> bool:
+    """Whether an object has what makes it a call, readable or not."""
+    fields: Any = value
+    name, inner = fields.get("name"), fields.get("function")
+    return (isinstance(name, str) and bool(fields.keys() & {"parameters", "arguments"})) or (
+        isinstance(inner, dict) and "name" in inner
+    )

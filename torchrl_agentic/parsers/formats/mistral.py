@@ -21,16 +21,19 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 class MistralParser(JSONBlockParser):
     """`[TOOL_CALLS]` and a JSON list (v3 to v7), or the name and `[ARGS]` (v11 and later); both are read.
 
-    Ids have nine letters or digits in results: the model's own, or made of ours.
+    Thoughts stand in `[THINK]…[/THINK]` (Magistral, Ministral 3 Reasoning) or `<think>…</think>` (the first
+    Magistral). Ids have nine letters or digits in results: the model's own, or made of ours.
     """
 
     name: ClassVar[str] = "mistral"
-    models = "Mistral, tokenizers v3 to v15"
+    models = "Mistral, Magistral, Ministral, Devstral (tokenizers v3 to v15)"
     example = "[TOOL_CALLS]f[ARGS]{…}"
     stop = ("</s>",)
     openers = ("[TOOL_CALLS]",)
     turn_end = ("</s>",)
     forged = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+    think = ("[THINK]", "[/THINK]")
+    other_thinks = (("<think>", "</think>"),)
     list_notes = ()
     around = ("", "", "")
     shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'

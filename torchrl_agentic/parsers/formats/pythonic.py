@@ -1,11 +1,12 @@
 """The engine of formats whose calls look like Python: `[f(a='x', n=3), g()]`. Nothing is compiled or run.
 
-Formats: the prompt formats and chat templates of Llama 4, Llama 3.2, OLMo 3 and LFM2.
+Formats: the prompt formats and chat templates of Llama 4, Llama 3.2 and OLMo 3; `lfm2` has LFM2.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
@@ -13,11 +14,11 @@ from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain
 from torchrl_agentic.parsers.engine.jsontext import check_size
 from torchrl_agentic.parsers.engine.literals import LiteralReader
 from torchrl_agentic.parsers.engine.python_text import extent, items
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.engine.text import TextParser
 
-_FIRST = re.compile(r"\[\s*+([A-Za-z_][\w.-]{0,200}+)\s*+\(")
-_PART_OF_FIRST = re.compile(r"\[\s*+(?:[A-Za-z_][\w.-]{0,200}+)?+\s*+\Z")
+_FIRST = re.compile(r"\[\s{0,99}+([A-Za-z_][\w.-]{0,200}+)\s{0,99}+\(")
+_PART_OF_FIRST = re.compile(r"\[\s{0,99}+(?:[A-Za-z_][\w.-]{0,200}+)?+\s{0,99}+\Z")
 _BLANKS = " \t\r\n\f\ufeff"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -32,17 +33,34 @@ class CallListParser(TextParser):
         """Read one list."""
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
-        stop = yield from extent(reader, begin, self.closer, opener)
-        if stop < 0:
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
-        end = stop
-        if reader.at(self.closer, stop):
-            end += len(self.closer)
-        else:
-            reader.note("unclosed_tag")
-        inside = self._trimmed(reader.text, begin, stop)
-        self._add(reader, start, inside, self._attempts(reader, inside), end)
+        inside, end, notes = yield from self._list(reader, begin)
+        self._add(reader, start, inside, self._attempts(reader, inside), end, notes)
         return end
+
+    def _list(self, reader: Reader, begin: int) -> Steps[tuple[tuple[int, int], int, tuple[str, ...]]]:
+        """Step: give where the calls behind an opener begin and stop, where the block ends, and notes.
+
+        Raises:
+            Unreadable: the message ends inside the list.
+        """
+        stop = yield from extent(reader, begin, self.closer, self.openers[0], *self.turn_end)
+        at_end = stop < 0 or not reader.at(self.closer, stop)
+        if stop < 0:
+            stop = len(reader.text)
+        inside = self._trimmed(reader.text, begin, stop)
+        if not at_end:
+            return inside, stop + len(self.closer), ()
+        if not (reader.text.startswith(self.openers[0], stop) or self._is_complete(reader, inside, begin)):
+            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
+        return inside, stop, ("unclosed_tag",)
+
+    def _is_complete(self, reader: Reader, inside: tuple[int, int], begin: int) -> bool:
+        """Whether a list without its closer was written to its end."""
+        begin = reader.text.find("[", begin, inside[0])
+        if self.in_brackets and (begin < 0 or finish(extent(Reader(reader.text), begin)) != inside[1] + 1):
+            return False
+        attempts = self._attempts(reader, inside)
+        return bool(attempts) and all(attempt.error is None for attempt in attempts[-1:])
 
     def _trimmed(self, text: str, begin: int, stop: int) -> tuple[int, int]:
         """Leave out white space and the brackets around the list."""
@@ -59,7 +77,13 @@ class CallListParser(TextParser):
         return [self._item(reader, index, *place) for index, place in enumerate(places, len(reader.calls))]
 
     def _add(
-        self, reader: Reader, start: int, inside: tuple[int, int], attempts: list[Attempt], end: int
+        self,
+        reader: Reader,
+        start: int,
+        inside: tuple[int, int],
+        attempts: Sequence[Attempt],
+        end: int,
+        notes: tuple[str, ...] = (),
     ) -> None:
         """Add the calls of a list; the first has the span of all of it.
 
@@ -69,6 +93,7 @@ class CallListParser(TextParser):
         if not attempts:
             raise Unreadable("empty", "the list holds no call", inside[0])
         for attempt in attempts:
+            attempt.notes += notes
             reader.add(attempt, start, end)
             start = end
 
@@ -99,21 +124,6 @@ class CallListParser(TextParser):
         del name
 
 
-class LFM2Parser(CallListParser):
-    """`<|tool_call_start|>[f(a='x')]<|tool_call_end|>`, as LFM2 writes it."""
-
-    name: ClassVar[str] = "lfm2"
-    models = "LFM2"
-    example = "<|tool_call_start|>[f(a='x')]<|tool_call_end|>"
-    stop = ("<|im_end|>",)
-    openers = ("<|tool_call_start|>",)
-    closer = "<|tool_call_end|>"
-    around = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
-    turn_end = ("<|im_end|>",)
-    forged = ("<|tool_response_start|>", "<|tool_response_end|>")
-    shape = "<|tool_call_start|>[tool_name(argument='value')]<|tool_call_end|>"
-
-
 class OLMo3Parser(CallListParser):
     r"""`<function_calls>f(a='x')\ng()</function_calls>`, a call a line, as OLMo 3 writes it."""
 
@@ -134,7 +144,8 @@ class OLMo3Parser(CallListParser):
 class PythonicParser(CallListParser):
     """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
 
-    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool.
+    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool. Behind
+    prose on the same line it is text; if it could be read, the result is noted as "call_behind_prose".
     """
 
     name: ClassVar[str] = "pythonic"
@@ -144,6 +155,7 @@ class PythonicParser(CallListParser):
     stop = ("<|eot|>", "<|eom|>", "<|eot_id|>")
     result_role = "ipython"
     openers = ("<|python_start|>", "[")
+    shapes: ClassVar = {"[": (_FIRST, _PART_OF_FIRST)}
     closer = "<|python_end|>"
     around = ("[", ", ", "]")
     turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
@@ -153,13 +165,27 @@ class PythonicParser(CallListParser):
         """Step: whether a list stands where calls may, and begins like one."""
         if reader.at(self.openers[0], start):
             return True
-        if not reader.is_line_start(start):
+        if not (yield from self.has_shape(reader, start)):
             return False
-        while not _FIRST.match(reader.text, start):
-            if reader.is_whole or not _PART_OF_FIRST.match(reader.text, start):
+        if reader.is_line_start(start):
+            return True
+        reader.suspect(start)
+        return False
+
+    def has_call_behind_prose(self, reader: Reader) -> bool:
+        """Whether a list behind prose can be read and calls a tool, with an argument if no tool is known."""
+        passed = 0
+        for place in reader.suspects:
+            first = _FIRST.match(reader.text, place)
+            if place < passed or first is None or not reader.knows(first[1]):
+                continue
+            passed = finish(extent(Reader(reader.text), place))
+            if passed < 0:
                 return False
-            yield
-        return True
+            attempts = self._attempts(reader, (place + 1, passed - 1))
+            if any(attempt.error is None and (reader.tools or attempt.args) for attempt in attempts):
+                return True
+        return False
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
         """Read one list; a bare one that turns out to be none is left as text."""
