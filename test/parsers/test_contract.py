@@ -383,3 +383,42 @@ def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     ]
     assert outputs[0] == outputs[1]
     assert "call_1_0" in outputs[0]
+
+
+LIST = '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
+
+
+class TestJamba(ParserContract):
+    parser = get_parser("jamba")
+    markers = ("<tool_calls>", "</tool_calls>", "<tool_calls>\n", LIST, CALL, "[]", "<|eom|>", ", ")
+    malformed = (
+        "<tool_calls>", "<tool_calls>[", "<tool_calls>[]</tool_calls>", "<tool_calls></tool_calls>",
+        "<tool_calls>[3]</tool_calls>", f"<tool_calls>{LIST} and</tool_calls>", f"<tool_calls>{LIST[:-1]}",
+        '<tool_calls>[{"name": "f", "arguments": [1]}]</tool_calls>', "<tool_calls>" + "[" * 100_000,
+    )  # fmt: skip
+
+
+class TestApriel(ParserContract):
+    parser = get_parser("apriel")
+    markers = (
+        "Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]\n", "[END FINAL RESPONSE]", "<tool_calls>",
+        "</tool_calls>", LIST, "<|end|>",
+    )  # fmt: skip
+    malformed = ("[BEGIN FINAL RESPONSE]\n<tool_calls>[{}]</tool_calls>",)
+
+
+class TestHunyuanA13B(ParserContract):
+    parser = get_parser("hunyuan_a13b")
+    markers = (
+        "<answer>", "</answer>", "<tool_calls>", "</tool_calls>", LIST, "<|eos|>", "<tool_response>",
+        "</tool_response>",
+    )  # fmt: skip
+    malformed = ("<answer><tool_calls>[{}]</tool_calls></answer>",)
+
+
+class TestNemotronNanoV2(ParserContract):
+    parser = get_parser("nemotron_nano_v2")
+    markers = (
+        "<TOOLCALL>", "</TOOLCALL>", LIST, CALL, "<SPECIAL_12>", "<TOOL_RESPONSE>[", "]</TOOL_RESPONSE>",
+    )  # fmt: skip
+    malformed = ("<TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>", "<TOOLCALL>[{}</TOOLCALL>", f"<TOOLCALL>{LIST[1:]}")

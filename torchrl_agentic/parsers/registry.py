@@ -16,6 +16,7 @@ from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
+from torchrl_agentic.parsers.formats.apriel import AprielParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.fence import FenceParser
 from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
@@ -23,13 +24,16 @@ from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
+from torchrl_agentic.parsers.formats.hunyuan_a13b import HunyuanA13BParser
 from torchrl_agentic.parsers.formats.inkling import InklingParser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
+from torchrl_agentic.parsers.formats.jamba import JambaParser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
+from torchrl_agentic.parsers.formats.nemotron import NemotronNanoV2Parser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
 from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
 from torchrl_agentic.parsers.formats.qwen_coder import Qwen3CoderParser, SeedOSSParser
@@ -64,6 +68,10 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
+    JambaParser,
+    AprielParser,
+    HunyuanA13BParser,
+    NemotronNanoV2Parser,
     OpenAIToolCallParser,
     AnthropicToolUseParser,
     XMLToolCallParser,
