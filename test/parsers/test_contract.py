@@ -422,3 +422,28 @@ class TestNemotronNanoV2(ParserContract):
         "<TOOLCALL>", "</TOOLCALL>", LIST, CALL, "<SPECIAL_12>", "<TOOL_RESPONSE>[", "]</TOOL_RESPONSE>",
     )  # fmt: skip
     malformed = ("<TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>", "<TOOLCALL>[{}</TOOLCALL>", f"<TOOLCALL>{LIST[1:]}")
+
+
+class TestLongCat(ParserContract):
+    parser = get_parser("longcat")
+    markers = (
+        "<longcat_tool_call>", "</longcat_tool_call>", "<longcat_tool_call>\n", CALL, "<longcat_think>",
+        "</longcat_think>", "</longcat_s>",
+    )  # fmt: skip
+    malformed = (
+        "<longcat_tool_call>", "<longcat_tool_call></longcat_tool_call>", "<longcat_tool_call>f<",
+        f"<longcat_tool_call>{CALL[:-1]}</longcat_tool_call>", f"<longcat_tool_call>{CALL}{CALL}",
+    )  # fmt: skip
+
+
+class TestInternLM(ParserContract):
+    parser = get_parser("internlm")
+    markers = (
+        "<|action_start|>", "<|plugin|>", "<|interpreter|>", "<|action_end|>", "<|im_end|>", CALL,
+        '{"name": "f", "parameters": {}}', "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>\n",
+    )  # fmt: skip
+    malformed = (
+        "<|action_start|>", "<|action_start|><|plugin|>", "<|action_start|><|plugin|><|action_end|>",
+        f"<|action_start|>{CALL}<|action_end|>", "<|action_start|><|interpreter|>\nprint(1)<|action_end|>",
+        f"<|action_start|>\n{CALL}\n<|action_end|>", f"<|action_start|><|plugin|>{CALL} and<|action_end|>",
+    )  # fmt: skip

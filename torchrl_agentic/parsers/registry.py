@@ -26,12 +26,14 @@ from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
 from torchrl_agentic.parsers.formats.hunyuan_a13b import HunyuanA13BParser
 from torchrl_agentic.parsers.formats.inkling import InklingParser
+from torchrl_agentic.parsers.formats.internlm import InternLMParser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
 from torchrl_agentic.parsers.formats.jamba import JambaParser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
+from torchrl_agentic.parsers.formats.longcat import LongCatParser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.nemotron import NemotronNanoV2Parser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
@@ -72,6 +74,8 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     AprielParser,
     HunyuanA13BParser,
     NemotronNanoV2Parser,
+    LongCatParser,
+    InternLMParser,
     OpenAIToolCallParser,
     AnthropicToolUseParser,
     XMLToolCallParser,
