@@ -447,3 +447,26 @@ class TestInternLM(ParserContract):
         f"<|action_start|>{CALL}<|action_end|>", "<|action_start|><|interpreter|>\nprint(1)<|action_end|>",
         f"<|action_start|>\n{CALL}\n<|action_end|>", f"<|action_start|><|plugin|>{CALL} and<|action_end|>",
     )  # fmt: skip
+
+
+class TestGigaChat3(ParserContract):
+    parser = get_parser("gigachat3")
+    markers = (
+        "<|function_call|>", "<|message_sep|>", "<|message_sep|>\n\n", "function call", "<|role_sep|>",
+        "function call<|role_sep|>\n", "<|message_sep|>\n\nfunction call<|role_sep|>\n", CALL, "</s>",
+    )  # fmt: skip
+    malformed = (
+        "<|function_call|>", "<|function_call|>{", "function call<|role_sep|>\n{}",
+        "<|message_sep|>\n\nfunction call<|role_sep|>\n" + CALL[:-1],
+        "<|message_sep|>function call<|role_sep|>",
+    )  # fmt: skip
+
+
+class TestGigaChat35(ParserContract):
+    parser = get_parser("gigachat35")
+    markers = (
+        "<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>", '<｜GCML｜invoke name="f">', "</｜GCML｜invoke>",
+        '<｜GCML｜parameter name="a" string="true">', "</｜GCML｜parameter>", '<｜GCML｜parameter name="b" ',
+        'string="false">', "<|message_sep|>",
+    )  # fmt: skip
+    malformed = ("<｜GCML｜tool_calls>", '<｜GCML｜tool_calls><｜GCML｜invoke name="f">', "<｜GCML｜invoke>")

@@ -20,6 +20,7 @@ from torchrl_agentic.parsers.formats.apriel import AprielParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.fence import FenceParser
 from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
+from torchrl_agentic.parsers.formats.gigachat import GigaChat3Parser, GigaChat35Parser
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
@@ -76,6 +77,8 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     NemotronNanoV2Parser,
     LongCatParser,
     InternLMParser,
+    GigaChat3Parser,
+    GigaChat35Parser,
     OpenAIToolCallParser,
     AnthropicToolUseParser,
     XMLToolCallParser,
