@@ -470,3 +470,26 @@ class TestGigaChat35(ParserContract):
         'string="false">', "<|message_sep|>",
     )  # fmt: skip
     malformed = ("<｜GCML｜tool_calls>", '<｜GCML｜tool_calls><｜GCML｜invoke name="f">', "<｜GCML｜invoke>")
+
+
+class TestApertus(ParserContract):
+    parser = get_parser("apertus")
+    markers = (
+        "<|tools_prefix|>", "<|tools_suffix|>", '[{"f": {"a": 1}}, {"g": {}}]', LIST, '{"f": {}}', "[]",
+        "<|inner_prefix|>", "<|inner_suffix|>", "<|assistant_end|>",
+    )  # fmt: skip
+    malformed = (
+        "<|tools_prefix|>", "<|tools_prefix|>[]<|tools_suffix|>", "<|tools_prefix|>[{}]<|tools_suffix|>",
+        '<|tools_prefix|>[{"f": [1]}]<|tools_suffix|>',
+        '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>',
+        '<|tools_prefix|>[{"f": {}}',
+    )  # fmt: skip
+
+
+class TestMiniMaxM1(ParserContract):
+    parser = get_parser("minimax_m1")
+    markers = ("<tool_calls>", "<tool_calls>\n", "\n</tool_calls>", CALL, f"{CALL}\n{CALL}", LIST, "[]")
+    malformed = (
+        "<tool_calls>", "<tool_calls></tool_calls>", "<tool_calls>\n{}\n</tool_calls>",
+        f"<tool_calls>\n{CALL[:-1]}\n</tool_calls>", f"<tool_calls>\n{CALL} and\n</tool_calls>",
+    )  # fmt: skip

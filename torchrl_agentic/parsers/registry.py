@@ -15,6 +15,7 @@ from torchrl_agentic.look_alike import derives, lacking
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
+from torchrl_agentic.parsers.formats.apertus import ApertusParser
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
 from torchrl_agentic.parsers.formats.apriel import AprielParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
@@ -35,6 +36,7 @@ from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.longcat import LongCatParser
+from torchrl_agentic.parsers.formats.minimax_m1 import MiniMaxM1Parser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.nemotron import NemotronNanoV2Parser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
@@ -79,6 +81,8 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     InternLMParser,
     GigaChat3Parser,
     GigaChat35Parser,
+    ApertusParser,
+    MiniMaxM1Parser,
     OpenAIToolCallParser,
     AnthropicToolUseParser,
     XMLToolCallParser,
