@@ -424,6 +424,21 @@ class TestNemotronNanoV2(ParserContract):
     malformed = ("<TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>", "<TOOLCALL>[{}</TOOLCALL>", f"<TOOLCALL>{LIST[1:]}")
 
 
+class TestXLAM(ParserContract):
+    parser = get_parser("xlam")
+    at_line_start = True
+    markers = (
+        LIST, CALL, "[", '[{"name"', '[{"name": "f", ', "[TOOL_CALLS]", "[TOOL", "<tool_call>",
+        "</tool_call>", "```json\n", "[]", "<|im_end|>", '[{"arguments": {}, "name": "f"}',
+        '[{"function": {"name": "f"}}]',
+    )  # fmt: skip
+    malformed = (
+        LIST[:-1], "[TOOL_CALLS]", "[TOOL_CALLS][3]", "<tool_call>oops</tool_call>", "<tool_call>[",
+        '[{"name": "f", "arguments": [1]}]', '[{"name": "f", "arguments": {"a": NaN}}]',
+        '[{"name": "f", "arguments": ' + "[" * 100_000,
+    )  # fmt: skip
+
+
 class TestLongCat(ParserContract):
     parser = get_parser("longcat")
     markers = (

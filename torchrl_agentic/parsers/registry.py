@@ -44,6 +44,7 @@ from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, Py
 from torchrl_agentic.parsers.formats.qwen_coder import Qwen3CoderParser, SeedOSSParser
 from torchrl_agentic.parsers.formats.react import ReActParser
 from torchrl_agentic.parsers.formats.tags import TagsParser
+from torchrl_agentic.parsers.formats.xlam import XLAMParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     AprielParser,
     HunyuanA13BParser,
     NemotronNanoV2Parser,
+    XLAMParser,
     LongCatParser,
     InternLMParser,
     GigaChat3Parser,
