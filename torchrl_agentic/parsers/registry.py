@@ -106,7 +106,7 @@ _ENGINE_FORMATS = {
     "hf": "transformers:", "response_template": "transformers:",
     "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon", "plamo3": "vllm:plamo3",
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
-    "step5": "vllm:step5", "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
+    "step5": "vllm:step5", "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1",
 }  # fmt: skip
 """Names of vLLM 0.33 and SGLang 0.5 for formats that only these engines read → the adapter."""
 

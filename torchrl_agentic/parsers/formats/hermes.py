@@ -17,8 +17,18 @@ class HermesParser(JSONBlockParser):
     """
 
     name: ClassVar[str] = "hermes"
-    aliases = ("qwen2.5", "qwen25", "qwen3", "qwen", "qwen3_json", "granite4", "ernie45")
-    models = "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, Ernie 4.5, Bielik, Reka Edge"
+    aliases = (
+        "qwen2.5",
+        "qwen25",
+        "qwen3",
+        "qwen",
+        "qwen3_json",
+        "granite4",
+        "ernie45",
+        "smollm3",
+        "trinity",
+    )
+    models = "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, Ernie 4.5, Bielik, Reka Edge, SmolLM3, Trinity"
     example = '<tool_call>{"name", "arguments"}</tool_call>'
     stop = ("<|im_end|>",)
     openers = ("<tool_call>",)
