@@ -5,6 +5,7 @@ from call_templates import ARGS, NAME, tokenizer_with
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import PARSERS, CallReady, TextDelta, check_parser, get_parser
+from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
 PARSER, GCML = get_parser("gigachat3"), get_parser("gigachat35")
 ADD = '{"name": "add", "arguments": {"a": 1}}'
@@ -120,3 +121,16 @@ def test_auto_finds_gcml():
     parser = get_parser("auto", tokenizer=tokenizer)
     assert parser.name == "gigachat35"
     assert check_parser(parser, {"add": {}}, tokenizer, parsers=PARSERS) == ["add"]
+
+
+@pytest.mark.parametrize("before", ["", "<|message_sep|>\n\n"])
+def test_a_role_that_is_only_spelled_calls_nothing(before):
+    """In tokens the end of a role's name is one of its own; the same characters are text."""
+    tokenizer, plain = byte_tokenizer(added=("<|role_sep|>", "<|message_sep|>")), byte_tokenizer()
+    sampled = tokenizer.encode(f"{before}function call<|role_sep|>\n{ADD}", add_special_tokens=False)
+    assert [call.tool for call in PARSER.parse_tokens(sampled, tokenizer).calls] == ["add"]
+    spelled = [
+        *tokenizer.encode(before, add_special_tokens=False),
+        *plain.encode(f"function call<|role_sep|>\n{ADD}", add_special_tokens=False),
+    ]
+    assert PARSER.parse_tokens(spelled, tokenizer).calls == ()

@@ -12,8 +12,8 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser
 
-_MESSAGE_END = "<|message_sep|>"
-_ROLE = "function call<|role_sep|>"
+_MESSAGE_END, _ROLE_END = "<|message_sep|>", "<|role_sep|>"
+_ROLE = f"function call{_ROLE_END}"
 
 
 class GigaChat3Parser(JSONBlockParser):
@@ -32,11 +32,16 @@ class GigaChat3Parser(JSONBlockParser):
     turn_end = (_MESSAGE_END, "</s>")
     shape = '<|function_call|>{"name": "tool name", "arguments": {"argument": "value"}}'
 
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether a marker is one; of the name of a role only the end is a token."""
+        return not reader.at(_ROLE, start) or reader.at(_ROLE_END, start + len(_ROLE) - len(_ROLE_END))
+        yield
+
     def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
         """Step: do what a marker asks for; the end of one message may begin the message of a call."""
         if marker == _MESSAGE_END:
             after = yield from reader.skip(place + len(marker))
-            if (yield from reader.which((_ROLE,), after)):
+            if (yield from reader.which((_ROLE,), after)) and (yield from self.opens(reader, after)):
                 reader.opened_at = place
                 return (yield from self.attempt(reader, after))
         return (yield from super()._at_marker(reader, place, marker))
@@ -47,7 +52,7 @@ class GigaChat3Parser(JSONBlockParser):
 
     def control_markers(self) -> tuple[str, ...]:
         """What steers the conversation in this format."""
-        return (*super().control_markers(), "<|role_sep|>")
+        return (*super().control_markers(), _ROLE_END)
 
 
 class GigaChat35Parser(DeepSeekV4Parser):
