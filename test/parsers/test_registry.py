@@ -33,6 +33,7 @@ def test_no_alias_is_the_name_of_another_parser():
         ("gigachat31", "gigachat3"),
         ("llama_nemotron_json", "nemotron_nano_v2"),
         ("smollm3", "hermes"),
+        ("firefunction_v2", "phi4_mini"),
         ("trinity", "hermes"),
     ],
 )
