@@ -20,7 +20,7 @@ class GigaChat3Parser(JSONBlockParser):
     """`<|function_call|>{"name": …, "arguments": {…}}` (3.1), or the same in a message of its own (3).
 
     That message begins with `<|message_sep|>`, two newlines and `function call<|role_sep|>`. Calls are
-    written as by 3.1. Elsewhere `<|message_sep|>` ends the turn.
+    written as by 3.1. Elsewhere `<|message_sep|>` ends the turn. It stays in the text.
     """
 
     name: ClassVar[str] = "gigachat3"
@@ -42,7 +42,6 @@ class GigaChat3Parser(JSONBlockParser):
         if marker == _MESSAGE_END:
             after = yield from reader.skip(place + len(marker))
             if (yield from reader.which((_ROLE,), after)) and (yield from self.opens(reader, after)):
-                reader.opened_at = place
                 return (yield from self.attempt(reader, after))
         return (yield from super()._at_marker(reader, place, marker))
 

@@ -35,6 +35,7 @@ class XLAMParser(Llama3JSONParser):
     stop = ("<|im_end|>", "<|eot_id|>")
     result_role = "tool"
     openers = (*_WRAPPERS, "[")
+    shapes: ClassVar = {"[": (_FIRST_KEY, _PART_OF_FIRST_KEY)}
     turn_end = ("<|im_end|>", "<|eot_id|>")
     arguments_key = "arguments"
     around = ("[", ", ", "]")
@@ -47,8 +48,9 @@ class XLAMParser(Llama3JSONParser):
             return True
         if not reader.at("[", start) or not reader.is_line_start(start):
             return False
-        while not _FIRST_KEY.match(reader.text, start):
-            if reader.is_whole or not _PART_OF_FIRST_KEY.match(reader.text, start):
+        shape, part = self.shapes["["]
+        while not shape.match(reader.text, start):
+            if reader.is_whole or not part.match(reader.text, start):
                 return False
             yield
         return True
