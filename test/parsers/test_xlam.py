@@ -75,6 +75,8 @@ def test_a_wrapper_opens_a_list_anywhere_and_is_noted(before, after):
         ('[{"name": "add", "arguments": {a: 1}}]', ["invalid_json"]),
         ('[{"name": "add", "arguments": 1}]', ["bad_arguments"]),
         (f'[{ADD}, {{"name": "f"}}, 3]', [("add", {"a": 1}), ("f", {}), "missing_name"]),
+        ('[{"name": "add", "arguments": {"a": NaN}}]', ["invalid_json"]),
+        ('[{"name": "add", "arguments": {"a": NaN, ', ["unclosed"]),
         ("[TOOL_CALLS]", ["unclosed"]),
         ("[TOOL_CALLS][]", ["missing_name"]),
         ("<tool_call>add</tool_call>", ["invalid_json"]),

@@ -31,11 +31,14 @@ def _finite(text: str) -> float:
 
 
 _decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_odd_decoder: Any = json.JSONDecoder(parse_int=str)
 scan_once: Callable[[str, int], tuple[JSON, int]] = _decoder.scan_once
 """`decode` without its checks, and with the errors of `json`."""
 
 
-def _scan_piece(text: str, at: int) -> tuple[JSON, int]:
+def _scan_piece(
+    text: str, at: int, scan: Callable[[str, int], tuple[JSON, int]] = scan_once
+) -> tuple[JSON, int]:
     """Read a value like `scan_once`, at a cost that does not grow with the text in front of it.
 
     To report an error `json` counts the newlines from the beginning of the text, so that many errors in a
@@ -43,10 +46,10 @@ def _scan_piece(text: str, at: int) -> tuple[JSON, int]:
     `json`, and the rest if what broke may be due to the cut.
     """
     if at < _FAR:
-        return scan_once(text, at)
+        return scan(text, at)
     piece = text[at : at + _PIECE]
     try:
-        value, end = scan_once(piece, 0)
+        value, end = scan(piece, 0)
     except StopIteration as stop:
         place, error = stop.value, StopIteration(at + stop.value)
     except JSONDecodeError as broken:
@@ -57,7 +60,20 @@ def _scan_piece(text: str, at: int) -> tuple[JSON, int]:
         return value, at + end
     if place < len(piece) - _LONGEST_TOKEN:
         raise error
-    return scan_once(text, at)
+    return scan(text, at)
+
+
+def extent_of_odd(text: str, at: int) -> tuple[int, int]:
+    """Return where a value ends that holds numbers which are no JSON; -1 if it breaks, and where it does."""
+    try:
+        end = _scan_piece(text, at, _odd_decoder.scan_once)[1]
+    except StopIteration as error:
+        return -1, max(error.value, at + 1)
+    except JSONDecodeError as error:
+        return -1, max(error.pos, at + 1)
+    except RecursionError:
+        return -1, at + 1
+    return end, end
 
 
 def skip_whitespace(text: str, at: int) -> int:
