@@ -75,6 +75,19 @@ def test_a_template_that_wants_arguments_as_a_string_gets_one():
     assert get_parser("auto", tokenizer=tokenizer_with(written)).name == "hermes"
 
 
+def test_a_template_that_knows_types_by_one_word_can_show_the_sentinel():
+    """Those of Hermes 2 Pro and Hermes 3 look into a list of types for ever if one of them is null."""
+    types = (
+        "{% macro type(t) %}{% if t in ('string', 'integer', 'boolean', 'object') %}{{ t }}"
+        "{% elif t is iterable %}{% for one in t %}{{ type(one) }}{% endfor %}{% endif %}{% endmacro %}"
+        "{% for tool in tools %}{% for p in tool.function.parameters.properties.values() %}"
+        "{{ type(p.type) if p.type is defined else 'any' }}{% endfor %}{% endfor %}"
+    )
+    tokenizer = tokenizer_with(WRITTEN["hermes"])
+    tokenizer.chat_template = types + tokenizer.chat_template
+    assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
+
+
 def test_of_formats_alike_the_one_is_chosen_whose_turns_end_as_the_template_ends_them():
     class Other(HermesParser):
         name = "other"

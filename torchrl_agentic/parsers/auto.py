@@ -27,7 +27,7 @@ _SCHEMA = {
         "text": {"type": "string"},
         "count": {"type": "integer"},
         "flag": {"type": "boolean"},
-        "limit": {"type": ["null", "integer"]},
+        "limit": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
     },
     "required": ["text", "count", "flag", "limit"],
 }
