@@ -66,7 +66,29 @@ MARKER_SETS = {
     ),
     "lfm2": ("<|im_start|>", "<|im_end|>", "<|tool_list_start|>", "<|tool_response_end|>", "<|startoftext|>"),
     "cohere": ("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>", "<PAD>", "<CLS>"),
-    "nemotron": ("<SPECIAL_10>", "<SPECIAL_12>", "<extra_id_0>", "<extra_id_1>", "<TOOLCALL>", "</TOOLCALL>"),
+    "nemotron": (
+        "<SPECIAL_10>", "<SPECIAL_12>", "<extra_id_0>", "<extra_id_1>", "<TOOLCALL>", "</TOOLCALL>",
+        "<TOOL_RESPONSE>", "</TOOL_RESPONSE>",
+    ),
+    "jamba": ("<|bom|>", "<|eom|>", "<tool_calls>", "</tool_calls>", "<|startoftext|>", "<|pad|>"),
+    "apriel": (
+        "<|begin_user|>", "<|end|>", "<|begin_assistant|>", "<|begin_tool_result|>", "<tool_calls>",
+        "</tool_calls>", "[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]",
+    ),
+    "longcat": (
+        "<longcat_user>", "</longcat_s>", "<longcat_assistant>", "<longcat_s>", "<longcat_tool_call>",
+        "</longcat_tool_call>", "<longcat_think>", "</longcat_think>", "<longcat_system>",
+    ),
+    "internlm": ("<|im_start|>", "<|im_end|>", "<|action_start|>", "<|action_end|>", "<|plugin|>"),
+    "gigachat": ("<|role_sep|>", "<|message_sep|>", "<|function_call|>", "｜GCML｜", "<s>", "</s>"),
+    "apertus": (
+        "<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>", "<|tools_prefix|>",
+        "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>",
+    ),
+    "minimax_m1": (
+        "<beginning_of_sentence>", "<end_of_sentence>", "<begin_of_document>", "<tool_calls>",
+        "</tool_calls>",
+    ),
     "smolvlm": ("<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>"),
 }  # fmt: skip
 """By family: what opens a turn, what ends one, and more added tokens of its `tokenizer_config.json`."""

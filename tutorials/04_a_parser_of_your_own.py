@@ -11,39 +11,38 @@ there already, and one for a format with a syntax of its own.
 # JSON between markers
 # --------------------
 #
-# InternLM 2 writes ``<|action_start|><|plugin|>{"name": "f", "parameters": {…}}<|action_end|>``. JSON between
-# an opener and a closer is what :class:`JSONBlockParser` reads, so the parser only names the markers. What it
-# gets for that: one entry per attempt, errors that tell the model what to fix, thoughts and fences left
-# alone, streaming, reading by tokens, structural tags.
+# Suppose a model writes ``<|call|>{"name": "f", "parameters": {…}}<|/call|>``; this format is made up. JSON
+# between an opener and a closer is what :class:`JSONBlockParser` reads, so the parser only names the markers.
+# ``parsers/formats/longcat.py`` does the same for a real model. What it gets for that: one entry per attempt,
+# errors that tell the model what to fix, thoughts and fences left alone, streaming, reading by tokens,
+# structural tags.
 
 from torchrl_agentic.parsers import PARSERS, JSONBlockParser, get_parser
 
 
-class InternLM2Parser(JSONBlockParser):
-    """`<|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>`."""
+class MineParser(JSONBlockParser):
+    """`<|call|>{"name": …, "parameters": {…}}<|/call|>`."""
 
-    name = "internlm2"
+    name = "mine"
     stop = ("<|im_end|>",)
-    openers = ("<|action_start|><|plugin|>",)
-    closer = "<|action_end|>"
+    openers = ("<|call|>",)
+    closer = "<|/call|>"
     turn_end = ("<|im_end|>",)
     arguments_key = "parameters"
-    shape = (
-        '<|action_start|><|plugin|>{"name": "tool name", "parameters": {"argument": "value"}}<|action_end|>'
-    )
+    shape = '<|call|>{"name": "tool name", "parameters": {"argument": "value"}}<|/call|>'
 
 
-PARSERS["internlm2"] = InternLM2Parser  # in the project itself: a line in parsers/registry.py
+PARSERS["mine"] = MineParser  # in the project itself: a line in parsers/registry.py
 
-text = 'Let me see. <|action_start|><|plugin|>{"name": "add", "parameters": {"a": 1}}<|action_end|>'
-result = get_parser("internlm2").parse(text)
+text = 'Let me see. <|call|>{"name": "add", "parameters": {"a": 1}}<|/call|>'
+result = get_parser("mine").parse(text)
 print(result.text, result.calls[0].tool, result.calls[0].args)
 assert (result.calls[0].tool, result.calls[0].args) == ("add", {"a": 1})
 
 # %%
 # A broken call is an entry too, and says what the model should do.
 
-(broken,) = get_parser("internlm2").parse("<|action_start|><|plugin|>{oops}<|action_end|>").calls
+(broken,) = get_parser("mine").parse("<|call|>{oops}<|/call|>").calls
 print(broken.error.code, "|", broken.error.message)
 assert broken.error.code == "invalid_json"
 
@@ -117,10 +116,10 @@ from torchrl_agentic.testing import ParserContract
 words = st.from_regex(r"[a-z]{0,5}", fullmatch=True)
 
 
-class TestInternLM2(ParserContract):
-    parser = InternLM2Parser()
-    markers = ("<|action_start|>", "<|plugin|>", "<|action_end|>", '{"name": "f", "parameters": {}}')
-    malformed = ("<|action_start|><|plugin|>", "<|action_start|><|plugin|>{}<|action_end|>")
+class TestMine(ParserContract):
+    parser = MineParser()
+    markers = ("<|call|>", "<|/call|>", '{"name": "f", "parameters": {}}')
+    malformed = ("<|call|>", "<|call|>{}<|/call|>")
 
 
 class TestAt(ParserContract):
@@ -134,7 +133,7 @@ class TestAt(ParserContract):
         return "f", {"a": "x"}
 
 
-for contract in (TestInternLM2(), TestAt()):
+for contract in (TestMine(), TestAt()):
     tests = [name for name in dir(contract) if name.startswith("test_")]
     for name in tests:
         getattr(contract, name)()

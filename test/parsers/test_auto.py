@@ -5,6 +5,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from call_templates import ARGS, NAME, tokenizer_with
 from torchrl.data.llm.history import _CHAT_TEMPLATES
 from typer.testing import CliRunner
 
@@ -20,13 +21,10 @@ from torchrl_agentic.parsers import (
     with_tools,
     with_tools_message,
 )
+from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
 QWEN = _CHAT_TEMPLATES["qwen"]
-HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-FOOTER = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n%s{% endif %}"
-CALL = "{% for c in m.tool_calls %}%s{% endfor %}"
-NAME, ARGS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
 PARAMS = "{% for k, v in c.function.arguments.items() %}%s{% endfor %}"
 VALUE = "{{ v if v is string else v | tojson }}"
 WRITTEN = {
@@ -49,13 +47,6 @@ WRITTEN = {
     )
     + ")]<|tool_call_end|>",
 }
-
-
-def tokenizer_with(written: str, beginning: str = ""):
-    tokenizer = byte_tokenizer()
-    calls = "{% if m.tool_calls %}" + CALL.replace("%s", written) + "{% endif %}"
-    tokenizer.chat_template = HEADER + calls + FOOTER.replace("%s", beginning)
-    return tokenizer
 
 
 @tool
@@ -81,6 +72,37 @@ def test_it_knows_that_the_template_opens_the_thought():
     assert get_parser("auto", tokenizer=tokenizer_with(WRITTEN["hermes"], "<think>\n")).reasoning_open
     closed = tokenizer_with(WRITTEN["hermes"], "<think>\n\n</think>\n\n")
     assert not get_parser("auto", tokenizer=closed).reasoning_open
+
+
+def test_a_template_that_wants_arguments_as_a_string_gets_one():
+    """It writes a mapping as Python does."""
+    written = f'<tool_call>\n{{"name": "{NAME}", "arguments": {{{{ c.function.arguments }}}}}}\n</tool_call>'
+    assert get_parser("auto", tokenizer=tokenizer_with(written)).name == "hermes"
+
+
+def test_a_template_that_knows_types_by_one_word_can_show_the_sentinel():
+    """Those of Hermes 2 Pro and Hermes 3 look into a list of types for ever if one of them is null."""
+    types = (
+        "{% macro type(t) %}{% if t in ('string', 'integer', 'boolean', 'object') %}{{ t }}"
+        "{% elif t is iterable %}{% for one in t %}{{ type(one) }}{% endfor %}{% endif %}{% endmacro %}"
+        "{% for tool in tools %}{% for p in tool.function.parameters.properties.values() %}"
+        "{{ type(p.type) if p.type is defined else 'any' }}{% endfor %}{% endfor %}"
+    )
+    tokenizer = tokenizer_with(WRITTEN["hermes"])
+    tokenizer.chat_template = types + tokenizer.chat_template
+    assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
+
+
+def test_of_formats_alike_the_one_is_chosen_whose_turns_end_as_the_template_ends_them():
+    class Other(HermesParser):
+        name = "other"
+        turn_end = ("<|bye|>",)
+
+    parsers = {"hermes": HermesParser, "other": Other}
+    tokenizer = tokenizer_with(WRITTEN["hermes"])
+    assert detect(tokenizer, parsers).name == "hermes"
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|bye|>")
+    assert detect(tokenizer, parsers).name == "other"
 
 
 def test_templates_without_calls_or_with_unknown_ones_are_refused():

@@ -413,3 +413,128 @@ class TestMiMo(ParserContract):
         "<tool_call>\n<function=f>\n<parameter=a>", "<parameter=", ">", "\n\n", XML_CALL,
     )  # fmt: skip
     malformed = ("<tool_call>\n<function=f>\n<parameter=a>1", "<tool_call>{}</tool_call>")
+
+
+LIST = '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
+
+
+class TestJamba(ParserContract):
+    parser = get_parser("jamba")
+    markers = ("<tool_calls>", "</tool_calls>", "<tool_calls>\n", LIST, CALL, "[]", "<|eom|>", ", ")
+    malformed = (
+        "<tool_calls>", "<tool_calls>[", "<tool_calls>[]</tool_calls>", "<tool_calls></tool_calls>",
+        "<tool_calls>[3]</tool_calls>", f"<tool_calls>{LIST} and</tool_calls>", f"<tool_calls>{LIST[:-1]}",
+        '<tool_calls>[{"name": "f", "arguments": [1]}]</tool_calls>', "<tool_calls>" + "[" * 100_000,
+    )  # fmt: skip
+
+
+class TestApriel(ParserContract):
+    parser = get_parser("apriel")
+    markers = (
+        "Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]\n", "[END FINAL RESPONSE]", "<tool_calls>",
+        "</tool_calls>", LIST, "<|end|>",
+    )  # fmt: skip
+    malformed = ("[BEGIN FINAL RESPONSE]\n<tool_calls>[{}]</tool_calls>",)
+
+
+class TestHunyuanA13B(ParserContract):
+    parser = get_parser("hunyuan_a13b")
+    markers = (
+        "<answer>", "</answer>", "<tool_calls>", "</tool_calls>", LIST, "<|eos|>", "<tool_response>",
+        "</tool_response>",
+    )  # fmt: skip
+    malformed = ("<answer><tool_calls>[{}]</tool_calls></answer>",)
+
+
+class TestNemotronNanoV2(ParserContract):
+    parser = get_parser("nemotron_nano_v2")
+    markers = (
+        "<TOOLCALL>", "</TOOLCALL>", LIST, CALL, "<SPECIAL_12>", "<TOOL_RESPONSE>[", "]</TOOL_RESPONSE>",
+    )  # fmt: skip
+    malformed = ("<TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>", "<TOOLCALL>[{}</TOOLCALL>", f"<TOOLCALL>{LIST[1:]}")
+
+
+class TestXLAM(ParserContract):
+    parser = get_parser("xlam")
+    at_line_start = True
+    markers = (
+        LIST, CALL, "[", '[{"name"', '[{"name": "f", ', "[TOOL_CALLS]", "[TOOL", "<tool_call>",
+        "</tool_call>", "```json\n", "[]", "<|im_end|>", '[{"arguments": {}, "name": "f"}',
+        '[{"function": {"name": "f"}}]',
+    )  # fmt: skip
+    malformed = (
+        LIST[:-1], "[TOOL_CALLS]", "[TOOL_CALLS][3]", "<tool_call>oops</tool_call>", "<tool_call>[",
+        '[{"name": "f", "arguments": [1]}]', '[{"name": "f", "arguments": {"a": NaN}}]',
+        '[{"name": "f", "arguments": ' + "[" * 100_000,
+    )  # fmt: skip
+
+
+class TestLongCat(ParserContract):
+    parser = get_parser("longcat")
+    markers = (
+        "<longcat_tool_call>", "</longcat_tool_call>", "<longcat_tool_call>\n", CALL, "<longcat_think>",
+        "</longcat_think>", "</longcat_s>",
+    )  # fmt: skip
+    malformed = (
+        "<longcat_tool_call>", "<longcat_tool_call></longcat_tool_call>", "<longcat_tool_call>f<",
+        f"<longcat_tool_call>{CALL[:-1]}</longcat_tool_call>", f"<longcat_tool_call>{CALL}{CALL}",
+    )  # fmt: skip
+
+
+class TestInternLM(ParserContract):
+    parser = get_parser("internlm")
+    markers = (
+        "<|action_start|>", "<|plugin|>", "<|interpreter|>", "<|action_end|>", "<|im_end|>", CALL,
+        '{"name": "f", "parameters": {}}', "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>\n",
+    )  # fmt: skip
+    malformed = (
+        "<|action_start|>", "<|action_start|><|plugin|>", "<|action_start|><|plugin|><|action_end|>",
+        f"<|action_start|>{CALL}<|action_end|>", "<|action_start|><|interpreter|>\nprint(1)<|action_end|>",
+        f"<|action_start|>\n{CALL}\n<|action_end|>", f"<|action_start|><|plugin|>{CALL} and<|action_end|>",
+    )  # fmt: skip
+
+
+class TestGigaChat3(ParserContract):
+    parser = get_parser("gigachat3")
+    markers = (
+        "<|function_call|>", "<|message_sep|>", "<|message_sep|>\n\n", "function call", "<|role_sep|>",
+        "function call<|role_sep|>\n", "<|message_sep|>\n\nfunction call<|role_sep|>\n", CALL, "</s>",
+    )  # fmt: skip
+    malformed = (
+        "<|function_call|>", "<|function_call|>{", "function call<|role_sep|>\n{}",
+        "<|message_sep|>\n\nfunction call<|role_sep|>\n" + CALL[:-1],
+        "<|message_sep|>function call<|role_sep|>",
+    )  # fmt: skip
+
+
+class TestGigaChat35(ParserContract):
+    parser = get_parser("gigachat35")
+    markers = (
+        "<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>", '<｜GCML｜invoke name="f">', "</｜GCML｜invoke>",
+        '<｜GCML｜parameter name="a" string="true">', "</｜GCML｜parameter>", '<｜GCML｜parameter name="b" ',
+        'string="false">', "<|message_sep|>",
+    )  # fmt: skip
+    malformed = ("<｜GCML｜tool_calls>", '<｜GCML｜tool_calls><｜GCML｜invoke name="f">', "<｜GCML｜invoke>")
+
+
+class TestApertus(ParserContract):
+    parser = get_parser("apertus")
+    markers = (
+        "<|tools_prefix|>", "<|tools_suffix|>", '[{"f": {"a": 1}}, {"g": {}}]', LIST, '{"f": {}}', "[]",
+        "<|inner_prefix|>", "<|inner_suffix|>", "<|assistant_end|>",
+    )  # fmt: skip
+    malformed = (
+        "<|tools_prefix|>", "<|tools_prefix|>[]<|tools_suffix|>", "<|tools_prefix|>[{}]<|tools_suffix|>",
+        '<|tools_prefix|>[{"f": [1]}]<|tools_suffix|>',
+        '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>',
+        '<|tools_prefix|>[{"f": {}}',
+    )  # fmt: skip
+
+
+class TestMiniMaxM1(ParserContract):
+    parser = get_parser("minimax_m1")
+    markers = ("<tool_calls>", "<tool_calls>\n", "\n</tool_calls>", CALL, f"{CALL}\n{CALL}", LIST, "[]")
+    malformed = (
+        "<tool_calls>", "<tool_calls></tool_calls>", "<tool_calls>\n{}\n</tool_calls>",
+        f"<tool_calls>\n{CALL[:-1]}\n</tool_calls>", f"<tool_calls>\n{CALL} and\n</tool_calls>",
+    )  # fmt: skip

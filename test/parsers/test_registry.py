@@ -25,6 +25,22 @@ def test_no_alias_is_the_name_of_another_parser():
     assert not ALIASES.keys() & PARSERS.keys()
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("apertus2509", "apertus"),
+        ("interns1", "internlm"),
+        ("gigachat31", "gigachat3"),
+        ("llama_nemotron_json", "nemotron_nano_v2"),
+        ("smollm3", "hermes"),
+        ("firefunction_v2", "phi4_mini"),
+        ("trinity", "hermes"),
+    ],
+)
+def test_names_of_engines_and_models_mean_the_format(name, meant):
+    assert get_parser(name) == get_parser(meant)
+
+
 def test_a_format_that_only_an_engine_reads_asks_for_that_engine(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
     with pytest.raises(MissingExtra, match="vllm"):

@@ -26,7 +26,7 @@ _SCHEMA = {
         "text": {"type": "string"},
         "count": {"type": "integer"},
         "flag": {"type": "boolean"},
-        "limit": {"type": ["null", "integer"]},
+        "limit": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
     },
     "required": ["text", "count", "flag", "limit"],
 }
@@ -122,6 +122,7 @@ def rendered(
         return tokenizer.apply_chat_template(messages, tokenize=False, tools=specs_of(tools), **told_all)
 
     reason: object = "it leaves calls out"
+    odd: Rendered | None = None
     for arguments in (call.args, dumps(call.args)):  # some templates want them as a string
         function = {"name": call.tool, "arguments": arguments}
         calls = [{"id": call.call_id, "type": "function", "function": function}]
@@ -132,8 +133,16 @@ def rendered(
             reason = f"{type(error).__name__}: {error}"
             continue
         answer = after[len(_shared(before, after)) :]
-        if call.tool in answer:
-            return Rendered(answer, _markup(before, write))
+        if call.tool not in answer:
+            continue
+        found = Rendered(answer, _markup(before, write))
+        # A template that wants a string writes a mapping as Python does.
+        if not isinstance(arguments, str) and arguments and str(arguments) in answer:
+            odd = found
+            continue
+        return found
+    if odd is not None:
+        return odd
     raise ValueError(f"the chat template writes no tool calls ({reason}); name the parser yourself")
 
 
@@ -202,7 +211,9 @@ def _likely(
     """Return the name of the parser that leaves least of a sentinel's call over, the call and its schema.
 
     Parsers that leave markup over, or that read other values than were written, do not count. For templates
-    that write some values wrong there are plainer calls.
+    that write some values wrong there are plainer calls. Of parsers that leave as little, the one counts
+    whose other markers the template writes: some families write their calls alike, and differ in what ends a
+    turn and opens a thought.
 
     Raises:
         ValueError: The template writes no calls, or none that a parser reads.
@@ -212,15 +223,26 @@ def _likely(
         call, tools = example_call(_SENTINEL, _SCHEMA, kind), {_SENTINEL: _SCHEMA}
         written = rendered(tokenizer, call, tools, **told)
         answer = written.answer
-        found: list[tuple[int, int, str]] = []
+        found: list[tuple[int, int, int, str]] = []
         for name, make in parsers.items():
             parser = make()
             result = parser.parse(answer, tools=tools)
             if _is_read(result, call) and written.is_whole(parser, result):
-                found.append((len(result.text), len(result.calls[0].notes), name))
+                markers = _markers_seen(parser, answer, tokenizer, told)
+                found.append((len(result.text), len(result.calls[0].notes), -markers, name))
         if found:
-            return min(found, key=lambda item: item[:2])[2], call, _SCHEMA
+            return min(found, key=lambda item: item[:3])[3], call, _SCHEMA
     raise ValueError(f"no parser reads what the chat template writes: {shortened(answer, 120)}")
+
+
+def _markers_seen(
+    parser: ToolCallParser, answer: str, tokenizer: ChatTokenizer, told: Mapping[str, Any]
+) -> int:
+    """Count the markers of a format that a chat template writes, those of calls aside."""
+    if not isinstance(parser, TextParser):
+        return 0
+    ends = sum(marker in answer for marker in parser.turn_end)
+    return ends + parser.opens_thought(tokenizer, **told)
 
 
 def _is_read(result: ParseResult, call: ParsedCall) -> bool:

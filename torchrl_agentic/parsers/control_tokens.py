@@ -32,6 +32,13 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "<audio|>", "<video|>",
     ),
     "deepseek": ("｜DSML｜",),
+    "gigachat": ("｜GCML｜",),
+    "jamba": ("<tool_calls>", "</tool_calls>"),
+    "apriel": ("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
+    "longcat": (
+        "<longcat_tool_call>", "</longcat_tool_call>", "<longcat_think>", "</longcat_think>", "<longcat_s>",
+        "</longcat_s>", "<longcat_system>", "<longcat_user>", "<longcat_assistant>",
+    ),
     "qwen": ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
     "glm": (
         "[gMASK]", "[sMASK]", "[MASK]", "<sop>", "<eop>", "<arg_key>", "</arg_key>", "<arg_value>",
@@ -40,6 +47,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "kimi": ("[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]"),
     "minimax": (
         "]~!b[", "[e~[", "]~b]", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
+        "<beginning_of_sentence>", "<end_of_sentence>", "<begin_of_document>",
         "<filename>", "<repo_name>", "<file_sep>", "<add_file>", "<empty_output>",
     ),
     "granite": (
@@ -48,7 +56,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "<jupyter_code>", "<jupyter_output>", "<commit_before>", "<commit_msg>", "<commit_after>",
     ),
     "cohere": ("<BOS_TOKEN>", "<EOS_TOKEN>", "<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>"),
-    "nemotron": ("<TOOLCALL>", "</TOOLCALL>", "<AVAILABLE_TOOLS>", "</AVAILABLE_TOOLS>", "<TOOL_RESPONSE>"),
+    "nemotron": (
+        "<TOOLCALL>", "</TOOLCALL>", "<AVAILABLE_TOOLS>", "</AVAILABLE_TOOLS>", "<TOOL_RESPONSE>",
+        "</TOOL_RESPONSE>",
+    ),
     "vision": (
         "<image>", "<video>", "<audio>", "<end_of_utterance>", "<fake_token_around_image>", "<global-img>",
     ),

@@ -15,27 +15,37 @@ from torchrl_agentic.look_alike import derives, lacking
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
+from torchrl_agentic.parsers.formats.apertus import ApertusParser
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
+from torchrl_agentic.parsers.formats.apriel import AprielParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.fence import FenceParser
 from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
+from torchrl_agentic.parsers.formats.gigachat import GigaChat3Parser, GigaChat35Parser
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
+from torchrl_agentic.parsers.formats.hunyuan_a13b import HunyuanA13BParser
 from torchrl_agentic.parsers.formats.inkling import InklingParser
+from torchrl_agentic.parsers.formats.internlm import InternLMParser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
+from torchrl_agentic.parsers.formats.jamba import JambaParser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
 from torchrl_agentic.parsers.formats.lfm2 import LFM2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
+from torchrl_agentic.parsers.formats.longcat import LongCatParser
+from torchrl_agentic.parsers.formats.minimax_m1 import MiniMaxM1Parser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
+from torchrl_agentic.parsers.formats.nemotron import NemotronNanoV2Parser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
 from torchrl_agentic.parsers.formats.pythonic import OLMo3Parser, PythonicParser
 from torchrl_agentic.parsers.formats.qwen_coder import MiMoParser, Qwen3CoderParser, SeedOSSParser
 from torchrl_agentic.parsers.formats.react import ReActParser
 from torchrl_agentic.parsers.formats.tags import TagsParser
+from torchrl_agentic.parsers.formats.xlam import XLAMParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
 
 if TYPE_CHECKING:
@@ -66,6 +76,17 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
+    JambaParser,
+    AprielParser,
+    HunyuanA13BParser,
+    NemotronNanoV2Parser,
+    XLAMParser,
+    LongCatParser,
+    InternLMParser,
+    GigaChat3Parser,
+    GigaChat35Parser,
+    ApertusParser,
+    MiniMaxM1Parser,
     OpenAIToolCallParser,
     AnthropicToolUseParser,
     XMLToolCallParser,
@@ -87,7 +108,7 @@ _ENGINE_FORMATS = {
     "hf": "transformers:", "response_template": "transformers:",
     "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon", "plamo3": "vllm:plamo3",
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
-    "step5": "vllm:step5", "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
+    "step5": "vllm:step5", "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1",
 }  # fmt: skip
 """Names of vLLM 0.33 and SGLang 0.5 for formats that only these engines read → the adapter."""
 

@@ -85,11 +85,13 @@ class JSONBlockParser(JSONTextParser):
 
     JSON ends itself, so a closer inside a string is data. A missing closer is forgiven where the JSON is
     complete and the next block or the end follows. arguments_key: what this format calls the arguments.
-    list_notes: what to note where a block is a list; nothing where the format has lists.
+    list_notes: what to note where a block is a list; nothing where the format has lists. fast: whether a
+    message may be read the short way, which is right where nothing but JSON stands between the tags.
     """
 
     arguments_key: ClassVar[str] = "arguments"
     list_notes: ClassVar[tuple[str, ...]] = ("list_of_calls",)
+    fast: ClassVar[bool] = True
 
     _begin: ClassVar[str] = ""
     _end: ClassVar[str] = ""
@@ -103,7 +105,7 @@ class JSONBlockParser(JSONTextParser):
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
         """Read one assistant message."""
-        if type(response) is str and self.closer and not self.reasoning_open:
+        if type(response) is str and self.fast and self.closer and not self.reasoning_open:
             result = self._clean(response, schemas_of(tools), turn)
             if result is not None:
                 return result
@@ -207,3 +209,31 @@ class JSONBlockParser(JSONTextParser):
         """Write a call as the model would."""
         body = dumps({"name": call.tool, self.arguments_key: call.args})
         return f"{self.openers[0]}\n{body}\n{self.closer}" if self.closer else body
+
+
+class JSONListParser(JSONBlockParser):
+    """A block of JSON that lists all calls of a message: `<tags>[{…}, {…}]</tags>`.
+
+    A subclass writes the tags and brackets in `around`. A call without the list is read too, and noted.
+    """
+
+    list_notes = ()
+    fast = False
+
+    def attempts(
+        self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
+    ) -> list[Attempt]:
+        """Give the calls of a block.
+
+        Raises:
+            Unreadable: It holds a single one, which cannot be read, or none.
+        """
+        if value == []:
+            raise Unreadable("empty", "the list holds no call")
+        if not isinstance(value, list):
+            notes = ("no_list", *notes)
+        return super().attempts(value, notes, first, is_checked=is_checked)
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the list around it."""
+        return dumps({"name": call.tool, self.arguments_key: call.args})

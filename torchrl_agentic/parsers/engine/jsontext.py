@@ -15,6 +15,7 @@ from torchrl_agentic.parsers.engine.attempts import EXCERPT, Attempt, Unreadable
 _WHITESPACE = re.compile("[ \t\n\r\ufeff]*+")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_FAR, _PIECE, _LONGEST_TOKEN = 1 << 16, 1 << 12, 16
 _BEGIN, _END = ("{", "["), ("}", "]")
 
 
@@ -30,8 +31,49 @@ def _finite(text: str) -> float:
 
 
 _decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_odd_decoder: Any = json.JSONDecoder(parse_int=str)
 scan_once: Callable[[str, int], tuple[JSON, int]] = _decoder.scan_once
 """`decode` without its checks, and with the errors of `json`."""
+
+
+def _scan_piece(
+    text: str, at: int, scan: Callable[[str, int], tuple[JSON, int]] = scan_once
+) -> tuple[JSON, int]:
+    """Read a value like `scan_once`, at a cost that does not grow with the text in front of it.
+
+    To report an error `json` counts the newlines from the beginning of the text, so that many errors in a
+    long one would take time in the square of its length. Far into a text only a piece of it is shown to
+    `json`, and the rest if what broke may be due to the cut.
+    """
+    if at < _FAR:
+        return scan(text, at)
+    piece = text[at : at + _PIECE]
+    try:
+        value, end = scan(piece, 0)
+    except StopIteration as stop:
+        place, error = stop.value, StopIteration(at + stop.value)
+    except JSONDecodeError as broken:
+        is_cut = broken.msg.startswith("Unterminated")
+        place = len(piece) if is_cut else broken.pos
+        error = JSONDecodeError(broken.msg, "", at + broken.pos)
+    else:
+        return value, at + end
+    if place < len(piece) - _LONGEST_TOKEN:
+        raise error
+    return scan(text, at)
+
+
+def extent_of_odd(text: str, at: int) -> tuple[int, int]:
+    """Return where a value ends that holds numbers which are no JSON; -1 if it breaks, and where it does."""
+    try:
+        end = _scan_piece(text, at, _odd_decoder.scan_once)[1]
+    except StopIteration as error:
+        return -1, max(error.value, at + 1)
+    except JSONDecodeError as error:
+        return -1, max(error.pos, at + 1)
+    except RecursionError:
+        return -1, at + 1
+    return end, end
 
 
 def skip_whitespace(text: str, at: int) -> int:
@@ -51,7 +93,7 @@ def decode(text: str, at: int, limits: Limits = LIMITS) -> tuple[JSON, int]:
     if text[at : at + 1] not in _BEGIN:
         raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
     try:
-        value, end = scan_once(text, at)
+        value, end = _scan_piece(text, at)
     except StopIteration as error:
         raise _broken(text, at, "expecting value", error.value, limits) from None
     except JSONDecodeError as error:

@@ -17,8 +17,13 @@ class HermesParser(JSONBlockParser):
     """
 
     name: ClassVar[str] = "hermes"
-    aliases = ("qwen2.5", "qwen25", "qwen3", "qwen", "qwen3_json", "granite4", "ernie45")
-    models = "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4.0 and 4.1, Ernie 4.5, Bielik, MiMo-VL, Reka Edge"
+    aliases = (
+        "qwen2.5", "qwen25", "qwen3", "qwen", "qwen3_json", "granite4", "ernie45", "smollm3", "trinity",
+    )  # fmt: skip
+    models = (
+        "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4.0 and 4.1, Ernie 4.5, SmolLM3, Bielik, MiMo-VL, Reka Edge, "
+        "Trinity"
+    )
     example = '<tool_call>{"name", "arguments"}</tool_call>'
     stop = ("<|im_end|>",)
     openers = ("<tool_call>",)

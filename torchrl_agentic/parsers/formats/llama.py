@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import decode, read_call
+from torchrl_agentic.parsers.engine.jsontext import decode, extent_of_odd, read_call
 from torchrl_agentic.parsers.engine.literals import LiteralReader
 from torchrl_agentic.parsers.engine.python_text import extent
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
@@ -89,8 +89,7 @@ class Llama3JSONParser(JSONBlockParser):
         broke = start if broken.at is None else broken.at
         closed = -1
         if broke == start:  # what is wrong is a value, such as NaN, and the object may go on behind it
-            closed = yield from self._closed(reader, start)
-            broke = max(closed, start + 1)
+            closed, broke = extent_of_odd(reader.text, start)
         if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
             return broke
         if closed < 0 and (yield from self._closed(reader, start)) < 0:

@@ -1,6 +1,6 @@
-"""Calls of Phi-4-mini: a JSON list behind `functools`, or between tags.
+"""Calls of Phi-4-mini and FireFunction v2: a JSON list behind `functools`, or between tags.
 
-Formats: the model card, and the chat templates of vLLM and llama.cpp for it.
+Formats: the model cards, and the chat templates of vLLM and llama.cpp for them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class Phi4MiniParser(JSONBlockParser):
     """`functools[{"name": …, "arguments": {…}}, …]`; or that list, or one object, in `<|tool_call|>` tags."""
 
     name: ClassVar[str] = "phi4_mini"
-    aliases = ("phi4_mini_json",)
-    models = "Phi-4-mini"
+    aliases = ("phi4_mini_json", "firefunction_v2")
+    models = "Phi-4-mini, FireFunction v2"
     example = "functools[{…}]"
-    stop = ("<|end|>",)
+    stop = ("<|end|>", "<|eot_id|>")
     openers = ("functools[", _TAG)
-    turn_end = ("<|end|>", "<|endoftext|>")
+    turn_end = ("<|end|>", "<|endoftext|>", "<|eot_id|>")
     list_notes = ()
     around = ("functools[", ", ", "]")
     shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'

@@ -1,0 +1,16 @@
+"""Chat templates made of the way in which a family writes a call."""
+
+from torchrl_agentic.testing.tokenizers import byte_tokenizer
+
+HEADER = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+FOOTER = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n%s{% endif %}"
+CALL = "{% for c in m.tool_calls %}%s{% endfor %}"
+NAME, ARGS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+
+
+def tokenizer_with(written: str, beginning: str = ""):
+    """A tokenizer whose template writes a call `c` as `written`, and begins a message with `beginning`."""
+    tokenizer = byte_tokenizer()
+    calls = "{% if m.tool_calls %}" + CALL.replace("%s", written) + "{% endif %}"
+    tokenizer.chat_template = HEADER + calls + FOOTER.replace("%s", beginning)
+    return tokenizer

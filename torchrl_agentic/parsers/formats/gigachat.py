@@ -1,0 +1,75 @@
+"""Calls of GigaChat: JSON behind a marker (3 and 3.1), and the "GCML" of 3.5.
+
+Formats: the chat templates of GigaChat 3 and 3.1, and SGLang's reader of 3.5.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser
+
+_MESSAGE_END, _ROLE_END = "<|message_sep|>", "<|role_sep|>"
+_ROLE = f"function call{_ROLE_END}"
+
+
+class GigaChat3Parser(JSONBlockParser):
+    """`<|function_call|>{"name": …, "arguments": {…}}` (3.1), or the same in a message of its own (3).
+
+    That message begins with `<|message_sep|>`, two newlines and `function call<|role_sep|>`. Calls are
+    written as by 3.1. Elsewhere `<|message_sep|>` ends the turn. It stays in the text.
+    """
+
+    name: ClassVar[str] = "gigachat3"
+    aliases = ("gigachat31",)
+    models = "GigaChat 3, 3.1"
+    example = '<|function_call|>{"name", "arguments"}'
+    stop = ("</s>",)
+    openers = ("<|function_call|>", _ROLE)
+    turn_end = (_MESSAGE_END, "</s>")
+    shape = '<|function_call|>{"name": "tool name", "arguments": {"argument": "value"}}'
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether a marker is one; of the name of a role only the end is a token."""
+        return not reader.at(_ROLE, start) or reader.at(_ROLE_END, start + len(_ROLE) - len(_ROLE_END))
+        yield
+
+    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: do what a marker asks for; the end of one message may begin the message of a call."""
+        if marker == _MESSAGE_END:
+            after = yield from reader.skip(place + len(marker))
+            if (yield from reader.which((_ROLE,), after)) and (yield from self.opens(reader, after)):
+                return (yield from self.attempt(reader, after))
+        return (yield from super()._at_marker(reader, place, marker))
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call as the model would."""
+        return f"{self.openers[0]}{super().write(call)}"
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format."""
+        return (*super().control_markers(), _ROLE_END)
+
+
+class GigaChat35Parser(DeepSeekV4Parser):
+    """DeepSeek V4's calls with `GCML` in place of `DSML`."""
+
+    name: ClassVar[str] = "gigachat35"
+    models = "GigaChat 3.5"
+    example = '<｜GCML｜tool_calls><｜GCML｜invoke name="f">…'
+    stop = ("</s>",)
+    section = ("<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>")
+    openers = ("<｜GCML｜invoke",)
+    closer = "</｜GCML｜invoke>"
+    parameter, parameter_end = "<｜GCML｜parameter", "</｜GCML｜parameter>"
+    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    turn_end = (_MESSAGE_END, "</s>")
+    forged = ("", "")
+    shape = DeepSeekV4Parser.shape.replace("DSML", "GCML")
+
+    def frame(self, name: str) -> None:
+        """Give none: xgrammar writes such arguments only as DSML."""
+        del name

@@ -1,0 +1,61 @@
+"""Calls of InternLM2 and Intern-S1: JSON behind `<|plugin|>`. Format: InternLM2's chat format."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+
+_PLUGIN, _INTERPRETER = "<|plugin|>", "<|interpreter|>"
+
+
+class InternLMParser(JSONBlockParser):
+    """`<|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>`, any number of them.
+
+    Code behind `<|interpreter|>` names no tool: it becomes an error entry.
+    """
+
+    name: ClassVar[str] = "internlm"
+    aliases = ("internlm2", "interns1")
+    models = "InternLM2, InternLM2.5, Intern-S1"
+    example = '<|action_start|><|plugin|>{"name", "parameters"}<|action_end|>'
+    stop = ("<|im_end|>",)
+    openers = ("<|action_start|>",)
+    closer = "<|action_end|>"
+    turn_end = ("<|im_end|>",)
+    arguments_key = "parameters"
+    fast = False
+    shape = (
+        f'<|action_start|>{_PLUGIN}\n{{"name": "tool name", "parameters": {{"argument": "value"}}}}\n'
+        "<|action_end|>"
+    )
+
+    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+        """Step: read the opener at `start` and what is called; give where the JSON begins, and notes.
+
+        Raises:
+            Unreadable: No plugin is called, or the message ends here.
+        """
+        at, notes = yield from super().begin(reader, start)
+        called = yield from reader.which((_PLUGIN, _INTERPRETER), at)
+        if called == _INTERPRETER:
+            raise Unreadable("wrong_dialect", f"tools are called behind {_PLUGIN}", at)
+        if not called:
+            raise Unreadable("missing_name", f"{_PLUGIN} is missing", at)
+        at = yield from reader.skip(at + len(called))
+        if at == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        return at, notes
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call as the model would."""
+        body = dumps({"name": call.tool, self.arguments_key: call.args})
+        return f"{self.openers[0]}{_PLUGIN}\n{body}\n{self.closer}"
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format."""
+        return (*super().control_markers(), _PLUGIN, _INTERPRETER)

@@ -1,0 +1,26 @@
+"""Calls of Nemotron Nano v2 and Llama-Nemotron: one JSON list in `<TOOLCALL>`. Format: their chat templates.
+
+Nemotron 3 writes the XML of Qwen3-Coder.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.parsers.engine.json_blocks import JSONListParser
+
+
+class NemotronNanoV2Parser(JSONListParser):
+    """`<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>`."""
+
+    name: ClassVar[str] = "nemotron_nano_v2"
+    aliases = ("llama_nemotron_json",)
+    models = "Nemotron Nano v2, Llama-Nemotron"
+    example = '<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>'
+    stop = ("<SPECIAL_12>", "<|eot_id|>")
+    openers = ("<TOOLCALL>",)
+    closer = "</TOOLCALL>"
+    turn_end = ("<SPECIAL_12>", "<|eot_id|>")
+    forged = ("<TOOL_RESPONSE>", "</TOOL_RESPONSE>")
+    around = ("<TOOLCALL>[", ", ", "]</TOOLCALL>")
+    shape = '<TOOLCALL>[{"name": "tool name", "arguments": {"argument": "value"}}]</TOOLCALL>'
