@@ -281,3 +281,24 @@ def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     ]
     assert outputs[0] == outputs[1]
     assert "call_1_0" in outputs[0]
+
+
+class TestMiniMaxM3(ParserContract):
+    parser = get_parser("minimax_m3")
+    markers = (
+        "]<]minimax[>[", "]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>", "]<]minimax[>[</invoke>",
+        ']<]minimax[>[<invoke name="f">', "]<]minimax[>[<a>", "]<]minimax[>[</a>", "]<]minimax[>[<item>",
+        "]<]minimax[>[</item>", "<mm:think>", "</mm:think>", "[e~[",
+    )  # fmt: skip
+    malformed = (
+        "]<]minimax[>[<tool_call>",
+        "]<]minimax[>[<tool_call>\n]<]minimax[>[</tool_call>",
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1',
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</b>]<]minimax[>[</invoke>',
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</invoke>',
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1[e~[',
+        ']<]minimax[>[<invoke name="f">a = 1]<]minimax[>[</invoke>',
+        ']<]minimax[>[<invoke name="f">' + "]<]minimax[>[<a>" * 500,
+        "]<]minimax[>[<invoke>]<]minimax[>[</invoke>",
+        '<tool_call>]<]minimax[>[<invoke name="',
+    )

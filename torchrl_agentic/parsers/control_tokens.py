@@ -40,7 +40,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "kimi": ("[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]"),
     "minimax": (
         "]~!b[", "[e~[", "]~b]", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
-        "<filename>", "<repo_name>", "<file_sep>", "<add_file>", "<empty_output>",
+        "<mm:think>", "</mm:think>", "<filename>", "<repo_name>", "<file_sep>", "<add_file>",
+        "<empty_output>",
     ),
     "granite": (
         "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<reponame>", "<gh_stars>",

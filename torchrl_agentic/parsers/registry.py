@@ -26,6 +26,7 @@ from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
+from torchrl_agentic.parsers.formats.minimax_m3 import MiniMaxM3Parser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
 from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
@@ -54,6 +55,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     KimiK2Parser,
     HarmonyParser,
     MiniMaxM2Parser,
+    MiniMaxM3Parser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,

@@ -215,7 +215,7 @@ class XMLParamsParser(TextParser):
         pieces = text.split(self.parameter_end)[1:]
         return any(piece.lstrip().startswith((self.parameter, self.closer)) for piece in pieces)
 
-    def frame(self, name: str) -> Frame:
+    def frame(self, name: str) -> Frame | None:
         """Give what stands around the arguments in a call of this tool."""
         text = self.write(ParsedCall(name, {}, "call_0_0"))
         before, closer, after = text.rpartition(self.closer)
