@@ -288,7 +288,7 @@ class TestMiniMaxM3(ParserContract):
     markers = (
         "]<]minimax[>[", "]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>", "]<]minimax[>[</invoke>",
         ']<]minimax[>[<invoke name="f">', "]<]minimax[>[<a>", "]<]minimax[>[</a>", "]<]minimax[>[<item>",
-        "]<]minimax[>[</item>", "<mm:think>", "</mm:think>", "[e~[",
+        "]<]minimax[>[</item>", "<mm:think>", "</mm:think>", "[e~[", "]<]minimax[>[ <invoke>",
     )  # fmt: skip
     malformed = (
         "]<]minimax[>[<tool_call>",
@@ -301,4 +301,22 @@ class TestMiniMaxM3(ParserContract):
         ']<]minimax[>[<invoke name="f">' + "]<]minimax[>[<a>" * 500,
         "]<]minimax[>[<invoke>]<]minimax[>[</invoke>",
         '<tool_call>]<]minimax[>[<invoke name="',
+    )
+
+
+class TestDeepSeekV41(ParserContract):
+    parser = get_parser("deepseek_v41")
+    markers = (
+        "<｜DSML｜ calls>", "</｜DSML｜ calls>", '<｜DSML｜ invoke name="f">', "</｜DSML｜ invoke>",
+        '<｜DSML｜ parameter name="a" string="true">', '<｜DSML｜ parameter name="a" string="false">',
+        "</｜DSML｜ parameter>", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="f">',
+        "</｜DSML｜invoke>",
+    )  # fmt: skip
+    malformed = (
+        "<｜DSML｜ calls>",
+        "<｜DSML｜ calls></｜DSML｜ calls>",
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n<｜DSML｜ parameter name="a" string="true">x',
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
+        "<｜DSML｜function_calls>",
     )

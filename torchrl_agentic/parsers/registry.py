@@ -22,7 +22,12 @@ from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
-from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
+from torchrl_agentic.parsers.formats.invoke import (
+    DeepSeekV4Parser,
+    DeepSeekV32Parser,
+    DeepSeekV41Parser,
+    MiniMaxM2Parser,
+)
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
@@ -51,6 +56,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     DeepSeekV31Parser,
     DeepSeekV32Parser,
     DeepSeekV4Parser,
+    DeepSeekV41Parser,
     GLM45Parser,
     KimiK2Parser,
     HarmonyParser,
