@@ -320,3 +320,24 @@ class TestDeepSeekV41(ParserContract):
         '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
         "<｜DSML｜function_calls>",
     )
+
+
+class TestCohere(ParserContract):
+    parser = get_parser("cohere_command3")
+    markers = (
+        "<|START_ACTION|>", "<|END_ACTION|>", '[{"tool_name": "f", "parameters": {"a": 1}}]', "[", "\n]",
+        '{"tool_call_id": "0", "tool_name": "f", "parameters": {}}', "<|START_THINKING|>", "<|END_THINKING|>",
+        "<|START_RESPONSE|>", "<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>", "<|END_OF_TURN_TOKEN|>",
+    )  # fmt: skip
+    malformed = (
+        "<|START_ACTION|>",
+        "<|START_ACTION|><|END_ACTION|>",
+        "<|START_ACTION|>[]<|END_ACTION|>",
+        "<|START_ACTION|>{}<|END_ACTION|>",
+        "<|START_ACTION|>[1, null]<|END_ACTION|>",
+        '<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": "x',
+        '<|START_ACTION|>[{"tool_name": "f", "parameters": {}}',
+        '<|START_ACTION|>[{"tool_name": "f", "parameters": [1]}]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_call_id": "0", "parameters": {}}]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_name": "f"}] and more<|END_ACTION|>',
+    )
