@@ -11,9 +11,9 @@ from torchrl_agentic.parsers.base import Tokenizer
 
 
 class Tokens:
-    """The text of some tokens. exact: marker → the places at which it is one token.
+    """The text of some tokens. exact: marker → the places at which it is one token, or a part of it is.
 
-    A marker that the tokenizer does not have as a token is not in `exact`: its characters are all there is.
+    A marker of which the tokenizer has no token is not in `exact`: its characters are all there is.
     """
 
     def __init__(self, ids: Sequence[int], tokenizer: Tokenizer, markers: Sequence[str]) -> None:
@@ -26,6 +26,9 @@ class Tokens:
         self.exact: dict[str, list[int]] = {marker: [] for marker in known.values()}
         if not self._place(known):
             self.exact, self._anchors = {}, [(0, 0)]
+        others = [marker for marker in markers if marker not in self.exact]
+        parts = {marker: part for marker in others for part in self.exact if part in marker}
+        self.exact |= {marker: self._around(marker, part) for marker, part in parts.items()}
         self._anchors.append((len(self.text), len(self._ids)))
 
     def _place(self, known: Mapping[int, str]) -> bool:
@@ -49,6 +52,12 @@ class Tokens:
             self._anchors += [(place, index), (at, index + 1)]
             start = index + 1
         return True
+
+    def _around(self, marker: str, part: str) -> list[int]:
+        """Return the places of a marker whose part is one token there."""
+        offset = marker.index(part)
+        places = (place - offset for place in self.exact[part])
+        return [place for place in places if place >= 0 and self.text.startswith(marker, place)]
 
     def _decoded(self, start: int, end: int) -> str:
         return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)

@@ -165,6 +165,10 @@ class DeepSeekV32Parser(InvokeParser):
         error.end = len(reader.text) if found < 0 else found + len(closer)
         raise error
 
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format; one token tells tags from text like them."""
+        return (*super().control_markers(), self.parameter, self.parameter_end, *self._others, "｜DSML｜")
+
     def is_string(self, attributes: dict[str, str]) -> bool | None:
         """Whether the tag says that its value is a string."""
         told = attributes.get("string")

@@ -232,6 +232,10 @@ class MiniMaxM3Parser(InvokeParser):
             raise ValueError(f"an object of nothing but {_ITEM!r} is a list in this format")
         return list(fields.items())
 
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format; the namespace token tells tags from text like them."""
+        return (*super().control_markers(), _NS)
+
     def frame(self, name: str) -> None:
         """Return None: no grammar of xgrammar nests elements."""
         del name
