@@ -1,4 +1,4 @@
-"""Cohere's Command R7B, A and 4: a list of calls between action tags; thoughts and answers in tags too."""
+"""Cohere's Command R, R7B, A and 4: a list of calls between action tags; thoughts and answers in tags too."""
 
 import json
 
@@ -158,3 +158,56 @@ def test_it_is_found_by_its_chat_template():
     assert get_parser("auto", tokenizer=tokenizer, reasoning=True).reasoning_open
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
     assert check_parser(parser, {"look": schema}, tokenizer, parsers=PARSERS) == ["look"]
+
+
+COMMAND_R = get_parser("command_r_plus")
+
+
+def fence(*calls, between: str = "\n") -> str:
+    return f"Action:{between}```json\n[{', '.join(map(json.dumps, calls))}]```"
+
+
+@pytest.mark.parametrize("between", ["", " ", "\n"])
+def test_command_r_calls_in_a_fence(between):
+    text = f"I will look. {fence(LOOK, STOP, between=between)}\nso"
+    found, result = read(text, COMMAND_R)
+    assert (found, result.text) == (SEEN, "I will look. \nso")
+    assert read(text.replace("]```", "]\n```"), COMMAND_R)[0] == SEEN
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Action: none", []),
+        ("Like so:\n```json\n[]\n```", []),
+        (fence({"parameters": {}}, STOP), ["missing_name", SEEN[1]]),
+        (fence(LOOK).removesuffix("```"), [SEEN[0]]),
+        (fence(LOOK)[:-20], ["unclosed"]),
+        (f"<results>{fence(LOOK)}</results>", []),
+        (fence(STOP) + fence(LOOK), [SEEN[1], SEEN[0]]),
+    ],
+)
+def test_command_r_reads_only_what_follows_the_word_action(text, expected):
+    assert read(text, COMMAND_R)[0] == expected
+
+
+def test_command_r_writes_no_ids_and_leaves_fences_in_results():
+    calls = [ParsedCall(name, args, "c") for name, args in SEEN]
+    assert "tool_call_id" not in COMMAND_R.render_calls(calls)
+    assert read(COMMAND_R.render_calls(calls), COMMAND_R)[0] == SEEN
+    (message,) = COMMAND_R.render(calls[:1], [ToolResult.from_text(f"Action: code\n```\n{fence(STOP)}")])
+    assert message["content"].startswith("Action: code\n```\n")
+    assert read(message["content"], COMMAND_R)[0] == []
+    assert COMMAND_R.structural_tag({"stop": {}})["format"]["triggers"] == ["Action:\n```json"]
+
+
+def test_command_r_is_found_by_its_chat_template():
+    tokenizer = byte_tokenizer()
+    calls = "Action:\n```json\n[{% for c in m.tool_calls %}\n    {{ c.args }}{% endfor %}\n]```"
+    call = '{"tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+    body = calls.replace("{{ c.args }}", call)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|START_OF_TURN_TOKEN|>{{ m.content }}"
+        f"{{% if m.tool_calls %}}{body}{{% endif %}}<|END_OF_TURN_TOKEN|>{{% endfor %}}"
+    )
+    assert get_parser("auto", tokenizer=tokenizer).name == "command_r"

@@ -341,3 +341,18 @@ class TestCohere(ParserContract):
         '<|START_ACTION|>[{"tool_call_id": "0", "parameters": {}}]<|END_ACTION|>',
         '<|START_ACTION|>[{"tool_name": "f"}] and more<|END_ACTION|>',
     )
+
+
+class TestCommandR(ParserContract):
+    parser = get_parser("command_r")
+    markers = (
+        "Action:\n```json", "Action: ```json\n", '[{"tool_name": "f", "parameters": {"a": 1}}]', "]```", "[",
+        "<results>", "</results>", "<|END_OF_TURN_TOKEN|>", "Action:",
+    )  # fmt: skip
+    malformed = (
+        "Action: ```json",
+        "Action: ```json\n```",
+        "Action:\n```json\n[]\n```",
+        'Action:\n```json\n[{"tool_name": "f", "parameters": {"a": "x',
+        'Action:\n```json\n[{"parameters": {}}]\n```',
+    )

@@ -16,7 +16,7 @@ from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
-from torchrl_agentic.parsers.formats.cohere import CohereParser
+from torchrl_agentic.parsers.formats.cohere import CohereParser, CommandRParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.fence import FenceParser
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
@@ -64,6 +64,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     MiniMaxM2Parser,
     MiniMaxM3Parser,
     CohereParser,
+    CommandRParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,

@@ -1,4 +1,4 @@
-"""Calls of Cohere's Command R7B, Command A and Command 4. Formats: their chat templates."""
+"""Calls of Cohere's Command R, R7B, A and 4. Formats: their chat templates."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import re
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
 from torchrl_agentic.parsers.engine.structural import Frame
 
 _NAMES = {"tool_call_id": "id", "tool_name": "name", "parameters": "arguments"}
+_FENCE = "```json"
 _OURS = re.compile(r"call_\d+_(\d+)")
 
 
@@ -82,3 +84,56 @@ def wire_id(call: ParsedCall) -> str:
         return call.call_id
     ours = _OURS.fullmatch(call.call_id)
     return ours[1] if ours else str(call.index)
+
+
+class CommandRParser(CohereParser):
+    """`Action:` and a Markdown fence with a list of `{"tool_name", "parameters"}`, without ids."""
+
+    name: ClassVar[str] = "command_r"
+    aliases = ("command_r_plus",)
+    models = "Command R, R+"
+    example = 'Action: ```json [{"tool_name", "parameters"}]```'
+    openers = ("Action:",)
+    closer = "```"
+    trigger = f"{openers[0]}\n{_FENCE}"
+    around = (f"{trigger}\n[\n    ", ",\n    ", f"\n]{closer}")
+    forged = ("<results>", "</results>")
+    shape = f'{trigger}\n[{{"tool_name": "tool name", "parameters": {{"argument": "value"}}}}]{closer}'
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether a fence of JSON follows."""
+        after = yield from reader.skip(start + len(self.openers[0]))
+        return bool((yield from reader.which((_FENCE,), after)))
+
+    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+        """Step: read the opener and the fence at `start`; give where the body begins, and notes.
+
+        Raises:
+            Unreadable: There is no body.
+        """
+        fence = yield from reader.skip(start + len(self.openers[0]))
+        at = yield from reader.skip(fence + len(_FENCE))
+        if at == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        return at, ()
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable call at `start`: the end of its fence."""
+        fence = yield from reader.skip(start + len(self.openers[0]))
+        return (yield from super().end_of_bad(reader, start, max(broke, fence + len(_FENCE))))
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the list around it."""
+        return dumps({"tool_name": call.tool, "parameters": call.args})
+
+    def frame(self, name: str) -> Frame:
+        """Give what stands around the arguments of a call."""
+        before, _, after = self.write(ParsedCall(name, {}, "call_0_0")).rpartition("{}")
+        return Frame(before, after)
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format; its word and its fence alone do not."""
+        others = [
+            marker for marker in super().control_markers() if marker not in (*self.openers, self.closer)
+        ]
+        return (*others, *(f"{self.openers[0]}{between}{_FENCE}" for between in ("", " ", "\n")))
