@@ -47,6 +47,7 @@ MARKER_SETS = {
     "minimax": (
         "]~b]", "[e~[", "]~!b[", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
         "]<]image[>[", "]<]start of image[>[", "]<]speech[>[", "<fim_prefix>", "<reponame>", "<think>",
+        "]<]minimax[>[", "<mm:think>", "</mm:think>",
     ),
     "seed_oss": (
         "<seed:bos>", "<seed:eos>", "<seed:pad>", "<seed:think>", "</seed:think>", "<seed:tool_call>",

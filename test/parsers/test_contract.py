@@ -538,3 +538,78 @@ class TestMiniMaxM1(ParserContract):
         "<tool_calls>", "<tool_calls></tool_calls>", "<tool_calls>\n{}\n</tool_calls>",
         f"<tool_calls>\n{CALL[:-1]}\n</tool_calls>", f"<tool_calls>\n{CALL} and\n</tool_calls>",
     )  # fmt: skip
+
+
+class TestMiniMaxM3(ParserContract):
+    parser = get_parser("minimax_m3")
+    markers = (
+        "]<]minimax[>[", "]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>", "]<]minimax[>[</invoke>",
+        ']<]minimax[>[<invoke name="f">', "]<]minimax[>[<a>", "]<]minimax[>[</a>", "]<]minimax[>[<item>",
+        "]<]minimax[>[</item>", "<mm:think>", "</mm:think>", "[e~[", "]<]minimax[>[ <invoke>",
+    )  # fmt: skip
+    malformed = (
+        "]<]minimax[>[<tool_call>",
+        "]<]minimax[>[<tool_call>\n]<]minimax[>[</tool_call>",
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1',
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</b>]<]minimax[>[</invoke>',
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</invoke>',
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1[e~[',
+        ']<]minimax[>[<invoke name="f">a = 1]<]minimax[>[</invoke>',
+        ']<]minimax[>[<invoke name="f">' + "]<]minimax[>[<a>" * 500,
+        "]<]minimax[>[<invoke>]<]minimax[>[</invoke>",
+        '<tool_call>]<]minimax[>[<invoke name="',
+    )
+
+
+class TestDeepSeekV41(ParserContract):
+    parser = get_parser("deepseek_v41")
+    markers = (
+        "<｜DSML｜ calls>", "</｜DSML｜ calls>", '<｜DSML｜ invoke name="f">', "</｜DSML｜ invoke>",
+        '<｜DSML｜ parameter name="a" string="true">', '<｜DSML｜ parameter name="a" string="false">',
+        "</｜DSML｜ parameter>", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="f">',
+        "</｜DSML｜invoke>",
+    )  # fmt: skip
+    malformed = (
+        "<｜DSML｜ calls>",
+        "<｜DSML｜ calls></｜DSML｜ calls>",
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n<｜DSML｜ parameter name="a" string="true">x',
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
+        "<｜DSML｜function_calls>",
+    )
+
+
+class TestCohere(ParserContract):
+    parser = get_parser("cohere_command3")
+    markers = (
+        "<|START_ACTION|>", "<|END_ACTION|>", '[{"tool_name": "f", "parameters": {"a": 1}}]', "[", "\n]",
+        '{"tool_call_id": "0", "tool_name": "f", "parameters": {}}', "<|START_THINKING|>", "<|END_THINKING|>",
+        "<|START_RESPONSE|>", "<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>", "<|END_OF_TURN_TOKEN|>",
+    )  # fmt: skip
+    malformed = (
+        "<|START_ACTION|>",
+        "<|START_ACTION|><|END_ACTION|>",
+        "<|START_ACTION|>[]<|END_ACTION|>",
+        "<|START_ACTION|>{}<|END_ACTION|>",
+        "<|START_ACTION|>[1, null]<|END_ACTION|>",
+        '<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": "x',
+        '<|START_ACTION|>[{"tool_name": "f", "parameters": {}}',
+        '<|START_ACTION|>[{"tool_name": "f", "parameters": [1]}]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_call_id": "0", "parameters": {}}]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_name": "f"}] and more<|END_ACTION|>',
+    )
+
+
+class TestCommandR(ParserContract):
+    parser = get_parser("command_r")
+    markers = (
+        "Action:\n```json", "Action: ```json\n", '[{"tool_name": "f", "parameters": {"a": 1}}]', "]```", "[",
+        "<results>", "</results>", "<|END_OF_TURN_TOKEN|>", "Action:",
+    )  # fmt: skip
+    malformed = (
+        "Action: ```json",
+        "Action: ```json\n```",
+        "Action:\n```json\n[]\n```",
+        'Action:\n```json\n[{"tool_name": "f", "parameters": {"a": "x',
+        'Action:\n```json\n[{"parameters": {}}]\n```',
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -443,6 +444,15 @@ def V4(text: str) -> str:
     return text.replace("｜function_calls>", "｜tool_calls>")
 
 
+def V41(entry: Any) -> Any:
+    if isinstance(entry, tuple):
+        name, args = entry
+        return name, {key: V41(value) for key, value in args.items()}
+    if not isinstance(entry, str):
+        return entry
+    return re.sub(r"｜DSML｜(?=\w)", "｜DSML｜ ", entry.replace("｜function_calls>", "｜calls>"))
+
+
 DG = D(x="1")
 DOPEN = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
 DVALUE = f'{DOPEN}<｜DSML｜parameter name="s" string="true">va'
@@ -523,6 +533,10 @@ DSML4: list[Row] = [
     *((V4(text), expected, *options) for text, expected, *options in DSML),
     (f"<tool_result>{V4(V(DG))}</tool_result>", []),
     (T(P) + M("x"), []),
+]
+DSML41: list[Row] = [
+    *((V41(text), [*map(V41, expected)], *options) for text, expected, *options in DSML),
+    (f"<tool_result>{V41(V(DG))}</tool_result>", []),
 ]
 
 
@@ -612,7 +626,7 @@ GLM: list[Row] = [
 
 TABLES = {
     "hermes": HERMES, "qwen3_coder": QWEN, "seed_oss": SEED, "minimax_m2": MINIMAX, "deepseek_v32": DSML32,
-    "deepseek_v4": DSML4, "glm45": GLM,
+    "deepseek_v4": DSML4, "deepseek_v41": DSML41, "glm45": GLM,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
@@ -62,3 +63,31 @@ def test_token_spans_are_right_whatever_stands_before(spelled):
 def test_structured_formats_read_the_text():
     ids = PLAIN.encode('{"tools": [{"tool": "f"}]}', add_special_tokens=False)
     assert get_parser("json").parse_tokens(ids, PLAIN).calls[0].tool == "f"
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [("minimax_m3", "]<]minimax[>["), ("deepseek_v32", "｜DSML｜"), ("deepseek_v41", "｜DSML｜")],
+)
+def test_a_marker_of_which_a_part_is_a_token_counts_where_that_was_sampled(name, token):
+    """Spelled out it is text."""
+    parser, tokenizer = get_parser(name), byte_tokenizer(added=(token,))
+    call = parser.render_call(ParsedCall("f", {"a": "VALUE"}, "c"))
+    spelled = PLAIN.encode(call, add_special_tokens=False)
+    assert tokenizer.decode(spelled) == call
+    assert parser.parse_tokens(spelled, tokenizer).calls == ()
+    sampled = tokenizer.encode(call, add_special_tokens=False)
+    result = parser.parse_tokens([*spelled, *sampled], tokenizer)
+    (found,) = result.calls
+    assert (found.args, result.text) == ({"a": "VALUE"}, call)
+    assert found.token_span == (len(spelled), len(spelled) + len(sampled))
+
+
+def test_tags_of_minimax_m3_that_are_spelled_in_a_value_are_data():
+    parser, tokenizer = get_parser("minimax_m3"), byte_tokenizer(added=("]<]minimax[>[",))
+    call = parser.render_call(ParsedCall("f", {"a": "VALUE"}, "c"))
+    before, _, after = call.partition("VALUE")
+    ids = [tokenizer.encode(piece, add_special_tokens=False) for piece in (before, after)]
+    spelled = PLAIN.encode(call, add_special_tokens=False)
+    (found,) = parser.parse_tokens([*ids[0], *spelled, *ids[1]], tokenizer).calls
+    assert (found.error, found.args) == (None, {"a": call})

@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "kimi": ("[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]"),
     "minimax": (
         "]~!b[", "[e~[", "]~b]", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
-        "<beginning_of_sentence>", "<end_of_sentence>", "<begin_of_document>",
+        "<beginning_of_sentence>", "<end_of_sentence>", "<begin_of_document>", "<mm:think>", "</mm:think>",
         "<filename>", "<repo_name>", "<file_sep>", "<add_file>", "<empty_output>",
     ),
     "granite": (

@@ -18,6 +18,7 @@ from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.formats.apertus import ApertusParser
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
 from torchrl_agentic.parsers.formats.apriel import AprielParser
+from torchrl_agentic.parsers.formats.cohere import CohereParser, CommandRParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.fence import FenceParser
 from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
@@ -29,7 +30,12 @@ from torchrl_agentic.parsers.formats.hermes import HermesParser
 from torchrl_agentic.parsers.formats.hunyuan_a13b import HunyuanA13BParser
 from torchrl_agentic.parsers.formats.inkling import InklingParser
 from torchrl_agentic.parsers.formats.internlm import InternLMParser
-from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
+from torchrl_agentic.parsers.formats.invoke import (
+    DeepSeekV4Parser,
+    DeepSeekV32Parser,
+    DeepSeekV41Parser,
+    MiniMaxM2Parser,
+)
 from torchrl_agentic.parsers.formats.jamba import JambaParser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
@@ -38,6 +44,7 @@ from torchrl_agentic.parsers.formats.lfm2 import LFM2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.longcat import LongCatParser
 from torchrl_agentic.parsers.formats.minimax_m1 import MiniMaxM1Parser
+from torchrl_agentic.parsers.formats.minimax_m3 import MiniMaxM3Parser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.nemotron import NemotronNanoV2Parser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
@@ -65,6 +72,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     DeepSeekV31Parser,
     DeepSeekV32Parser,
     DeepSeekV4Parser,
+    DeepSeekV41Parser,
     GLM45Parser,
     KimiK2Parser,
     KimiK3Parser,
@@ -73,6 +81,9 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     Gemma4Parser,
     FunctionGemmaParser,
     InklingParser,
+    MiniMaxM3Parser,
+    CohereParser,
+    CommandRParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,

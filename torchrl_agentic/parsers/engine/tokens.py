@@ -11,10 +11,9 @@ from torchrl_agentic.parsers.base import Tokenizer
 
 
 class Tokens:
-    """The text of some tokens. exact: marker → the places at which it is one token.
+    """The text of some tokens. exact: marker → the places at which it is one token, or a part of it is.
 
-    A marker that the tokenizer does not have as a token, nor another one that it begins with, is not in
-    `exact`: its characters are all there is.
+    A marker of which the tokenizer has no token is not in `exact`: its characters are all there is.
     """
 
     def __init__(self, ids: Sequence[int], tokenizer: Tokenizer, markers: Sequence[str]) -> None:
@@ -25,10 +24,11 @@ class Tokens:
         # Where a marker begins or ends, the token is known: (place in the text, index of the token).
         self._anchors: list[tuple[int, int]] = [(0, 0)]
         self.exact: dict[str, list[int]] = {marker: [] for marker in known.values()}
-        if self._place(known):
-            self.exact |= self._longer(markers)
-        else:
+        if not self._place(known):
             self.exact, self._anchors = {}, [(0, 0)]
+        others = [marker for marker in markers if marker not in self.exact]
+        parts = {marker: part for marker in others for part in self.exact if part in marker}
+        self.exact |= {marker: self._around(marker, part) for marker, part in parts.items()}
         self._anchors.append((len(self.text), len(self._ids)))
 
     def _place(self, known: Mapping[int, str]) -> bool:
@@ -53,14 +53,11 @@ class Tokens:
             start = index + 1
         return True
 
-    def _longer(self, markers: Sequence[str]) -> dict[str, list[int]]:
-        """Give the places of markers that are no token but begin with one: where that was sampled."""
-        return {
-            marker: [place for place in places if self.text.startswith(marker, place)]
-            for marker in markers
-            for token, places in self.exact.items()
-            if marker not in self.exact and marker.startswith(token)
-        }
+    def _around(self, marker: str, part: str) -> list[int]:
+        """Return the places of a marker whose part is one token there."""
+        offset = marker.index(part)
+        places = (place - offset for place in self.exact[part])
+        return [place for place in places if place >= 0 and self.text.startswith(marker, place)]
 
     def _decoded(self, start: int, end: int) -> str:
         return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)

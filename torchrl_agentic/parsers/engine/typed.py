@@ -39,6 +39,43 @@ def _property(schema: Fields, key: str, root: Fields, seen: set[int], depth: int
     return _resolved(fields_of(found), root)
 
 
+def inner_schema(schema: Fields | None, key: str | int, root: Fields | None) -> Fields | None:
+    """Return the schema of one value inside of a value, or None if the schema of that one does not say.
+
+    Args:
+        schema: Of the outer value.
+        key: The name of a field, or the index of an item of a list.
+        root: The schema that references lead into.
+    """
+    for branch in _branches(schema, root or {}):
+        found = _property(branch, key, root or {}, set()) if isinstance(key, str) else _item(branch, key)
+        if found is not None:
+            return _resolved(found, root or {})
+    return None
+
+
+def _branches(schema: Fields | None, root: Fields) -> Iterable[Fields]:
+    """Give a schema and all that it names as its alternatives, each once."""
+    seen, left = set[int](), [schema]
+    while left:
+        found = _resolved(left.pop(), root)
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        for key in ("allOf", "oneOf", "anyOf"):
+            branches = found.get(key)
+            if isinstance(branches, list):
+                left += [fields_of(branch) for branch in reversed(cast("list[JSON]", branches))]
+
+
+def _item(schema: Fields, index: int) -> Fields | None:
+    first = schema.get("prefixItems")
+    if isinstance(first, list) and index < len(cast("list[JSON]", first)):
+        return fields_of(cast("list[JSON]", first)[index])
+    return fields_of(schema.get("items"))
+
+
 def _resolved(schema: Fields | None, root: Fields) -> Fields | None:
     for _ in range(_MAX_REFERENCES):
         reference = None if schema is None else schema.get("$ref")

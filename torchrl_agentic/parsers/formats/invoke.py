@@ -1,4 +1,4 @@
-"""Calls as `<invoke name="f">` with `<parameter name="k">`: MiniMax M2, and DeepSeek V3.2 and V4 ("DSML").
+"""Calls as `<invoke name="f">` with `<parameter name="k">`: MiniMax M2, and DeepSeek V3.2 to V4.1 ("DSML").
 
 Formats: the chat templates and encoding guides of these models.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import re
+from functools import cached_property
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
@@ -92,10 +93,19 @@ class MiniMaxM2Parser(InvokeParser):
         return f"{self._named(self.openers[0], call.tool)}\n{values}{self.closer}"
 
 
+_DIALECTS = (
+    "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>",
+    "<｜DSML｜invoke", "<｜DSML｜ invoke",
+)  # fmt: skip
+"""What opens sections and calls in V3.2, V4 and V4.1."""
+
+
 class DeepSeekV32Parser(InvokeParser):
     """The same with `<｜DSML｜` before each name; `string="false"` marks a value that is JSON.
 
     In place of parameters a call may hold one JSON object. `｜DSML｜` is one token, which is never data.
+    Calls as another version writes them are read if only the section around them has another name, which is
+    noted on the message; otherwise they are an error.
     """
 
     name: ClassVar[str] = "deepseek_v32"
@@ -117,6 +127,49 @@ class DeepSeekV32Parser(InvokeParser):
         '<｜DSML｜parameter name="argument" string="true">value</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
     )
+
+    @cached_property
+    def _others(self) -> tuple[str, ...]:
+        """What opens sections and calls of the other versions only."""
+        return tuple(marker for marker in _DIALECTS if marker not in (*self.openers, *self.section))
+
+    @cached_property
+    def _watched(self) -> tuple[str, ...]:
+        return (*super()._watched, *self._others)
+
+    @cached_property
+    def _calling(self) -> tuple[str, ...]:
+        return (*super()._calling, *self._others)
+
+    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: do what a marker asks for, those of the other versions included; give where to go on."""
+        if marker not in self._others:
+            return (yield from super()._at_marker(reader, place, marker))
+        if marker[-1] != ">" and not reader.is_line_start(place):
+            return place + len(marker)
+        inside = yield from reader.skip(place + len(marker))
+        if marker[-1] == ">" and (yield from reader.which(self.openers, inside)):
+            reader.note("other_dialect")
+            reader.opened_at = place
+            return (yield from self.attempt(reader, inside))
+        return (yield from self.attempt(reader, place, self._read_other))
+
+    def _read_other(self, reader: Reader, start: int) -> Steps[int]:
+        """Say that a call is written as another version writes them.
+
+        Raises:
+            Unreadable: Always.
+        """
+        marker = yield from reader.which(self._others, start)
+        closer = f"</{marker[1:].removesuffix('>')}>"
+        error = Unreadable("wrong_dialect", "this is how other versions of DeepSeek write calls", start)
+        found = yield from reader.find(closer, start)
+        error.end = len(reader.text) if found < 0 else found + len(closer)
+        raise error
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format; one token tells tags from text like them."""
+        return (*super().control_markers(), self.parameter, self.parameter_end, *self._others, "｜DSML｜")
 
     def is_string(self, attributes: dict[str, str]) -> bool | None:
         """Whether the tag says that its value is a string."""
@@ -157,3 +210,22 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
     forged = ("<tool_result>", "</tool_result>")
     shape = DeepSeekV32Parser.shape.replace("function_calls", "tool_calls")
+
+
+class DeepSeekV41Parser(DeepSeekV4Parser):
+    """V4.1's variant, with a space before each name and a section called `calls`."""
+
+    name: ClassVar[str] = "deepseek_v41"
+    aliases = ("deepseekv41",)
+    models = "DeepSeek V4.1"
+    example = '<｜DSML｜ calls><｜DSML｜ invoke name="f">…'
+    section = ("<｜DSML｜ calls>", "</｜DSML｜ calls>")
+    openers = ("<｜DSML｜ invoke",)
+    closer = "</｜DSML｜ invoke>"
+    parameter, parameter_end = "<｜DSML｜ parameter", "</｜DSML｜ parameter>"
+    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    shape = DeepSeekV4Parser.shape.replace("｜tool_calls", "｜calls").replace("｜DSML｜", "｜DSML｜ ")
+
+    def frame(self, name: str) -> None:
+        """Return None: xgrammar's style of DeepSeek's parameters has no space before names."""
+        del name

@@ -1,0 +1,139 @@
+"""Calls of Cohere's Command R, R7B, A and 4. Formats: their chat templates."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import ClassVar, cast
+
+from torchrl_agentic.messages import JSON, ParsedCall, fields_of
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.structural import Frame
+
+_NAMES = {"tool_call_id": "id", "tool_name": "name", "parameters": "arguments"}
+_FENCE = "```json"
+_OURS = re.compile(r"call_\d+_(\d+)")
+
+
+class CohereParser(JSONBlockParser):
+    """`<|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]<|END_ACTION|>`, a list of calls.
+
+    Ids are numbers that count the calls of the conversation. What the model says to the user keeps its tags
+    in the text: `<|START_RESPONSE|>` of Command R7B and A, `<|START_TEXT|>` of Command 4. Their templates
+    number results by the calls that messages hold as data: beside calls in text, results have an empty id.
+    """
+
+    name: ClassVar[str] = "cohere_command3"
+    aliases = ("cohere_command4", "command_r7b", "command_a")
+    models = "Command R7B, A and 4, North Mini Code"
+    example = '<|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]'
+    stop = ("<|END_OF_TURN_TOKEN|>",)
+    openers = ("<|START_ACTION|>",)
+    closer = "<|END_ACTION|>"
+    trigger = openers[0]
+    around = (f"{openers[0]}[\n    ", ",\n    ", f"\n]{closer}")
+    think = ("<|START_THINKING|>", "<|END_THINKING|>")
+    turn_end = ("<|END_OF_TURN_TOKEN|>",)
+    forged = ("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>")
+    arguments_key = "parameters"
+    list_notes = ()
+    shape = (
+        f'{openers[0]}[{{"tool_call_id": "0", "tool_name": "tool name", '
+        f'"parameters": {{"argument": "value"}}}}]{closer}'
+    )
+
+    def attempts(
+        self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
+    ) -> list[Attempt]:
+        """Give the calls of a block: a list, or one that is in none.
+
+        Raises:
+            Unreadable: There is none.
+        """
+        items = cast("list[JSON]", value if isinstance(value, list) else [value])
+        named = [_named(item) for item in items]
+        return super().attempts(named, notes, first, is_checked=is_checked)
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the list around it."""
+        return dumps({"tool_call_id": wire_id(call), "tool_name": call.tool, "parameters": call.args})
+
+    def frame(self, name: str) -> Frame:
+        """Give what stands around the arguments of a call, with any number as its id."""
+        before = f'", "tool_name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
+        return Frame('{"tool_call_id": "', "}", infix=(r"\d{1,4}", before))
+
+
+def _named(item: JSON) -> JSON:
+    """Return a call under the names that other formats have for its fields."""
+    fields = fields_of(item)
+    if fields is None:
+        return item
+    named = {_NAMES.get(key, key): value for key, value in fields.items()}
+    if isinstance(named.get("id"), int):
+        named["id"] = str(named["id"])
+    return named
+
+
+def wire_id(call: ParsedCall) -> str:
+    """Return a call's id as Command writes it: its own number, or the index of `call_{turn}_{index}`."""
+    if call.call_id.isascii() and call.call_id.isdigit():
+        return call.call_id
+    ours = _OURS.fullmatch(call.call_id)
+    return ours[1] if ours else str(call.index)
+
+
+class CommandRParser(CohereParser):
+    """`Action:` and a Markdown fence with a list of `{"tool_name", "parameters"}`, without ids."""
+
+    name: ClassVar[str] = "command_r"
+    aliases = ("command_r_plus",)
+    models = "Command R, R+"
+    example = 'Action: ```json [{"tool_name", "parameters"}]```'
+    openers = ("Action:",)
+    closer = "```"
+    trigger = f"{openers[0]}\n{_FENCE}"
+    around = (f"{trigger}\n[\n    ", ",\n    ", f"\n]{closer}")
+    forged = ("<results>", "</results>")
+    shape = f'{trigger}\n[{{"tool_name": "tool name", "parameters": {{"argument": "value"}}}}]{closer}'
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether a fence of JSON follows."""
+        after = yield from reader.skip(start + len(self.openers[0]))
+        return bool((yield from reader.which((_FENCE,), after)))
+
+    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+        """Step: read the opener and the fence at `start`; give where the body begins, and notes.
+
+        Raises:
+            Unreadable: There is no body.
+        """
+        fence = yield from reader.skip(start + len(self.openers[0]))
+        at = yield from reader.skip(fence + len(_FENCE))
+        if at == len(reader.text):
+            raise Unreadable("unclosed", "the message ends inside the call", at)
+        return at, ()
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable call at `start`: the end of its fence."""
+        fence = yield from reader.skip(start + len(self.openers[0]))
+        return (yield from super().end_of_bad(reader, start, max(broke, fence + len(_FENCE))))
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the list around it."""
+        return dumps({"tool_name": call.tool, "parameters": call.args})
+
+    def frame(self, name: str) -> Frame:
+        """Give what stands around the arguments of a call."""
+        before, _, after = self.write(ParsedCall(name, {}, "call_0_0")).rpartition("{}")
+        return Frame(before, after)
+
+    def control_markers(self) -> tuple[str, ...]:
+        """What steers the conversation in this format; its word and its fence alone do not."""
+        others = [
+            marker for marker in super().control_markers() if marker not in (*self.openers, self.closer)
+        ]
+        return (*others, *(f"{self.openers[0]}{between}{_FENCE}" for between in ("", " ", "\n")))
