@@ -10,7 +10,7 @@ from typing import ClassVar
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
 from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.engine.structural import Frame
 from torchrl_agentic.parsers.engine.text import TextParser
 from torchrl_agentic.parsers.engine.typed import json_or_text, property_schema, typed_value, types_of
@@ -209,13 +209,18 @@ class XMLParamsParser(TextParser):
         return text
 
     def _would_end(self, text: str) -> bool:
-        opening = self.section[0] if self.section[0] else self.openers[0]
-        if f"\n{self.parameter}" in f"\n{text}" or f"\n{opening}" in f"\n{text}":
+        """Whether a value is read back as something else, whichever arguments the tool has."""
+        if (f"\n{self.parameter}" in f"\n{text}") if self.strip_newlines else (self.parameter in text):
             return True
-        pieces = text.split(self.parameter_end)[1:]
-        return any(piece.lstrip().startswith((self.parameter, self.closer)) for piece in pieces)
+        begin = len(self.parameter) + self.strip_newlines
+        written = f"{self.parameter}\n"[:begin] + f"{text}{self.parameter_end}\n{self.closer}"
+        try:
+            reading = self._value_end(Reader(written), Parameter("", begin), None, {})
+            return finish(reading) != (begin + len(text), len(written) - len(self.closer), True)
+        except Unreadable:
+            return True
 
-    def frame(self, name: str) -> Frame:
+    def frame(self, name: str) -> Frame | None:
         """Give what stands around the arguments in a call of this tool."""
         text = self.write(ParsedCall(name, {}, "call_0_0"))
         before, closer, after = text.rpartition(self.closer)
