@@ -34,6 +34,17 @@ MARKER_SETS = {
         "<|user|>", "<|observation|>", "[gMASK]", "<sop>", "<eop>", "[MASK]", "[sMASK]", "<|assistant|>",
         "<|system|>", *_TOOLS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink",
     ),
+    "hy": (
+        "<｜hy_User｜>", "<｜hy_eos｜>", "<tool_calls>", "</tool_calls>", "<tool_sep>", "<tool_responses>",
+        "</tool_responses>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>", "<think>",
+    ),
+    "hy_suffixed": (
+        "<｜hy_User:opensource｜>", "<｜hy_eos:opensource｜>", "<tool_calls:opensource>",
+        "<tool_sep:opensource>",
+        "</tool_calls:opensource>", "<tool_call:opensource>", "<tool_responses:6124c78e>",
+        "</tool_response:opensource>", "<arg_key:opensource>", "</arg_value:opensource>",
+        "<think:opensource>", "</think:6124c78e>",
+    ),
     "kimi": (
         "<|im_user|>", "<|im_end|>", "[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]", "<|im_middle|>",
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",

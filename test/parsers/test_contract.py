@@ -261,6 +261,31 @@ class TestReAct(ParserContract):
     markers = ("Action: f\n", "Action Input:", "Action Input: {}", "\nObservation:", "\nThought:", "Action:")
 
 
+class TestHyV3(ParserContract):
+    parser = get_parser("hy_v3")
+    markers = (
+        "<tool_calls>\n", "</tool_calls>", "<tool_call>f", "<tool_sep>", "</tool_call>", "<arg_value>",
+        "<arg_key>a</arg_key>", "</arg_value>", "<tool_calls:opensource>",
+        "<tool_call:opensource>f<tool_sep:opensource>",
+        "</tool_call:opensource>", "<arg_key:opensource>a</arg_key:opensource>", "<arg_value:opensource>",
+        "</arg_value:opensource>", "<think:opensource>", "</think:opensource>", "<｜hy_eos:opensource｜>",
+    )  # fmt: skip
+    malformed = (
+        "<tool_calls></tool_calls>", "<tool_call>f<tool_sep><arg_key>a", "<tool_call:x>f<tool_sep:x>",
+        "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>1</tool_call:opensource>",
+    )  # fmt: skip
+
+
+class TestHyV4(ParserContract):
+    parser = get_parser("hy_v4")
+    markers = (
+        "<tool_calls>", "</tool_calls>", "<tool_call>f", "</tool_call>", "<arg_key>a</arg_key>",
+        "<arg_value>", "</arg_value>", "<tool_calls:x>", "<tool_call:x>f",
+        "</tool_call:x>", "<think:x>", "</think:x>",
+    )  # fmt: skip
+    malformed = ("<tool_calls></tool_calls>", "<tool_call>f<tool_sep></tool_call>", "<tool_call:x>f")
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

@@ -671,7 +671,13 @@ def test_a_value_that_would_be_read_as_something_else_is_not_written(name):
     tools = {"f": schema(x="string", y="string")}
     written = 0
     for marker in markers:
-        for value in (marker, f"a{marker}b", f"a\n{marker}b", f"a{parser.closer}{marker} b", f"a\n{marker} <b"):
+        for value in (
+            marker,
+            f"a{marker}b",
+            f"a\n{marker}b",
+            f"a{parser.closer}{marker} b",
+            f"a\n{marker} <b",
+        ):
             args = {"x": value, "y": "z"}
             try:
                 text = parser.render_call(ParsedCall("f", args, ""))

@@ -128,6 +128,8 @@ def detect(
     """
     name, schema = _likely(tokenizer, parsers, told)
     parser = parsers[name]()
+    if hasattr(tokenizer, "added_tokens_decoder"):
+        parser = parser.with_tokenizer(cast("Any", tokenizer))
     call, tools = example_call(_SENTINEL, schema), {_SENTINEL: schema}
     if isinstance(parser, TextParser):
         parser.reasoning_open = rendered(tokenizer, call, tools, **told).opens(parser.think)

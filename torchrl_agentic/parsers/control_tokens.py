@@ -37,6 +37,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "[gMASK]", "[sMASK]", "[MASK]", "<sop>", "<eop>", "<arg_key>", "</arg_key>", "<arg_value>",
         "</arg_value>", "/nothink",
     ),
+    "hy": ("<tool_calls>", "</tool_calls>", "<tool_sep>", "<tool_responses>", "</tool_responses>"),
     "kimi": ("[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]"),
     "minimax": (
         "]~!b[", "[e~[", "]~b]", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
@@ -66,6 +67,7 @@ _SHAPES = (
     ("<", rf"[|\uff5c]{_BODY}[|\uff5c]?>"),
     ("<", r"(?:SPECIAL_|unused|extra_id_|reserved_)\d{1,4}>"),
     ("<", r"/?seed:\w{1,40}>"),
+    ("<", r"/?(?:think|tool_calls?|tool_sep|tool_responses?|arg_key|arg_value):[^<>:\s]{1,40}>"),
     ("]", r"<\][a-z ]{1,40}\[>\["),
 )
 _SHAPED = re.compile("|".join(re.escape(first) + rest for first, rest in _SHAPES))

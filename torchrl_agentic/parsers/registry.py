@@ -22,6 +22,7 @@ from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
+from torchrl_agentic.parsers.formats.hy import HyV3Parser, HyV4Parser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
@@ -51,6 +52,8 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     DeepSeekV32Parser,
     DeepSeekV4Parser,
     GLM45Parser,
+    HyV4Parser,
+    HyV3Parser,
     KimiK2Parser,
     HarmonyParser,
     MiniMaxM2Parser,
