@@ -53,6 +53,10 @@ MARKER_SETS = {
         "]~b]", "[e~[", "]~!b[", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
         "]<]image[>[", "]<]start of image[>[", "]<]speech[>[", "<fim_prefix>", "<reponame>", "<think>",
     ),
+    "minicpm": (
+        "<|im_start|>", "<|im_end|>", "<function", "</function>", "<param", "</param>", "<tool_sep>",
+        "<tool_def_sep>",
+    ),
     "seed_oss": (
         "<seed:bos>", "<seed:eos>", "<seed:pad>", "<seed:think>", "</seed:think>", "<seed:tool_call>",
         "</seed:tool_call>", "<seed:cot_budget_reflect>",

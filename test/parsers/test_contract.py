@@ -286,6 +286,19 @@ class TestHyV4(ParserContract):
     malformed = ("<tool_calls></tool_calls>", "<tool_call>f<tool_sep></tool_call>", "<tool_call:x>f")
 
 
+class TestMiniCPM5(ParserContract):
+    parser = get_parser("minicpm5")
+    markers = (
+        '<function name="f">', "</function>", '<param name="a">', "</param>", "<![CDATA[", "]]>", "&lt;",
+        "<function", "<param", ' name="', '<function name="f"><param name="a"><![CDATA[',
+        "]]></param></function>",
+    )  # fmt: skip
+    malformed = (
+        '<function name="f">x</function>', "<function name=f></function>", '<function name="f"><param>',
+        '<function name="f"><param name="a"><![CDATA[</param></function>',
+    )  # fmt: skip
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

@@ -27,6 +27,7 @@ from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
+from torchrl_agentic.parsers.formats.minicpm import MiniCPM5Parser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
 from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
@@ -57,6 +58,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     KimiK2Parser,
     HarmonyParser,
     MiniMaxM2Parser,
+    MiniCPM5Parser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,

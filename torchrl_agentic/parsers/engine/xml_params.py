@@ -209,19 +209,25 @@ class XMLParamsParser(TextParser):
         return text
 
     def _would_end(self, text: str) -> bool:
-        """Whether a value is read back as something else, whichever arguments the tool has."""
+        """Whether a value would be read as something else, whichever arguments the tool has."""
         if (f"\n{self.parameter}" in f"\n{text}") if self.strip_newlines else (self.parameter in text):
             return True
+        return not self.reads_back(text)
+
+    def reads_back(self, text: str) -> bool:
+        """Return whether the reader finds the end of a value where it ends, in a call that ends behind it."""
         begin = len(self.parameter) + self.strip_newlines
         written = f"{self.parameter}\n"[:begin] + f"{text}{self.parameter_end}\n{self.closer}"
         try:
             reading = self._value_end(Reader(written), Parameter("", begin), None, {})
-            return finish(reading) != (begin + len(text), len(written) - len(self.closer), True)
+            return finish(reading) == (begin + len(text), len(written) - len(self.closer), True)
         except Unreadable:
-            return True
+            return False
 
     def frame(self, name: str) -> Frame | None:
-        """Give what stands around the arguments in a call of this tool."""
+        """Give what stands around the arguments in a call of this tool; None where no style is like it."""
+        if not self.style:
+            return None
         text = self.write(ParsedCall(name, {}, "call_0_0"))
         before, closer, after = text.rpartition(self.closer)
         return Frame(before, closer + after, self.style)
