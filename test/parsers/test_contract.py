@@ -299,6 +299,20 @@ class TestMiniCPM5(ParserContract):
     )  # fmt: skip
 
 
+class TestStep3(ParserContract):
+    parser = get_parser("step3")
+    markers = (
+        "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "function",
+        "<｜tool_sep｜>",
+        "<｜tool_call_end｜>", '<steptml:invoke name="f">', "</steptml:invoke>", "</steptml:parameter>",
+        '<steptml:parameter name="a">', "<steptml:invoke", "<｜tool_call_begin｜>function<｜tool_sep｜>",
+    )  # fmt: skip
+    malformed = (
+        "<｜tool_calls_begin｜><｜tool_calls_end｜>", "<｜tool_call_begin｜><｜tool_call_end｜>",
+        "<｜tool_call_begin｜>f{}<｜tool_call_end｜>", '<steptml:invoke name="f">',
+    )  # fmt: skip
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

@@ -33,6 +33,7 @@ from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
 from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
 from torchrl_agentic.parsers.formats.qwen_coder import Qwen3CoderParser, SeedOSSParser
 from torchrl_agentic.parsers.formats.react import ReActParser
+from torchrl_agentic.parsers.formats.step import Step3Parser
 from torchrl_agentic.parsers.formats.tags import TagsParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
 
@@ -59,6 +60,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     HarmonyParser,
     MiniMaxM2Parser,
     MiniCPM5Parser,
+    Step3Parser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
@@ -83,7 +85,7 @@ _ENGINE_FORMATS = {
     "hf": "transformers:", "response_template": "transformers:",
     "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon", "plamo3": "vllm:plamo3",
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
-    "step5": "vllm:step5", "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
+    "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
 }  # fmt: skip
 """Names of vLLM 0.33 and SGLang 0.5 for formats that only these engines read → the adapter."""
 
