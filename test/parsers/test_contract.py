@@ -313,6 +313,20 @@ class TestStep3(ParserContract):
     )  # fmt: skip
 
 
+class TestPlamo3(ParserContract):
+    parser = get_parser("plamo3")
+    markers = (
+        "<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>",
+        "<|plamo:begin_tool_request:plamo|>", "<|plamo:begin_tool_name:plamo|>f",
+        "<|plamo:end_tool_name:plamo|>", "<|plamo:begin_tool_arguments:plamo|>", "<|plamo:constrain|>json",
+        "<|plamo:msg|>", "{}", "<|plamo:end_tool_arguments:plamo|>", "<|plamo:end_tool_request:plamo|>",
+    )  # fmt: skip
+    malformed = (
+        "<|plamo:begin_tool_requests:plamo|>", "<|plamo:begin_tool_request:plamo|>f{}",
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>f<|plamo:end_tool_name:plamo|>",
+    )  # fmt: skip
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

@@ -44,6 +44,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "<filename>", "<repo_name>", "<file_sep>", "<add_file>", "<empty_output>",
     ),
     "minicpm": ("<function", "</function>", "<param", "</param>", "<tool_sep>", "<tool_def_sep>"),
+    "plamo": ("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
     "granite": (
         "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<reponame>", "<gh_stars>",
         "<issue_start>", "<issue_comment>", "<issue_closed>", "<jupyter_start>", "<jupyter_text>",

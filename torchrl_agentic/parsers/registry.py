@@ -30,6 +30,7 @@ from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.minicpm import MiniCPM5Parser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
+from torchrl_agentic.parsers.formats.plamo import Plamo3Parser
 from torchrl_agentic.parsers.formats.pythonic import LFM2Parser, OLMo3Parser, PythonicParser
 from torchrl_agentic.parsers.formats.qwen_coder import Qwen3CoderParser, SeedOSSParser
 from torchrl_agentic.parsers.formats.react import ReActParser
@@ -61,6 +62,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     MiniMaxM2Parser,
     MiniCPM5Parser,
     Step3Parser,
+    Plamo3Parser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
@@ -83,7 +85,7 @@ ALIASES = {alias: parser.name for parser in FORMATS for alias in vars(parser).ge
 _ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
 _ENGINE_FORMATS = {
     "hf": "transformers:", "response_template": "transformers:",
-    "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon", "plamo3": "vllm:plamo3",
+    "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon",
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
     "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
 }  # fmt: skip
