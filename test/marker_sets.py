@@ -66,6 +66,7 @@ MARKER_SETS = {
     ),
     "phi": ("<|user|>", "<|end|>", "<|assistant|>", "<|tool|>", "<|/tool|>", "<|/tool_call|>"),
     "plamo": ("<|plamo:op|>", "<|plamo:tag|>", "<|plamo:msg|>", "<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    "dots": ("<|response|>", "<|endofresponse|>", "<dots_function_call>", "</dots_function_call>"),
     "granite": (
         "<|start_of_role|>", "<|end_of_text|>", "<|end_of_role|>", "<|tool_call|>", "<fim_prefix>",
         "<reponame>", "<gh_stars>", "<jupyter_code>",

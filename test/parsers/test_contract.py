@@ -327,6 +327,18 @@ class TestPlamo3(ParserContract):
     )  # fmt: skip
 
 
+class TestDots(ParserContract):
+    parser = get_parser("dots")
+    markers = (
+        "<dots_function_call>", "</dots_function_call>", '<invoke name="f">', "</invoke>", "</parameter>",
+        '<parameter name="a">', "<invoke", "<parameter", CALL, '{"name": "f"',
+    )  # fmt: skip
+    malformed = (
+        "<dots_function_call>f</dots_function_call>", "<dots_function_call>{}</dots_function_call>",
+        '<dots_function_call><invoke name="f">', '<dots_function_call>{"name": "f", "arguments": {"a": 1',
+    )  # fmt: skip
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

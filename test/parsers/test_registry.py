@@ -27,4 +27,4 @@ def test_no_alias_is_the_name_of_another_parser():
 def test_a_format_that_only_an_engine_reads_asks_for_that_engine(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
     with pytest.raises(MissingExtra, match="vllm"):
-        get_parser("dots", tokenizer=byte_tokenizer())
+        get_parser("muse", tokenizer=byte_tokenizer())

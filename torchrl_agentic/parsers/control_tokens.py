@@ -45,6 +45,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     "minicpm": ("<function", "</function>", "<param", "</param>", "<tool_sep>", "<tool_def_sep>"),
     "plamo": ("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    "dots": ("<dots_function_call>", "</dots_function_call>"),
     "granite": (
         "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<reponame>", "<gh_stars>",
         "<issue_start>", "<issue_comment>", "<issue_closed>", "<jupyter_start>", "<jupyter_text>",

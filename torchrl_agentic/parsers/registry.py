@@ -17,6 +17,7 @@ from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from torchrl_agentic.parsers.formats.dots import DotsParser
 from torchrl_agentic.parsers.formats.fence import FenceParser
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
@@ -63,6 +64,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     MiniCPM5Parser,
     Step3Parser,
     Plamo3Parser,
+    DotsParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
@@ -85,7 +87,7 @@ ALIASES = {alias: parser.name for parser in FORMATS for alias in vars(parser).ge
 _ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
 _ENGINE_FORMATS = {
     "hf": "transformers:", "response_template": "transformers:",
-    "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon",
+    "k2_horizon": "vllm:k2_horizon",
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
     "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
 }  # fmt: skip
