@@ -67,6 +67,10 @@ MARKER_SETS = {
     "phi": ("<|user|>", "<|end|>", "<|assistant|>", "<|tool|>", "<|/tool|>", "<|/tool_call|>"),
     "plamo": ("<|plamo:op|>", "<|plamo:tag|>", "<|plamo:msg|>", "<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
     "dots": ("<|response|>", "<|endofresponse|>", "<dots_function_call>", "</dots_function_call>"),
+    "k2_horizon": (
+        "<|ifm|im_start|>", "<|ifm|im_end|>", "<ifm|think>", "</ifm|think_fast>", "<ifm|tool_calls>",
+        "</ifm|tool_calls>", "<ifm|tool_call>", "<ifm|arg_key>", "</ifm|arg_type>", "</ifm|arg_value>",
+    ),
     "granite": (
         "<|start_of_role|>", "<|end_of_text|>", "<|end_of_role|>", "<|tool_call|>", "<fim_prefix>",
         "<reponame>", "<gh_stars>", "<jupyter_code>",

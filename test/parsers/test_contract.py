@@ -339,6 +339,19 @@ class TestDots(ParserContract):
     )  # fmt: skip
 
 
+class TestK2Horizon(ParserContract):
+    parser = get_parser("k2_horizon")
+    markers = (
+        "<ifm|tool_calls>", "</ifm|tool_calls>", "<ifm|tool_call>f", "</ifm|tool_call>", "<ifm|arg_value>",
+        "<ifm|arg_key>a</ifm|arg_key>", "</ifm|arg_value>", "<ifm|arg_type>integer</ifm|arg_type>", CALL,
+        "<ifm|arg_type>", "<ifm|think_fast>", "</ifm|think_fast>", "<ifm|think>", "</ifm|think>",
+    )  # fmt: skip
+    malformed = (
+        "<ifm|tool_calls></ifm|tool_calls>", "<ifm|tool_call>{}</ifm|tool_call>", "<ifm|tool_call>f",
+        "<ifm|tool_call>f<ifm|arg_key>a</ifm|arg_key><ifm|arg_type>x</ifm|tool_call>",
+    )  # fmt: skip
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

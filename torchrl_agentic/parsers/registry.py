@@ -26,6 +26,7 @@ from torchrl_agentic.parsers.formats.hermes import HermesParser
 from torchrl_agentic.parsers.formats.hy import HyV3Parser, HyV4Parser
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
+from torchrl_agentic.parsers.formats.k2_horizon import K2HorizonParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.minicpm import MiniCPM5Parser
@@ -65,6 +66,7 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     Step3Parser,
     Plamo3Parser,
     DotsParser,
+    K2HorizonParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
@@ -87,7 +89,7 @@ ALIASES = {alias: parser.name for parser in FORMATS for alias in vars(parser).ge
 _ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
 _ENGINE_FORMATS = {
     "hf": "transformers:", "response_template": "transformers:",
-    "k2_horizon": "vllm:k2_horizon",
+
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
     "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1", "trinity": "sglang:trinity",
 }  # fmt: skip

@@ -64,12 +64,19 @@ class GLM45Parser(XMLParamsParser):
         """Step: read the name of an argument and the tag of its value."""
         begin = start + len(self.parameter)
         end = yield from self._within_call(reader, self.key_end, begin)
-        value = yield from reader.skip(end + len(self.key_end))
+        value, is_string = yield from self.read_type(reader, end + len(self.key_end))
+        value = yield from reader.skip(value)
         if value == len(reader.text):
             raise Unreadable("unclosed", f"the message ends before {self.value_begin}", value)
         if not (yield from reader.which((self.value_begin,), value)):
             raise Unreadable("extra_data", f"expecting {self.value_begin}", value)
-        return Parameter(reader.text[begin:end].strip(), value + len(self.value_begin))
+        return Parameter(reader.text[begin:end].strip(), value + len(self.value_begin), is_string)
+
+    def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
+        """Step: read what stands between name and value of an argument; tell whether it is a string."""
+        del reader
+        return at, None
+        yield
 
     def _within_call(self, reader: Reader, marker: str, at: int) -> Steps[int]:
         markers = (marker, self.closer, *self.openers, *self.turn_end)
