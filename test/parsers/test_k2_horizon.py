@@ -1,6 +1,7 @@
 """Calls of K2 Horizon: three formats that its chat template can ask for, and three kinds of thoughts."""
 
 import json
+import pickle
 
 import pytest
 
@@ -118,7 +119,7 @@ TEMPLATE = """\
 {% endfor %}{% endif %}</ifm|tool_call>
 {% endfor %}</ifm|tool_calls>{% endif %}<|ifm|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|ifm|im_start|>assistant
-<ifm|think>{% endif %}"""
+<ifm|{{ level or "think" }}>{% endif %}"""
 
 
 @pytest.mark.parametrize("kind", ["xml", "typed", "json"])
@@ -128,3 +129,14 @@ def test_auto_finds_it_by_the_chat_template(kind):
     parser = get_parser("auto", tokenizer=tokenizer)
     assert (parser.name, parser.reasoning_open) == ("k2_horizon", True)
     assert check_parser(parser, [add], tokenizer, parsers=PARSERS) == ["add"]
+
+
+@pytest.mark.parametrize("level", ["think", "think_fast", "think_faster"])
+def test_auto_knows_which_thought_the_template_opens(level):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    parser = get_parser("auto", tokenizer=tokenizer, level=level)
+    assert parser.reasoning_open
+    for same in (parser, pickle.loads(pickle.dumps(parser))):
+        text = f"Maybe {plain(n='1')}</ifm|{level}>{tag('think', plain(n='2'))}{plain(n='3')}"
+        assert read(text, same) == [{"n": 3}]

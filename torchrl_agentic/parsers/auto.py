@@ -132,7 +132,11 @@ def detect(
         parser = parser.with_tokenizer(cast("Any", tokenizer))
     call, tools = example_call(_SENTINEL, schema), {_SENTINEL: schema}
     if isinstance(parser, TextParser):
-        parser.reasoning_open = rendered(tokenizer, call, tools, **told).opens(parser.think)
+        written = rendered(tokenizer, call, tools, **told)
+        opened = [think for think in (parser.think, *parser.other_thoughts) if written.opens(think)]
+        parser.reasoning_open = bool(opened)
+        if opened and opened[0] != parser.think:
+            vars(parser)["think"] = opened[0]
     if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, told):
         parser.result_role = "tool"
     return parser

@@ -21,10 +21,10 @@ class TextScanner(ToolCallParser):
     """The part of a `TextParser` that goes over a message.
 
     openers: what begins an attempt. closer: what ends a block; empty: nothing does. section: what stands
-    around all calls of a message in some formats. think: the tags of reasoning. turn_end: tokens that end the
-    message. forged: the tags of results, which a model may write too; nothing between them is a call.
-    fences_are_text: whether a call in a Markdown fence is an example. shape: what a right call looks like,
-    for error messages.
+    around all calls of a message in some formats. think: the tags of reasoning. other_thoughts: those that
+    a prompt may open instead. turn_end: tokens that end the message. forged: the tags of results, which a
+    model may write too; nothing between them is a call. fences_are_text: whether a call in a Markdown fence
+    is an example. shape: what a right call looks like, for error messages.
 
     parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it with an
     "error", or "execute" it. After one that never closes a call is a call, as models in training write it.
@@ -36,6 +36,7 @@ class TextScanner(ToolCallParser):
     closer: ClassVar[str] = ""
     section: ClassVar[tuple[str, str]] = ("", "")
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+    other_thoughts: ClassVar[tuple[tuple[str, str], ...]] = ()
     turn_end: ClassVar[tuple[str, ...]] = ()
     forged: tuple[str, str] = ("", "")
     fences_are_text: ClassVar[bool] = True

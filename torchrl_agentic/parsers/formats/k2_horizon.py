@@ -12,10 +12,7 @@ from torchrl_agentic.parsers.engine.reader import Reader, Steps
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 
 _TYPE, _TYPE_END = "<ifm|arg_type>", "</ifm|arg_type>"
-_OTHER_THOUGHTS = {
-    "<ifm|think_fast>": "</ifm|think_fast>",
-    "<ifm|think_faster>": "</ifm|think_faster>",
-}
+_THOUGHTS = {f"<ifm|{level}>": f"</ifm|{level}>" for level in ("think", "think_fast", "think_faster")}
 
 
 class K2HorizonParser(GLM45Parser):
@@ -23,7 +20,7 @@ class K2HorizonParser(GLM45Parser):
 
     That is the format "xml" of its chat template. In "xml_typed" an `<ifm|arg_type>` stands before each
     value, and in "json" a call is `{"name", "arguments"}`; both are read too. Each level of effort thinks
-    between tags of its own; `reasoning_open` is about those of the highest.
+    between tags of its own.
     """
 
     name: ClassVar[str] = "k2_horizon"
@@ -38,6 +35,7 @@ class K2HorizonParser(GLM45Parser):
     key_end, value_begin = "</ifm|arg_key>", "<ifm|arg_value>"
     style = ""
     think = ("<ifm|think>", "</ifm|think>")
+    other_thoughts = tuple(_THOUGHTS.items())[1:]
     turn_end = ("<|ifm|im_end|>",)
     forged = ("", "")
     shape = (
@@ -76,15 +74,15 @@ class K2HorizonParser(GLM45Parser):
 
     @cached_property
     def _watched(self) -> tuple[str, ...]:
-        return (*super()._watched, *_OTHER_THOUGHTS)
+        return tuple(dict.fromkeys((*super()._watched, *_THOUGHTS)))
 
     def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        if marker not in _OTHER_THOUGHTS:
+        if marker not in _THOUGHTS or marker == self.think[0]:
             return (yield from super()._at_marker(reader, place, marker))
         thinking = copy.copy(self)
-        vars(thinking)["think"] = (marker, _OTHER_THOUGHTS[marker])
-        return (yield from thinking._reason(reader, place + len(marker)))
+        vars(thinking)["think"] = (marker, _THOUGHTS[marker])
+        return (yield from thinking._at_marker(reader, place, marker))
 
     def control_markers(self) -> tuple[str, ...]:
         """Return what steers the conversation in this format, and must not come out of a tool."""
-        return (*super().control_markers(), *_OTHER_THOUGHTS, *_OTHER_THOUGHTS.values())
+        return tuple(dict.fromkeys((*super().control_markers(), *_THOUGHTS, *_THOUGHTS.values())))
