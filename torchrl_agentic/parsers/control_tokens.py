@@ -71,7 +71,7 @@ _SHAPES = (
     ("<", r"(?:SPECIAL_|unused|extra_id_|reserved_)\d{1,4}>"),
     ("<", r"/?seed:\w{1,40}>"),
     ("<", r"/?(?:think|tool_calls?|tool_sep|tool_responses?|arg_key|arg_value):[^<>:\s]{1,40}>"),
-    ("<", r"/?ifm\|\w{1,40}>"),
+    ("<", r"/?\|?ifm\|\w{1,40}\|?>"),
     ("]", r"<\][a-z ]{1,40}\[>\["),
 )
 _SHAPED = re.compile("|".join(re.escape(first) + rest for first, rest in _SHAPES))
