@@ -37,6 +37,17 @@ MARKER_SETS = {
         "<|user|>", "<|observation|>", "[gMASK]", "<sop>", "<eop>", "[MASK]", "[sMASK]", "<|assistant|>",
         "<|system|>", *_TOOLS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink",
     ),
+    "hy": (
+        "<｜hy_User｜>", "<｜hy_eos｜>", "<tool_calls>", "</tool_calls>", "<tool_sep>", "<tool_responses>",
+        "</tool_responses>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>", "<think>",
+    ),
+    "hy_suffixed": (
+        "<｜hy_User:opensource｜>", "<｜hy_eos:opensource｜>", "<tool_calls:opensource>",
+        "<tool_sep:opensource>",
+        "</tool_calls:opensource>", "<tool_call:opensource>", "<tool_responses:6124c78e>",
+        "</tool_response:opensource>", "<arg_key:opensource>", "</arg_value:opensource>",
+        "<think:opensource>", "</think:6124c78e>",
+    ),
     "kimi": (
         "<|im_user|>", "<|im_end|>", "[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]", "<|im_middle|>",
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
@@ -48,6 +59,10 @@ MARKER_SETS = {
         "]~b]", "[e~[", "]~!b[", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
         "]<]image[>[", "]<]start of image[>[", "]<]speech[>[", "<fim_prefix>", "<reponame>", "<think>",
         "]<]minimax[>[", "<mm:think>", "</mm:think>",
+    ),
+    "minicpm": (
+        "<|im_start|>", "<|im_end|>", "<function", "</function>", "<param", "</param>", "<tool_sep>",
+        "<tool_def_sep>",
     ),
     "seed_oss": (
         "<seed:bos>", "<seed:eos>", "<seed:pad>", "<seed:think>", "</seed:think>", "<seed:tool_call>",
@@ -61,6 +76,12 @@ MARKER_SETS = {
         "<|start|>", "<|return|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|constrain|>",
     ),
     "phi": ("<|user|>", "<|end|>", "<|assistant|>", "<|tool|>", "<|/tool|>", "<|/tool_call|>"),
+    "plamo": ("<|plamo:op|>", "<|plamo:tag|>", "<|plamo:msg|>", "<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    "dots": ("<|response|>", "<|endofresponse|>", "<dots_function_call>", "</dots_function_call>"),
+    "k2_horizon": (
+        "<|ifm|im_start|>", "<|ifm|im_end|>", "<ifm|think>", "</ifm|think_fast>", "<ifm|tool_calls>",
+        "</ifm|tool_calls>", "<ifm|tool_call>", "<ifm|arg_key>", "</ifm|arg_type>", "</ifm|arg_value>",
+    ),
     "granite": (
         "<|start_of_role|>", "<|end_of_text|>", "<|end_of_role|>", "<|tool_call|>", "<fim_prefix>",
         "<reponame>", "<gh_stars>", "<jupyter_code>",

@@ -384,6 +384,97 @@ class TestInkling(ParserContract):
     )
 
 
+class TestHyV3(ParserContract):
+    parser = get_parser("hy_v3")
+    markers = (
+        "<tool_calls>\n", "</tool_calls>", "<tool_call>f", "<tool_sep>", "</tool_call>", "<arg_value>",
+        "<arg_key>a</arg_key>", "</arg_value>", "<tool_calls:opensource>",
+        "<tool_call:opensource>f<tool_sep:opensource>",
+        "</tool_call:opensource>", "<arg_key:opensource>a</arg_key:opensource>", "<arg_value:opensource>",
+        "</arg_value:opensource>", "<think:opensource>", "</think:opensource>", "<｜hy_eos:opensource｜>",
+    )  # fmt: skip
+    malformed = (
+        "<tool_calls></tool_calls>", "<tool_call>f<tool_sep><arg_key>a", "<tool_call:x>f<tool_sep:x>",
+        "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>1</tool_call:opensource>",
+    )  # fmt: skip
+
+
+class TestHyV4(ParserContract):
+    parser = get_parser("hy_v4")
+    markers = (
+        "<tool_calls>", "</tool_calls>", "<tool_call>f", "</tool_call>", "<arg_key>a</arg_key>",
+        "<arg_value>", "</arg_value>", "<tool_calls:x>", "<tool_call:x>f",
+        "</tool_call:x>", "<think:x>", "</think:x>",
+    )  # fmt: skip
+    malformed = ("<tool_calls></tool_calls>", "<tool_call>f<tool_sep></tool_call>", "<tool_call:x>f")
+
+
+class TestMiniCPM5(ParserContract):
+    parser = get_parser("minicpm5")
+    markers = (
+        '<function name="f">', "</function>", '<param name="a">', "</param>", "<![CDATA[", "]]>", "&lt;",
+        "<function", "<param", ' name="', '<function name="f"><param name="a"><![CDATA[',
+        "]]></param></function>",
+    )  # fmt: skip
+    malformed = (
+        '<function name="f">x</function>', "<function name=f></function>", '<function name="f"><param>',
+        '<function name="f"><param name="a"><![CDATA[</param></function>',
+    )  # fmt: skip
+
+
+class TestStep3(ParserContract):
+    parser = get_parser("step3")
+    markers = (
+        "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "function",
+        "<｜tool_sep｜>",
+        "<｜tool_call_end｜>", '<steptml:invoke name="f">', "</steptml:invoke>", "</steptml:parameter>",
+        '<steptml:parameter name="a">', "<steptml:invoke", "<｜tool_call_begin｜>function<｜tool_sep｜>",
+    )  # fmt: skip
+    malformed = (
+        "<｜tool_calls_begin｜><｜tool_calls_end｜>", "<｜tool_call_begin｜><｜tool_call_end｜>",
+        "<｜tool_call_begin｜>f{}<｜tool_call_end｜>", '<steptml:invoke name="f">',
+    )  # fmt: skip
+
+
+class TestPlamo3(ParserContract):
+    parser = get_parser("plamo3")
+    markers = (
+        "<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>",
+        "<|plamo:begin_tool_request:plamo|>", "<|plamo:begin_tool_name:plamo|>f",
+        "<|plamo:end_tool_name:plamo|>", "<|plamo:begin_tool_arguments:plamo|>", "<|plamo:constrain|>json",
+        "<|plamo:msg|>", "{}", "<|plamo:end_tool_arguments:plamo|>", "<|plamo:end_tool_request:plamo|>",
+    )  # fmt: skip
+    malformed = (
+        "<|plamo:begin_tool_requests:plamo|>", "<|plamo:begin_tool_request:plamo|>f{}",
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>f<|plamo:end_tool_name:plamo|>",
+    )  # fmt: skip
+
+
+class TestDots(ParserContract):
+    parser = get_parser("dots")
+    markers = (
+        "<dots_function_call>", "</dots_function_call>", '<invoke name="f">', "</invoke>", "</parameter>",
+        '<parameter name="a">', "<invoke", "<parameter", CALL, '{"name": "f"',
+    )  # fmt: skip
+    malformed = (
+        "<dots_function_call>f</dots_function_call>", "<dots_function_call>{}</dots_function_call>",
+        '<dots_function_call><invoke name="f">', '<dots_function_call>{"name": "f", "arguments": {"a": 1',
+    )  # fmt: skip
+
+
+class TestK2Horizon(ParserContract):
+    parser = get_parser("k2_horizon")
+    markers = (
+        "<ifm|tool_calls>", "</ifm|tool_calls>", "<ifm|tool_call>f", "</ifm|tool_call>", "<ifm|arg_value>",
+        "<ifm|arg_key>a</ifm|arg_key>", "</ifm|arg_value>", "<ifm|arg_type>integer</ifm|arg_type>", CALL,
+        "<ifm|arg_type>", "<ifm|think_fast>", "</ifm|think_fast>", "<ifm|think>", "</ifm|think>",
+    )  # fmt: skip
+    malformed = (
+        "<ifm|tool_calls></ifm|tool_calls>", "<ifm|tool_call>{}</ifm|tool_call>", "<ifm|tool_call>f",
+        "<ifm|tool_call>f<ifm|arg_key>a</ifm|arg_key><ifm|arg_type>x</ifm|tool_call>",
+    )  # fmt: skip
+
+
 def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (

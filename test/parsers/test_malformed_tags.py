@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from each import each
 
-from torchrl_agentic.messages import ParseResult
+from torchrl_agentic.messages import ParsedCall, ParseResult
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser
 
 # A row is a message, its entries in order, and options. A good call is (tool, args); an error is
@@ -683,3 +683,29 @@ def _check_tiling(text: str, result: ParseResult) -> None:
         outside += text[at : call.span[0]]
         at = call.span[1]
     assert outside + text[at:] == result.text
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32"])
+def test_a_value_that_would_be_read_as_something_else_is_not_written(name):
+    """The markers of the format at the start, in the middle, on a line of their own and at the end."""
+    parser = get_parser(name)
+    markers = [*parser.openers, *filter(None, parser.section), parser.closer, *parser.turn_end]
+    markers += [parser.parameter, parser.parameter_end, parser.render_call(ParsedCall("g", {"y": "v"}, ""))]
+    tools = {"f": schema(x="string", y="string")}
+    written = 0
+    for marker in markers:
+        for value in (
+            marker,
+            f"a{marker}b",
+            f"a\n{marker}b",
+            f"a{parser.closer}{marker} b",
+            f"a\n{marker} <b",
+        ):
+            args = {"x": value, "y": "z"}
+            try:
+                text = parser.render_call(ParsedCall("f", args, ""))
+            except ValueError:
+                continue
+            written += 1
+            assert [call.args for call in parser.parse(text, tools=tools).calls] == [args], value
+    assert written

@@ -44,7 +44,7 @@ def test_names_of_engines_and_models_mean_the_format(name, meant):
 def test_a_format_that_only_an_engine_reads_asks_for_that_engine(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
     with pytest.raises(MissingExtra, match="vllm"):
-        get_parser("dots", tokenizer=byte_tokenizer())
+        get_parser("muse", tokenizer=byte_tokenizer())
 
 
 def test_the_name_that_vllm_gives_to_harmony_is_explained_once(caplog):

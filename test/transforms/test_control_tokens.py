@@ -45,9 +45,9 @@ def say_as(name, result):
     return tool
 
 
-def written(format):
+def written(format, tokenizer=None):
     name, args = CALLS.get(format, ("say", {"text": "q"}))
-    return name, get_parser(format).render_call(ParsedCall(name, args, "call00000"))
+    return name, get_parser(format, tokenizer=tokenizer).render_call(ParsedCall(name, args, "call00000"))
 
 
 def prompted(format, result, said=None, **options):
@@ -82,7 +82,8 @@ def test_history_mode_where_nobody_knows_the_tokenizer(format):
 @pytest.mark.parametrize("format", list(PARSERS))
 @pytest.mark.parametrize("family", MARKER_SETS)
 def test_with_a_turn_tokenizer(format, family):
-    tokenizer, (name, text) = marker_tokenizer(family), written(format)
+    tokenizer = marker_tokenizer(family)
+    name, text = written(format, tokenizer)
     found = []
     for said in ("harmless", HOSTILE):
         env = token_env(tokenizer, [say_as(name, ToolResult.from_text(said))], parser=get_parser(format))

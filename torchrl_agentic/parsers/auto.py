@@ -180,13 +180,20 @@ def detect(
         ValueError: The template writes no calls, or none that a parser reads.
     """
     name, call, schema = _likely(tokenizer, parsers, told)
-    parser = parsers[name]()
+    parser = _knowing(parsers[name](), tokenizer, told)
     if isinstance(parser, TextParser):
         parser.reasoning_open = parser.opens_thought(tokenizer, **told)
     tools = {_SENTINEL: schema}
     if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, told):
         parser.result_role = "tool"
     return parser
+
+
+def _knowing(parser: ToolCallParser, tokenizer: ChatTokenizer, told: Mapping[str, Any]) -> ToolCallParser:
+    """Return a parser that has learned what it can from a tokenizer."""
+    if not hasattr(tokenizer, "added_tokens_decoder"):
+        return parser
+    return parser.with_tokenizer(cast("Any", tokenizer), **told)
 
 
 def _takes_results(
@@ -225,7 +232,7 @@ def _likely(
         answer = written.answer
         found: list[tuple[int, int, int, str]] = []
         for name, make in parsers.items():
-            parser = make()
+            parser = _knowing(make(), tokenizer, told)
             result = parser.parse(answer, tools=tools)
             if _is_read(result, call) and written.is_whole(parser, result):
                 markers = _markers_seen(parser, answer, tokenizer, told)

@@ -44,12 +44,16 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "[gMASK]", "[sMASK]", "[MASK]", "<sop>", "<eop>", "<arg_key>", "</arg_key>", "<arg_value>",
         "</arg_value>", "/nothink",
     ),
+    "hy": ("<tool_calls>", "</tool_calls>", "<tool_sep>", "<tool_responses>", "</tool_responses>"),
     "kimi": ("[BOS]", "[EOS]", "[EOT]", "[PAD]", "[UNK]"),
     "minimax": (
         "]~!b[", "[e~[", "]~b]", "]!p~[", "]!d~[", "<minimax:tool_call>", "</minimax:tool_call>",
         "<beginning_of_sentence>", "<end_of_sentence>", "<begin_of_document>", "<mm:think>", "</mm:think>",
         "<filename>", "<repo_name>", "<file_sep>", "<add_file>", "<empty_output>",
     ),
+    "minicpm": ("<function", "</function>", "<param", "</param>", "<tool_sep>", "<tool_def_sep>"),
+    "plamo": ("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    "dots": ("<dots_function_call>", "</dots_function_call>"),
     "granite": (
         "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<reponame>", "<gh_stars>",
         "<issue_start>", "<issue_comment>", "<issue_closed>", "<jupyter_start>", "<jupyter_text>",
@@ -77,6 +81,8 @@ _SHAPES = (
     ("<", rf"[|\uff5c]{_BODY}[|\uff5c]?>"),
     ("<", r"(?:SPECIAL_|unused|extra_id_|reserved_)\d{1,4}>"),
     ("<", r"/?seed:\w{1,40}>"),
+    ("<", r"/?(?:think|tool_calls?|tool_sep|tool_responses?|arg_key|arg_value):[^<>:\s]{1,40}>"),
+    ("<", r"/?\|?ifm\|\w{1,40}\|?>"),
     ("]", r"<\][a-z ]{1,40}\[>\["),
 )
 _SHAPED = re.compile("|".join(re.escape(first) + rest for first, rest in _SHAPES))

@@ -20,6 +20,7 @@ from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser,
 from torchrl_agentic.parsers.formats.apriel import AprielParser
 from torchrl_agentic.parsers.formats.cohere import CohereParser, CommandRParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from torchrl_agentic.parsers.formats.dots import DotsParser
 from torchrl_agentic.parsers.formats.fence import FenceParser
 from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
 from torchrl_agentic.parsers.formats.gigachat import GigaChat3Parser, GigaChat35Parser
@@ -28,6 +29,7 @@ from torchrl_agentic.parsers.formats.granite import Granite20BParser, GranitePar
 from torchrl_agentic.parsers.formats.harmony import HarmonyParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
 from torchrl_agentic.parsers.formats.hunyuan_a13b import HunyuanA13BParser
+from torchrl_agentic.parsers.formats.hy import HyV3Parser, HyV4Parser
 from torchrl_agentic.parsers.formats.inkling import InklingParser
 from torchrl_agentic.parsers.formats.internlm import InternLMParser
 from torchrl_agentic.parsers.formats.invoke import (
@@ -38,19 +40,23 @@ from torchrl_agentic.parsers.formats.invoke import (
 )
 from torchrl_agentic.parsers.formats.jamba import JambaParser
 from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
+from torchrl_agentic.parsers.formats.k2_horizon import K2HorizonParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
 from torchrl_agentic.parsers.formats.lfm2 import LFM2Parser
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 from torchrl_agentic.parsers.formats.longcat import LongCatParser
+from torchrl_agentic.parsers.formats.minicpm import MiniCPM5Parser
 from torchrl_agentic.parsers.formats.minimax_m1 import MiniMaxM1Parser
 from torchrl_agentic.parsers.formats.minimax_m3 import MiniMaxM3Parser
 from torchrl_agentic.parsers.formats.mistral import MistralParser
 from torchrl_agentic.parsers.formats.nemotron import NemotronNanoV2Parser
 from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
+from torchrl_agentic.parsers.formats.plamo import Plamo3Parser
 from torchrl_agentic.parsers.formats.pythonic import OLMo3Parser, PythonicParser
 from torchrl_agentic.parsers.formats.qwen_coder import MiMoParser, Qwen3CoderParser, SeedOSSParser
 from torchrl_agentic.parsers.formats.react import ReActParser
+from torchrl_agentic.parsers.formats.step import Step3Parser
 from torchrl_agentic.parsers.formats.tags import TagsParser
 from torchrl_agentic.parsers.formats.xlam import XLAMParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
@@ -74,6 +80,8 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     DeepSeekV4Parser,
     DeepSeekV41Parser,
     GLM45Parser,
+    HyV4Parser,
+    HyV3Parser,
     KimiK2Parser,
     KimiK3Parser,
     HarmonyParser,
@@ -84,6 +92,11 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     MiniMaxM3Parser,
     CohereParser,
     CommandRParser,
+    MiniCPM5Parser,
+    Step3Parser,
+    Plamo3Parser,
+    DotsParser,
+    K2HorizonParser,
     GraniteParser,
     Granite20BParser,
     Phi4MiniParser,
@@ -117,9 +130,8 @@ ALIASES = {alias: parser.name for parser in FORMATS for alias in vars(parser).ge
 _ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
 _ENGINE_FORMATS = {
     "hf": "transformers:", "response_template": "transformers:",
-    "dots": "vllm:dots", "k2_horizon": "vllm:k2_horizon", "plamo3": "vllm:plamo3",
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
-    "step5": "vllm:step5", "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1",
+    "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1",
 }  # fmt: skip
 """Names of vLLM 0.33 and SGLang 0.5 for formats that only these engines read → the adapter."""
 

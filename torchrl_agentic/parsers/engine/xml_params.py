@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
 from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.engine.structural import Frame
 from torchrl_agentic.parsers.engine.text import TextParser
 from torchrl_agentic.parsers.engine.typed import json_or_text, property_schema, typed_value, types_of
@@ -245,16 +245,27 @@ class XMLParamsParser(TextParser):
         return text
 
     def _would_end(self, text: str) -> bool:
+        """Whether a value would be read as something else, whichever arguments the tool has."""
         if self.markup and self.markup in text:
             return True
-        opening = self.section[0] if self.section[0] else self.openers[0]
-        if f"\n{self.parameter}" in f"\n{text}" or f"\n{opening}" in f"\n{text}":
+        if (f"\n{self.parameter}" in f"\n{text}") if self.own_lines else (self.parameter in text):
             return True
-        pieces = text.split(self.parameter_end)[1:]
-        return any(piece.lstrip().startswith((self.parameter, self.closer)) for piece in pieces)
+        return not self.reads_back(text)
+
+    def reads_back(self, text: str) -> bool:
+        """Return whether the reader finds the end of a value where it ends, in a call that ends behind it."""
+        begin = len(self.parameter) + (self.newlines == "each")
+        written = f"{self.parameter}\n"[:begin] + f"{text}{self.parameter_end}\n{self.closer}"
+        try:
+            reading = self._value_end(Reader(written), Parameter("", begin), None, {})
+            return finish(reading) == (begin + len(text), len(written) - len(self.closer), True)
+        except Unreadable:
+            return False
 
     def frame(self, name: str) -> Frame | None:
-        """Give what stands around the arguments in a call of this tool; None if no grammar can say it."""
+        """Return what stands around the arguments in a call of this tool; None if no grammar is like it."""
+        if not self.style:
+            return None
         text = self.write(ParsedCall(name, {}, "call_0_0"))
         before, closer, after = text.rpartition(self.closer)
         return Frame(before, closer + after, self.style)

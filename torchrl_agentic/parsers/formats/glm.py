@@ -9,11 +9,13 @@ from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
-_KEY_END, _VALUE = "</arg_key>", "<arg_value>"
-
 
 class GLM45Parser(XMLParamsParser):
-    """`<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, with or without newlines."""
+    """`<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, with or without newlines.
+
+    key_end, value_begin: what closes the name of an argument, and what opens its value. separator: what
+    follows the name of the tool; empty: nothing does. gap: what is written between the tags.
+    """
 
     name: ClassVar[str] = "glm45"
     aliases = ("glm", "glm47", "ling3", "spark25", "poolside_v1")
@@ -23,6 +25,9 @@ class GLM45Parser(XMLParamsParser):
     openers = ("<tool_call>",)
     closer = "</tool_call>"
     parameter, parameter_end = "<arg_key>", "</arg_value>"
+    key_end, value_begin = "</arg_key>", "<arg_value>"
+    separator = ""
+    gap: ClassVar[str] = "\n"
     style = "glm_xml"
     turn_end = ("<|observation|>", "<|user|>", "<|endoftext|>")
     forged = ("<tool_response>", "</tool_response>")
@@ -31,8 +36,8 @@ class GLM45Parser(XMLParamsParser):
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
         """Step: read the name of the tool, up to the first argument or the end."""
         begin = yield from reader.past_repeated(self.openers[0], start + len(self.openers[0]))
-        markers = (self.parameter, self.closer, *self.openers, *self.turn_end)
-        end = yield from reader.find_first(markers, begin)
+        markers = filter(None, (self.separator, self.parameter, self.closer, *self.openers, *self.turn_end))
+        end = yield from reader.find_first(tuple(markers), begin)
         if end[0] < 0:
             raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
         name = reader.text[begin : end[0]].strip()
@@ -42,7 +47,8 @@ class GLM45Parser(XMLParamsParser):
             )
         if "<" in name:
             at = reader.text.find("<", begin)
-            raise Unreadable("extra_data", f"expecting {self.parameter} behind the name", at)
+            following = self.separator or self.parameter
+            raise Unreadable("extra_data", f"expecting {following} behind the name", at)
         if end[1] in self.turn_end:
             raise Unreadable("unclosed", f"the turn ends before {self.closer}", end[0])
         if not name or len(name.split()) > 1:
@@ -50,18 +56,27 @@ class GLM45Parser(XMLParamsParser):
             raise Unreadable(code, "the name of the tool is missing", begin)
         if end[1] in self.openers:
             raise Unreadable("unclosed", f"{self.closer} is missing", end[0])
-        return name, end[0]
+        if self.separator and end[1] != self.separator:
+            reader.note("missing_separator")
+        return name, end[0] + (len(self.separator) if end[1] == self.separator else 0)
 
     def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
         """Step: read the name of an argument and the tag of its value."""
         begin = start + len(self.parameter)
-        end = yield from self._within_call(reader, _KEY_END, begin)
-        value = yield from reader.skip(end + len(_KEY_END))
+        end = yield from self._within_call(reader, self.key_end, begin)
+        value, is_string = yield from self.read_type(reader, end + len(self.key_end))
+        value = yield from reader.skip(value)
         if value == len(reader.text):
-            raise Unreadable("unclosed", f"the message ends before {_VALUE}", value)
-        if not (yield from reader.which((_VALUE,), value)):
-            raise Unreadable("extra_data", f"expecting {_VALUE}", value)
-        return Parameter(reader.text[begin:end].strip(), value + len(_VALUE))
+            raise Unreadable("unclosed", f"the message ends before {self.value_begin}", value)
+        if not (yield from reader.which((self.value_begin,), value)):
+            raise Unreadable("extra_data", f"expecting {self.value_begin}", value)
+        return Parameter(reader.text[begin:end].strip(), value + len(self.value_begin), is_string)
+
+    def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
+        """Step: read what stands between name and value of an argument; tell whether it is a string."""
+        del reader
+        return at, None
+        yield
 
     def _within_call(self, reader: Reader, marker: str, at: int) -> Steps[int]:
         markers = (marker, self.closer, *self.openers, *self.turn_end)
@@ -82,7 +97,8 @@ class GLM45Parser(XMLParamsParser):
             if name != name.strip() or not name or "<" in name or "{" in name:
                 raise ValueError(f"the format cannot hold the name {name!r}")
         values = "".join(
-            f"\n{self.parameter}{name}{_KEY_END}\n{_VALUE}{self.raw(name, value)}{self.parameter_end}"
+            f"{self.gap}{self.parameter}{name}{self.key_end}"
+            f"{self.gap}{self.value_begin}{self.raw(name, value)}{self.parameter_end}"
             for name, value in call.args.items()
         )
-        return f"{self.openers[0]}{call.tool}{values}\n{self.closer}"
+        return f"{self.openers[0]}{call.tool}{self.separator}{values}{self.gap}{self.closer}"

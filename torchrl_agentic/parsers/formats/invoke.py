@@ -16,12 +16,16 @@ from torchrl_agentic.parsers.engine.jsontext import read_arguments
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
-_ATTRIBUTE = re.compile(r'\s++(\w++)\s*+=\s*+"([^"<>]*+)"')
 _TAG_END = re.compile(r"\s*+>")
 
 
 class InvokeParser(XMLParamsParser):
-    """A format with `invoke` and `parameter` elements that have a `name`."""
+    """A format with `invoke` and `parameter` elements that have a `name`.
+
+    attribute: the pattern of an attribute and its value in quotes.
+    """
+
+    attribute: ClassVar[re.Pattern[str]] = re.compile(r'\s++(\w++)\s*+=\s*+("[^"<>]*+")')
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
         """Step: whether it stands in a section or at a line start; elsewhere it is prose about calls."""
@@ -47,8 +51,8 @@ class InvokeParser(XMLParamsParser):
         begin = at = start + len(tag)
         closed = yield from reader.find(">", begin)
         attributes: dict[str, str] = {}
-        while match := _ATTRIBUTE.match(reader.text, at):
-            attributes[match[1]] = html.unescape(match[2]).strip()
+        while match := self.attribute.match(reader.text, at):
+            attributes[match[1]] = html.unescape(match[2][1:-1]).strip()
             at = match.end()
         end = _TAG_END.match(reader.text, at)
         if end is None and closed < 0:

@@ -24,8 +24,10 @@ class Qwen3CoderParser(XMLParamsParser):
     """
 
     name: ClassVar[str] = "qwen3_coder"
-    aliases = ("qwen3_xml", "qwen3.5", "step3p5", "nanbeige", "granite_thinking", "granite_thinking_parser")
-    models = "Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step-3.5, Granite 4.2"
+    aliases = (
+        "qwen3_xml", "qwen3.5", "step3p5", "step5", "nanbeige", "granite_thinking", "granite_thinking_parser",
+    )  # fmt: skip
+    models = "Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step-3.5 and later, Granite 4.2"
     example = "<tool_call><function=f><parameter=k>v</parameter>…"
     stop = ("<|im_end|>",)
     section = ("<tool_call>", "</tool_call>")

@@ -1,0 +1,49 @@
+"""Calls of dots. Format: the parsers of vLLM and SGLang."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.jsontext import read_call
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.formats.invoke import MiniMaxM2Parser
+
+
+class DotsParser(MiniMaxM2Parser):
+    """`<invoke name="f"><parameter name="k">v</parameter></invoke>` in one `<dots_function_call>`.
+
+    In place of these a section may hold one call as JSON. Values are taken as they are, their newlines too.
+    """
+
+    name: ClassVar[str] = "dots"
+    models = "dots"
+    example = '<dots_function_call><invoke name="f"><parameter name="k">v</parameter>…'
+    stop = ("<|endofresponse|>",)
+    section = ("<dots_function_call>", "</dots_function_call>")
+    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    attribute = re.compile(r"""\s++(\w++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
+    style = ""
+    turn_end = ("<|endofresponse|>",)
+    forged = ("", "")
+    shape = MiniMaxM2Parser.shape.replace("minimax:tool_call", "dots_function_call")
+
+    def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
+        """Read a section that holds JSON.
+
+        Raises:
+            Unreadable: it holds something else, or no call.
+        """
+        if not reader.at("{", start):
+            return (yield from super().read_odd_section(reader, start))
+        value, end = yield from reader.json(start, (self.section[1],))
+        attempt = read_call(value, limits=self.limits)
+        after = yield from reader.skip(end)
+        if not (yield from reader.which(self.section[1:], after)):
+            if after < len(reader.text):
+                reason = f"after its JSON stands something else than {self.section[1]}"
+                raise Unreadable("extra_data", reason, after, tool=attempt.tool)
+            attempt.notes = (*attempt.notes, "unclosed_tag")
+        reader.add(attempt, start, end)
+        return end

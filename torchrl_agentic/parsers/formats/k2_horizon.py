@@ -1,0 +1,71 @@
+"""Calls of K2 Horizon. Format: the parsers of vLLM and SGLang."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.jsontext import read_call
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.formats.glm import GLM45Parser
+
+_TYPE, _TYPE_END = "<ifm|arg_type>", "</ifm|arg_type>"
+_THOUGHTS = tuple((f"<ifm|{level}>", f"</ifm|{level}>") for level in ("think", "think_fast", "think_faster"))
+
+
+class K2HorizonParser(GLM45Parser):
+    """`<ifm|tool_call>f<ifm|arg_key>k</ifm|arg_key><ifm|arg_value>v</ifm|arg_value></ifm|tool_call>`.
+
+    That is the format "xml" of its chat template. In "xml_typed" an `<ifm|arg_type>` stands before each
+    value, and in "json" a call is `{"name", "arguments"}`; both are read too. Each level of effort thinks
+    between tags of its own.
+    """
+
+    name: ClassVar[str] = "k2_horizon"
+    models = "K2 Horizon"
+    example = "<ifm|tool_call>f<ifm|arg_key>k</ifm|arg_key><ifm|arg_value>v</ifm|arg_value>…"
+    stop = ("<|ifm|im_end|>",)
+    section = ("<ifm|tool_calls>", "</ifm|tool_calls>")
+    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    openers = ("<ifm|tool_call>",)
+    closer = "</ifm|tool_call>"
+    parameter, parameter_end = "<ifm|arg_key>", "</ifm|arg_value>"
+    key_end, value_begin = "</ifm|arg_key>", "<ifm|arg_value>"
+    style = ""
+    think = _THOUGHTS[0]
+    other_thinks = _THOUGHTS[1:]
+    turn_end = ("<|ifm|im_end|>",)
+    forged = ("", "")
+    shape = (
+        "<ifm|tool_calls>\n<ifm|tool_call>tool_name\n<ifm|arg_key>argument</ifm|arg_key>\n"
+        "<ifm|arg_value>value</ifm|arg_value>\n</ifm|tool_call>\n</ifm|tool_calls>"
+    )
+
+    def read(self, reader: Reader, start: int) -> Steps[int]:
+        """Read one call, whose body may be JSON."""
+        at = yield from reader.past_repeated(self.openers[0], start + len(self.openers[0]))
+        at = yield from reader.skip(at)
+        if not reader.at("{", at):
+            return (yield from super().read(reader, start))
+        value, end = yield from reader.json(at, (self.closer,))
+        attempt = read_call(value, limits=self.limits)
+        after = yield from reader.skip(end)
+        if not (yield from reader.which((self.closer,), after)):
+            code = "unclosed" if after == len(reader.text) else "extra_data"
+            reason = f"after its JSON stands something else than {self.closer}"
+            raise Unreadable(code, reason, after, tool=attempt.tool)
+        reader.add(attempt, start, after + len(self.closer))
+        return after + len(self.closer)
+
+    def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
+        """Step: read the type of an argument, if it is there; `array[string]` and its like are no strings."""
+        begin = yield from reader.skip(at)
+        if not (yield from reader.which((_TYPE,), begin)):
+            return at, None
+        begin += len(_TYPE)
+        markers = (_TYPE_END, self.value_begin, self.closer, *self.openers, *self.turn_end)
+        end, marker = yield from reader.find_first(markers, begin)
+        if marker != _TYPE_END:
+            raise Unreadable("unclosed", f"the type of an argument ends with {_TYPE_END}", begin)
+        kind = reader.text[begin:end].strip().lower()
+        return end + len(_TYPE_END), None if kind in ("", "any") else kind == "string"

@@ -1,0 +1,106 @@
+"""Calls of MiniCPM5. Format: its chat template."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import ClassVar
+
+from torchrl_agentic.messages import JSON, Fields, ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.xml_params import Parameter
+from torchrl_agentic.parsers.formats.invoke import InvokeParser
+
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+_SPLIT = f"{_CDATA_END}{_CDATA}"
+_ENTITY = re.compile("&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
+
+
+class MiniCPM5Parser(InvokeParser):
+    """`<function name="f"><param name="k">v</param></function>`; a value may be a CDATA block.
+
+    XML's entities count outside of CDATA. The chat template writes values that are no strings as Python does,
+    so `True` and `{'a': 1}` are read where the tool's schema asks for such a value.
+    """
+
+    name: ClassVar[str] = "minicpm5"
+    aliases = ("minicpm5xml",)
+    models = "MiniCPM5"
+    example = '<function name="f"><param name="k">v</param></function>'
+    stop = ("<|im_end|>",)
+    openers = ("<function",)
+    closer = "</function>"
+    parameter, parameter_end = "<param", "</param>"
+    attribute = re.compile(r"""\s*+(\w++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
+    turn_end = ("<|im_end|>",)
+    forged = ("<tool_response>", "</tool_response>")
+    shape = '<function name="tool_name"><param name="argument">value</param></function>'
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether it is a tag with a name, and not `<functional>`."""
+        after = yield from reader.skip(start + len(self.openers[0]))
+        return (yield from reader.which(("name",), after)) != ""
+
+    def _value_end(
+        self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
+    ) -> Steps[tuple[int, int, bool]]:
+        """Step: give where a value ends; a CDATA block reaches to the `]]>` that ends the parameter too."""
+        begin = yield from reader.skip(parameter.value_at)
+        if not (yield from reader.which((_CDATA,), begin)):
+            return (yield from super()._value_end(reader, parameter, schema, known))
+        stop = end = begin
+        is_closed = False
+        while not is_closed:
+            end = yield from reader.find(_CDATA_END, end)
+            if end < 0:
+                raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", begin)
+            end += len(_CDATA_END)
+            stop = yield from reader.skip(end)
+            is_closed = bool((yield from reader.which((self.parameter_end,), stop)))
+        # A block that was cut off must not end with that of a later call.
+        later = yield from self.invented_turn(reader, begin, end)
+        later = (yield from self._next_call(reader, begin, end)) if later < 0 else later
+        if later >= 0 and reader.text.find(_CDATA, later, end) >= 0:
+            raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", later)
+        return stop, (yield from reader.skip(stop + len(self.parameter_end))), True
+
+    def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> tuple[JSON, tuple[str, ...]]:
+        block = text.strip()
+        if block.startswith(_CDATA):
+            text = block[len(_CDATA) : -len(_CDATA_END)].replace(_SPLIT, "")
+        else:
+            text = _ENTITY.sub(_character, text)
+        return super()._value(text, parameter, schema)
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call.
+
+        Raises:
+            ValueError: the format cannot say it.
+        """
+        values = "".join(
+            f"{self._named(self.parameter, name)}{self.raw(name, value)}{self.parameter_end}"
+            for name, value in call.args.items()
+        )
+        return f"{self._named(self.openers[0], call.tool)}{values}{self.closer}"
+
+    def raw(self, name: str, value: JSON) -> str:
+        """Write the value of an argument, in a CDATA block where the chat template has one.
+
+        Raises:
+            ValueError: it would be read as something else.
+        """
+        text = value if isinstance(value, str) else dumps(value)
+        if any(character in text for character in "<&\n"):
+            text = (
+                f"{_CDATA}{text.replace(_CDATA_END, f'{_CDATA_END[:2]}{_SPLIT}{_CDATA_END[2:]}')}{_CDATA_END}"
+            )
+        if not self.reads_back(text):
+            raise ValueError(f"the value of {name!r} holds a call, and the format has no escapes for that")
+        return text
+
+
+def _character(entity: re.Match[str]) -> str:
+    return html.unescape(entity[0])

@@ -1,0 +1,64 @@
+"""Calls of PLaMo 3. Format: vLLM's parser and its structural tag."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+
+_NAME, _NAME_END = "<|plamo:begin_tool_name:plamo|>", "<|plamo:end_tool_name:plamo|>"
+_ARGUMENTS, _JSON = "<|plamo:begin_tool_arguments:plamo|>", "<|plamo:constrain|>json"
+_HEADER = re.compile(
+    rf"\s*+{re.escape(_NAME)}([^<>]*+){re.escape(_NAME_END)}\s*+"
+    rf"{re.escape(_ARGUMENTS)}\s*+(?:{re.escape(_JSON)})?+\s*+"
+)
+
+
+class Plamo3Parser(NamedJSONParser):
+    """The name of a tool and its arguments as JSON, each between tags like `<|plamo:begin_tool_name:plamo|>`.
+
+    One `tool_request` is one call; all of them are in one `tool_requests`.
+    """
+
+    name: ClassVar[str] = "plamo3"
+    aliases = ("plamo",)
+    models = "PLaMo 3"
+    example = "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>f…"
+    stop = ("<|plamo:tag|>",)
+    section = ("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>")
+    around = (section[0], "", section[1])
+    openers = ("<|plamo:begin_tool_request:plamo|>",)
+    closer = "<|plamo:end_tool_request:plamo|>"
+    separator = "<|plamo:msg|>"
+    json_end = "<|plamo:end_tool_arguments:plamo|>"
+    think = ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")
+    turn_end = ("<|plamo:tag|>",)
+    shape = (
+        f"{section[0]}{openers[0]}{_NAME}tool name{_NAME_END}{_ARGUMENTS}{_JSON}{separator}"
+        f'{{"argument": "value"}}{json_end}{closer}{section[1]}'
+    )
+
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Read the name, and what announces the arguments."""
+        match = _HEADER.fullmatch(text)
+        if match is None or not match[1].strip():
+            raise Unreadable(
+                "missing_name", f"the name is between {_NAME} and {_NAME_END}, then {_ARGUMENTS}"
+            )
+        return match[1].strip(), None
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the section around it.
+
+        Raises:
+            ValueError: the format cannot hold the name of the tool.
+        """
+        if not call.tool.strip() or call.tool != call.tool.strip() or "<" in call.tool or ">" in call.tool:
+            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+        name = f"{_NAME}{call.tool}{_NAME_END}"
+        arguments = f"{_ARGUMENTS}{_JSON}{self.separator}{dumps(call.args)}{self.json_end}"
+        return f"{self.openers[0]}{name}{arguments}{self.closer}"

@@ -1,0 +1,88 @@
+"""Calls of Step-3. Format: the parsers of vLLM and SGLang. Step-3.5 and later write those of `qwen_coder`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchrl_agentic.messages import Fields, ParsedCall
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
+from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.formats.invoke import InvokeParser
+
+_BEGIN, _END, _KIND, _SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "function", "<｜tool_sep｜>"
+_INVOKE = "<steptml:invoke"
+
+
+class Step3Parser(InvokeParser):
+    """`<steptml:invoke name="f"><steptml:parameter name="k">v</steptml:parameter></steptml:invoke>`.
+
+    Each call is between `<｜tool_call_begin｜>function<｜tool_sep｜>` and `<｜tool_call_end｜>`, and all
+    are between `<｜tool_calls_begin｜>` and `<｜tool_calls_end｜>`; a complete call without these counts.
+    """
+
+    name: ClassVar[str] = "step3"
+    models = "Step-3"
+    example = '<steptml:invoke name="f"><steptml:parameter name="k">v</steptml:parameter>…'
+    stop = ("<|EOT|>",)
+    section = ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")
+    openers = (_BEGIN, _INVOKE)
+    closer = "</steptml:invoke>"
+    parameter, parameter_end = "<steptml:parameter", "</steptml:parameter>"
+    around = (section[0], "", section[1])
+    turn_end = ("<|EOT|>", "<｜end▁of▁sentence｜>")
+    shape = (
+        f'{section[0]}{_BEGIN}{_KIND}{_SEPARATOR}<steptml:invoke name="tool_name"><steptml:parameter '
+        f'name="argument">value</steptml:parameter></steptml:invoke>{_END}{section[1]}'
+    )
+
+    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+        """Step: whether it begins a call: `<｜tool_call_begin｜>` does anywhere."""
+        return reader.at(_BEGIN, start) or (yield from super().opens(reader, start))
+
+    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+        """Step: read the name of the tool, and the kind of the call before it."""
+        if reader.at(_BEGIN, start):
+            begin = yield from reader.past_repeated(_BEGIN, start + len(_BEGIN))
+            markers = (_INVOKE, _BEGIN, _END, self.section[1], *self.turn_end)
+            start, marker = yield from reader.find_first(markers, begin)
+            if start < 0 or marker in (_BEGIN, *self.turn_end):
+                broke = len(reader.text) if start < 0 else start
+                raise Unreadable("unclosed", f"it ends before {self.closer}", broke)
+            kind = reader.text[begin:start].strip()
+            if not kind and marker != _INVOKE:
+                raise Unreadable("empty", f"there is nothing behind {_BEGIN}", begin)
+            if marker != _INVOKE or kind.removesuffix(_SEPARATOR).strip() not in ("", _KIND):
+                raise Unreadable("wrong_dialect", f"expecting {_KIND}{_SEPARATOR}{_INVOKE}", begin)
+        attributes, end = yield from self._tag(reader, start, _INVOKE)
+        return attributes["name"], end
+
+    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+        attempt, end = yield from super()._read_arguments(reader, at, schema)
+        return attempt, (yield from self._past_end(reader, end))
+
+    def _past_end(self, reader: Reader, end: int) -> Steps[int]:
+        """Step: pass over what ends a call, if it stands there."""
+        after = yield from reader.skip(end)
+        return after + len(_END) if (yield from reader.which((_END,), after)) else end
+
+    def _next_call(self, reader: Reader, at: int, before: int) -> Steps[int]:
+        place = reader.seek(_BEGIN, at)
+        is_inside = place >= 0 and (before < 0 or place < before)
+        found = yield from super()._next_call(reader, at, place if is_inside else before)
+        return place if is_inside and found < 0 else found
+
+    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+        """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
+        end = yield from super().end_of_bad(reader, start, broke)
+        place, marker = yield from reader.find_first((_END, self.section[1]), max(start + 1, broke))
+        if 0 <= place < end:
+            return place + (len(_END) if marker == _END else 0)
+        return (yield from self._past_end(reader, end))
+
+    def write(self, call: ParsedCall) -> str:
+        """Write a call without the section around it."""
+        values = "".join(
+            f"{self._named(self.parameter, name)}{self.raw(name, value)}{self.parameter_end}"
+            for name, value in call.args.items()
+        )
+        return f"{_BEGIN}{_KIND}{_SEPARATOR}{self._named(_INVOKE, call.tool)}{values}{self.closer}{_END}"
