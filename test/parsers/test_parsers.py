@@ -37,6 +37,7 @@ def _seen(parser: ToolCallParser, message: Any) -> list[Any]:
         (T('{"name": "add", "arguments": {"a": "on'), ["invalid_json"]),
         ("<tool_call>", ["unclosed"]),
         (f"<tool_call>\n{P}", [ADD]),
+        (f"<tool_call>\n{P}\n</tool_ca", [ADD]),
         (T('{"name": "add", "arguments": {"a": 1},}'), ["invalid_json"]),
         (T('{"name": "add", "arguments": {"a": "x\ny"}}'), ["invalid_json"]),
         (T('{"name": "add", "arguments": {"a": NaN}}'), ["invalid_json"]),

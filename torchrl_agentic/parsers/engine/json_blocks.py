@@ -75,7 +75,8 @@ class JSONTextParser(TextParser):
         if (yield from reader.which((self.closer,), after)):
             return after + len(self.closer), ()
         following = (*self.openers, *filter(None, self.section[1:]), *self.turn_end)
-        if after == len(reader.text) or (yield from reader.which(following, after)):
+        is_cut_off = self.closer.startswith(reader.text[after:])  # nothing of it has come, or a part
+        if is_cut_off or (yield from reader.which(following, after)):
             return end, ("unclosed_tag",)
         raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
 
