@@ -75,7 +75,7 @@ def _seen(parser: ToolCallParser, message: Any) -> list[Any]:
         (f"<think>{T(P)}</think>{T(P)}", [ADD]),
         (f"<think>hm {T(P)}", [ADD]),
     ],
-    ids=range(39),
+    ids=range(40),
 )  # fmt: skip
 def test_hermes_reads_each_class_of_message(message: str, expected: list[Any]):
     """The classes of facts/parsers.md, section 5.1."""
