@@ -171,3 +171,10 @@ def test_a_structural_tag_has_standard_types():
     tag = get_parser("qwen3_coder").structural_tag([_order()])
     assert '"number"' in json.dumps(tag)
     assert '"float"' not in json.dumps(tag)
+
+
+def test_of_an_argument_that_is_written_twice_the_last_counts_and_it_is_noted():
+    first, second = (f"<arg_key>k</arg_key><arg_value>{value}</arg_value>" for value in (1, 2))
+    text = f"<tool_call>f\n{first}{second}</tool_call>"
+    (call,) = get_parser("glm45").parse(text).calls
+    assert (call.args, call.notes) == ({"k": 2}, ("duplicate_argument",))

@@ -85,6 +85,8 @@ class XMLParamsParser(TextParser):
             stop, at, is_closed = yield from self._value_end(reader, parameter, schema, args)
             if not is_closed:
                 notes = (*notes, "unclosed_parameter")
+            if parameter.name in args:
+                notes = (*notes, "duplicate_argument")
             written = reader.text[parameter.value_at : stop]
             if self.markup and self.markup in written:
                 raise self._holds_markup(reader.text, parameter)
