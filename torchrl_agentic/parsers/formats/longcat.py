@@ -5,10 +5,8 @@ The smallest kind of format: JSON between an opener and a closer. Copy this file
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 
 
@@ -25,12 +23,9 @@ class LongCatParser(JSONBlockParser):
     think = ("<longcat_think>", "</longcat_think>")
     turn_end = ("</longcat_s>",)
     stop = ("</longcat_s>",)
+    # The chat template wants the name of the tool in results.
+    names_tool: ClassVar[bool] = True
     # What the model is told if it writes something else.
     shape = (
         '<longcat_tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</longcat_tool_call>'
     )
-
-    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
-        """Write the results as messages that name their tool, as the chat template wants it."""
-        messages = super().render(calls, results)
-        return [{**message, "name": call.tool} for call, message in zip(calls, messages, strict=True)]
