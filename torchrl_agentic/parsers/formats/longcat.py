@@ -13,19 +13,19 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 class LongCatParser(JSONBlockParser):
     """`<longcat_tool_call>{"name": …, "arguments": {…}}</longcat_tool_call>`, any number of them."""
 
-    # What `get_parser` and the table of formats know it by.
+    # For `get_parser` and the table of formats in the README.
     name: ClassVar[str] = "longcat"
     models = "LongCat-Flash"
     example = '<longcat_tool_call>{"name", "arguments"}</longcat_tool_call>'
-    # What stands around a call, a thought and a message; at a stop string the model waits for results.
+    # The markers around a call and a thought, and at the end of a message; at a stop string sampling ends.
     openers = ("<longcat_tool_call>",)
     closer = "</longcat_tool_call>"
     think = ("<longcat_think>", "</longcat_think>")
     turn_end = ("</longcat_s>",)
     stop = ("</longcat_s>",)
-    # The chat template wants the name of the tool in results.
+    # Results have a key "name", because the chat template reads it.
     names_tool: ClassVar[bool] = True
-    # What the model is told if it writes something else.
+    # A correct call, for error messages to the model.
     shape = (
         '<longcat_tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</longcat_tool_call>'
     )
