@@ -9,6 +9,7 @@ import pytest
 from formats_table import with_table
 
 from torchrl_agentic.parsers import ALIASES, PARSERS
+from torchrl_agentic.parsers.registry import FORMATS
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
@@ -37,6 +38,11 @@ def test_the_table_of_formats_is_made_of_the_registry():
     readme = README.read_text("utf-8")
     assert with_table(readme) == readme, "run: python scripts/formats_table.py"
     assert all(f"`{name}`" in readme for name in (*PARSERS, *ALIASES))
+
+
+def test_the_changelog_counts_the_formats():
+    changelog = (README.parent / "CHANGELOG.md").read_text("utf-8")
+    assert f"- Parsers for {len(FORMATS)} formats" in changelog
 
 
 def test_the_smallest_program_has_at_most_25_lines():

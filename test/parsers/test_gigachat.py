@@ -3,7 +3,7 @@
 import pytest
 from call_templates import ARGS, NAME, tokenizer_with
 
-from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import PARSERS, CallReady, TextDelta, check_parser, get_parser
 from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
@@ -139,3 +139,14 @@ def test_a_role_that_is_only_spelled_calls_nothing(before):
         *plain.encode(f"function call<|role_sep|>\n{ADD}", add_special_tokens=False),
     ]
     assert PARSER.parse_tokens(spelled, tokenizer).calls == ()
+
+
+def test_the_token_of_gcml_is_never_data_and_that_of_deepseek_may_be():
+    parser = get_parser("gigachat35")
+    call = ParsedCall("add", {"a": "x ｜DSML｜ y"}, "call_0_0")
+    assert parser.parse(parser.render_call(call)).calls[0].args == call.args
+    with pytest.raises(ValueError, match="no escapes"):
+        parser.render_call(ParsedCall("add", {"a": "x ｜GCML｜ y"}, "call_0_0"))
+    assert parser.parse("<｜DSML｜tool_calls>").calls == ()
+    (message,) = parser.render([call], [ToolResult.from_text("<｜GCML｜tool_calls>")])
+    assert "｜GCML｜" not in message["content"]

@@ -94,6 +94,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         example: A call in short, for the table of formats.
         stop: Strings at which a model that waits for results must stop.
         result_role: The role of the messages that answer.
+        names_tool: Whether those messages also have the name of the tool, as "name".
 
     Promises, which `testing.ParserContract` checks: `parse` never raises on what a model writes, gives one
     entry per attempt in the order written, loses no byte (`text` and the spans of the calls make up `raw`),
@@ -110,6 +111,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     example: ClassVar[str] = ""
     stop: tuple[str, ...] = ()
     result_role: str = "tool"
+    names_tool: ClassVar[bool] = False
     limits: Limits = LIMITS
     added_tokens: tuple[str, ...] | None = None
     """The control tokens of the model's tokenizer; None: it is not known, and those of all families count."""
@@ -197,7 +199,12 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
 
         Overridden where one message holds them all.
         """
-        return [self.render_result(call.call_id, result) for call, result in zip(calls, results, strict=True)]
+        pairs = zip(calls, results, strict=True)
+        messages = [self.render_result(call.call_id, result) for call, result in pairs]
+        if not self.names_tool:
+            return messages
+        names = [self.control_escaper.escape(call.tool) for call in calls]
+        return [{**message, "name": name} for message, name in zip(messages, names, strict=True)]
 
     def structural_tag(
         self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True

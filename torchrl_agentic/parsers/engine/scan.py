@@ -29,14 +29,16 @@ def any_of(markers: Iterable[str]) -> re.Pattern[str]:
 class TextScanner(ToolCallParser):
     """The part of a `TextParser` that goes over a message.
 
-    openers: what begins an attempt. shapes: of openers that are a bracket, of which data and prose are full:
-    what stands there if a call begins, and what may still become that when more text comes. closer: what ends
-    a block; empty: nothing does. section: what stands around all calls of a message in some formats. think:
-    the tags of reasoning. other_thinks: those of other models of the family. think_end_proves: whether the
-    end of a thought that nothing has begun shows that the prompt began it; not where that tag ends other
-    things too. turn_end: tokens that end the message. forged: the tags of results, which a model may write
-    too; nothing between them is a call. fences_are_text: whether a call in a Markdown fence is an example.
-    shape: what a right call looks like, for error messages.
+    openers: what begins an attempt. shapes: for openers that are a bracket, which data and prose are full of:
+    the pattern of a bracket that begins a call, and of text that may still become one when more comes.
+    closer: what ends a block; empty: nothing does. section: what surrounds all calls of a message in some
+    formats. think: the tags of reasoning. other_thinks: those of other models of the family.
+    think_end_proves: whether the end of a thought without a beginning shows that the prompt opened it; False
+    where that tag ends other things too. turn_end: tokens that end the message. forged: the tags of results,
+    which a model may write too; nothing between them is a call. other_openers: what begins calls in another
+    dialect of the family; `read_other_opener` handles it. more_markers: further strings that results must not
+    hold. fences_are_text: whether a call in a Markdown fence is an example. shape: a correct call, shown in
+    error messages.
 
     parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it with an
     "error", or "execute" it. After one that never closes a call is a call, as models in training write it.
@@ -54,6 +56,8 @@ class TextScanner(ToolCallParser):
     other_thinks: ClassVar[tuple[tuple[str, str], ...]] = ()
     turn_end: ClassVar[tuple[str, ...]] = ()
     forged: tuple[str, str] = ("", "")
+    other_openers: ClassVar[tuple[str, ...]] = ()
+    more_markers: ClassVar[tuple[str, ...]] = ()
     fences_are_text: ClassVar[bool] = True
     shape: str = ""
 
@@ -120,6 +124,12 @@ class TextScanner(ToolCallParser):
         return True
         yield
 
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: handle one of `other_openers`; return where to go on. By default it is text."""
+        del reader
+        return place + len(marker)
+        yield
+
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
         """Step: give the end of the unreadable block at `start`: its closer, or the end of the text.
 
@@ -164,7 +174,8 @@ class TextScanner(ToolCallParser):
     def _watched(self) -> tuple[str, ...]:
         """What `scan` stops at."""
         fences = FENCES if self.fences_are_text else ()
-        markers = (*self.openers, *self.section, *self.thinks, self.forged[0], *fences, *self.turn_end)
+        markers = [*self.openers, *self.other_openers, *self.section, *self.thinks, self.forged[0], *fences]
+        markers += self.turn_end
         return tuple(marker for marker in markers if marker and marker not in self.shapes)
 
     @cached_property
@@ -208,6 +219,8 @@ class TextScanner(ToolCallParser):
                     reader.note("text_in_section")
                 return max(place + 1, (yield from self.attempt(reader, place)))
             return place + 1
+        if marker in self.other_openers:
+            return (yield from self.read_other_opener(reader, place, marker))
         if marker == self.section[0]:
             return (yield from self._open_section(reader, place))
         if marker == self.section[1]:
@@ -301,7 +314,7 @@ class TextScanner(ToolCallParser):
     @cached_property
     def _calling(self) -> tuple[str, ...]:
         """What begins calls."""
-        return tuple(filter(None, (*self.openers, self.section[0])))
+        return tuple(filter(None, (*self.openers, *self.other_openers, self.section[0])))
 
     def _reason(self, reader: Reader, inside: int) -> Steps[int]:
         """Step: read what the model thinks, from `inside` on."""

@@ -149,7 +149,7 @@ class TextParser(TextScanner):
         """
         markers = [*self.openers, self.closer, *self.turn_end]
         markers += [marker for pair in self.thinks.items() for marker in pair]
-        markers += [*self.section, *self.forged]
+        markers += [*self.section, *self.forged, *self.more_markers]
         return tuple(dict.fromkeys(marker for marker in markers if len(marker) > 1))
 
 

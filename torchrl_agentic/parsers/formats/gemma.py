@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias, cast
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ToolResult
+from torchrl_agentic.messages import JSON, Fields, ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONTextParser
 from torchrl_agentic.parsers.engine.jsontext import check_size
@@ -49,7 +49,9 @@ class Gemma4Parser(JSONTextParser):
     turn_end = ("<turn|>", "<eos>", "<|tool_response>")
     forged = ("<|tool_response>", "<tool_response|>")
     quote: ClassVar[str] = '<|"|>'
+    more_markers = (quote,)
     thought: ClassVar[str] = "thought"
+    names_tool: ClassVar[bool] = True
     shape = '<|tool_call>call:tool_name{argument:<|"|>text<|"|>,other:3}<tool_call|>'
 
     def read(self, reader: Reader, start: int) -> Steps[int]:
@@ -192,10 +194,6 @@ class Gemma4Parser(JSONTextParser):
 
     # Writing
 
-    def control_markers(self) -> tuple[str, ...]:
-        """Return what must not come out of a tool: the marks of strings too."""
-        return (*super().control_markers(), self.quote)
-
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.
 
@@ -229,13 +227,6 @@ class Gemma4Parser(JSONTextParser):
         """Return None: xgrammar has no style for these values."""
         del name
 
-    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
-        """Write the results as messages that name their tool; the template puts them into the same turn."""
-        return [
-            {**self.render_result(call.call_id, result), "name": call.tool}
-            for call, result in zip(calls, results, strict=True)
-        ]
-
 
 class FunctionGemmaParser(Gemma4Parser):
     """`<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>`: the same with other markers."""
@@ -252,6 +243,7 @@ class FunctionGemmaParser(Gemma4Parser):
     turn_end = ("<end_of_turn>", "<eos>", "<start_function_response>")
     forged = ("<start_function_response>", "<end_function_response>")
     quote: ClassVar[str] = "<escape>"
+    more_markers = (quote,)
     thought: ClassVar[str] = ""
     shape = "<start_function_call>call:tool_name{argument:<escape>text<escape>,other:3}<end_function_call>"
 

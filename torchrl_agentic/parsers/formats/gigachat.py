@@ -30,6 +30,7 @@ class GigaChat3Parser(JSONBlockParser):
     stop = ("</s>",)
     openers = ("<|function_call|>", _ROLE)
     turn_end = (_MESSAGE_END, "</s>")
+    more_markers = (_ROLE_END,)
     shape = '<|function_call|>{"name": "tool name", "arguments": {"argument": "value"}}'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
@@ -49,10 +50,6 @@ class GigaChat3Parser(JSONBlockParser):
         """Write a call as the model would."""
         return f"{self.openers[0]}{super().write(call)}"
 
-    def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format."""
-        return (*super().control_markers(), _ROLE_END)
-
 
 class GigaChat35Parser(DeepSeekV4Parser):
     """DeepSeek V4's calls with `GCML` in place of `DSML`."""
@@ -66,6 +63,9 @@ class GigaChat35Parser(DeepSeekV4Parser):
     closer = "</｜GCML｜invoke>"
     parameter, parameter_end = "<｜GCML｜parameter", "</｜GCML｜parameter>"
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    markup = "｜GCML｜"
+    other_openers = ()
+    more_markers = (parameter, parameter_end, markup)
     turn_end = (_MESSAGE_END, "</s>")
     forged = ("", "")
     shape = DeepSeekV4Parser.shape.replace("DSML", "GCML")

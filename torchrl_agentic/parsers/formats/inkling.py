@@ -6,11 +6,10 @@ Format: the control tokens of its tokenizer, and the `tml-renderers` package, wh
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 from torchrl_agentic.parsers.engine.jsontext import dumps
@@ -44,6 +43,7 @@ class InklingParser(JSONBlockParser):
     think_end_proves = False
     turn_end = (_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>")
     forged = ("<|message_tool|>", "<|end_message|>")
+    names_tool: ClassVar[bool] = True
     shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
@@ -104,10 +104,3 @@ class InklingParser(JSONBlockParser):
         """Give what stands around the arguments, from the token on that tells calls from other blocks."""
         frame = super().frame(name)
         return frame and replace(frame, before=frame.before[frame.before.index(_CALL) :])
-
-    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
-        """Write the results as messages that name their tool, who is their author in the prompt."""
-        return [
-            {**self.render_result(call.call_id, result), "name": call.tool}
-            for call, result in zip(calls, results, strict=True)
-        ]

@@ -27,6 +27,7 @@ class InternLMParser(JSONBlockParser):
     openers = ("<|action_start|>",)
     closer = "<|action_end|>"
     turn_end = ("<|im_end|>",)
+    more_markers = (_PLUGIN, _INTERPRETER)
     arguments_key = "parameters"
     fast = False
     shape = (
@@ -55,7 +56,3 @@ class InternLMParser(JSONBlockParser):
         """Write a call as the model would."""
         body = dumps({"name": call.tool, self.arguments_key: call.args})
         return f"{self.openers[0]}{_PLUGIN}\n{body}\n{self.closer}"
-
-    def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format."""
-        return (*super().control_markers(), _PLUGIN, _INTERPRETER)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import html
 import re
-from functools import cached_property
 from typing import ClassVar
 
-from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.messages import JSON, ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import read_arguments
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
@@ -61,6 +60,19 @@ class InvokeParser(XMLParamsParser):
             raise Unreadable("missing_name", f'{tag} has no name="…"', begin)
         return attributes, end.end()
 
+    def _arguments(self, call: ParsedCall, after: str = "") -> str:
+        """Write the arguments of a call, with `after` behind each."""
+        end = f"{self.parameter_end}{after}"
+        return "".join(
+            f"{self._named(self.parameter, name, self.kind(value))}{self.raw(name, value)}{end}"
+            for name, value in call.args.items()
+        )
+
+    def kind(self, value: JSON) -> str:
+        """Return the attribute that tells the type of a value, behind a space; "" if there is none."""
+        del value
+        return ""
+
     def _named(self, tag: str, name: str, more: str = "") -> str:
         if not name.strip() or name != name.strip():
             raise ValueError(f"the format cannot hold the name {name!r}")
@@ -90,10 +102,7 @@ class MiniMaxM2Parser(InvokeParser):
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
-        values = "".join(
-            f"{self._named(self.parameter, name)}{self.raw(name, value)}{self.parameter_end}\n"
-            for name, value in call.args.items()
-        )
+        values = self._arguments(call, "\n")
         return f"{self._named(self.openers[0], call.tool)}\n{values}{self.closer}"
 
 
@@ -102,6 +111,11 @@ _DIALECTS = (
     "<｜DSML｜invoke", "<｜DSML｜ invoke",
 )  # fmt: skip
 """What opens sections and calls in V3.2, V4 and V4.1."""
+
+
+def _dialects_but(*ours: str) -> tuple[str, ...]:
+    """Return what opens sections and calls only in other versions than the one with these markers."""
+    return tuple(marker for marker in _DIALECTS if marker not in ours)
 
 
 class DeepSeekV32Parser(InvokeParser):
@@ -123,6 +137,8 @@ class DeepSeekV32Parser(InvokeParser):
     parameter, parameter_end = "<｜DSML｜parameter", "</｜DSML｜parameter>"
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
     markup = "｜DSML｜"
+    other_openers = _dialects_but(*openers, *section)
+    more_markers = (parameter, parameter_end, *other_openers, markup)
     style = "deepseek_xml"
     turn_end = ("<｜end▁of▁sentence｜>",)
     forged = ("<function_results>", "</function_results>")
@@ -132,23 +148,8 @@ class DeepSeekV32Parser(InvokeParser):
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
     )
 
-    @cached_property
-    def _others(self) -> tuple[str, ...]:
-        """What opens sections and calls of the other versions only."""
-        return tuple(marker for marker in _DIALECTS if marker not in (*self.openers, *self.section))
-
-    @cached_property
-    def _watched(self) -> tuple[str, ...]:
-        return (*super()._watched, *self._others)
-
-    @cached_property
-    def _calling(self) -> tuple[str, ...]:
-        return (*super()._calling, *self._others)
-
-    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: do what a marker asks for, those of the other versions included; give where to go on."""
-        if marker not in self._others:
-            return (yield from super()._at_marker(reader, place, marker))
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: read a call behind another version's section; report that version's calls as errors."""
         if marker[-1] != ">" and not reader.is_line_start(place):
             return place + len(marker)
         inside = yield from reader.skip(place + len(marker))
@@ -164,16 +165,12 @@ class DeepSeekV32Parser(InvokeParser):
         Raises:
             Unreadable: Always.
         """
-        marker = yield from reader.which(self._others, start)
+        marker = yield from reader.which(self.other_openers, start)
         closer = f"</{marker[1:].removesuffix('>')}>"
         error = Unreadable("wrong_dialect", "this is how other versions of DeepSeek write calls", start)
         found = yield from reader.find(closer, start)
         error.end = len(reader.text) if found < 0 else found + len(closer)
         raise error
-
-    def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format; one token tells tags from text like them."""
-        return (*super().control_markers(), self.parameter, self.parameter_end, *self._others, "｜DSML｜")
 
     def is_string(self, attributes: dict[str, str]) -> bool | None:
         """Whether the tag says that its value is a string."""
@@ -192,15 +189,12 @@ class DeepSeekV32Parser(InvokeParser):
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
-        values = "".join(
-            f"{self._named(self.parameter, name, self._kind(isinstance(value, str)))}"
-            f"{self.raw(name, value)}{self.parameter_end}\n"
-            for name, value in call.args.items()
-        )
+        values = self._arguments(call, "\n")
         return f"{self._named(self.openers[0], call.tool)}\n{values}{self.closer}"
 
-    def _kind(self, is_string: bool) -> str:
-        return f' string="{"true" if is_string else "false"}"'
+    def kind(self, value: JSON) -> str:
+        """Return the attribute that tells whether a value is a string or JSON."""
+        return f' string="{"true" if isinstance(value, str) else "false"}"'
 
 
 class DeepSeekV4Parser(DeepSeekV32Parser):
@@ -213,6 +207,13 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
     section = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
     forged = ("<tool_result>", "</tool_result>")
+    other_openers = _dialects_but(*DeepSeekV32Parser.openers, *section)
+    more_markers = (
+        DeepSeekV32Parser.parameter,
+        DeepSeekV32Parser.parameter_end,
+        *other_openers,
+        DeepSeekV32Parser.markup,
+    )
     shape = DeepSeekV32Parser.shape.replace("function_calls", "tool_calls")
 
 
@@ -228,6 +229,8 @@ class DeepSeekV41Parser(DeepSeekV4Parser):
     closer = "</｜DSML｜ invoke>"
     parameter, parameter_end = "<｜DSML｜ parameter", "</｜DSML｜ parameter>"
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    other_openers = _dialects_but(*openers, *section)
+    more_markers = (parameter, parameter_end, *other_openers, DeepSeekV32Parser.markup)
     shape = DeepSeekV4Parser.shape.replace("｜tool_calls", "｜calls").replace("｜DSML｜", "｜DSML｜ ")
 
     def frame(self, name: str) -> None:

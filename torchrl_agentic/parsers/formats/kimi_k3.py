@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ToolResult
+from torchrl_agentic.messages import JSON, Fields, ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import check_size, read_arguments
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
@@ -39,6 +39,8 @@ class KimiK3Parser(XMLParamsParser):
     parameter, parameter_end = f"{_OPEN}argument", f"{_CLOSE}argument{_SEP}"
     think = (f"{_OPEN}think{_SEP}", f"{_CLOSE}think{_SEP}")
     turn_end = ("<|end_of_msg|>",)
+    more_markers = (_OPEN, _CLOSE, _SEP, parameter, parameter_end)
+    names_tool: ClassVar[bool] = True
     forged = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
     shape = (
         f'{section[0]}{openers[0]} tool="tool_name" index="1"{_SEP}{parameter} key="argument" type="string"'
@@ -94,10 +96,6 @@ class KimiK3Parser(XMLParamsParser):
             raise
         return Attempt(args=args, notes=notes), end
 
-    def control_markers(self) -> tuple[str, ...]:
-        """Return what must not come out of a tool: the tokens of which all tags are made."""
-        return (_OPEN, _CLOSE, _SEP, self.parameter, self.parameter_end, *super().control_markers())
-
     def write(self, call: ParsedCall) -> str:
         """Write a call without the channel around it.
 
@@ -131,13 +129,6 @@ class KimiK3Parser(XMLParamsParser):
     def frame(self, name: str) -> None:
         """Return None: xgrammar has no style for arguments that say their types."""
         del name
-
-    def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
-        """Write the results as messages that name their tool, as the chat template wants it."""
-        return [
-            {**self.render_result(call.call_id, result), "name": call.tool}
-            for call, result in zip(calls, results, strict=True)
-        ]
 
 
 def _kind(value: JSON) -> str:

@@ -80,10 +80,7 @@ class MiniCPM5Parser(InvokeParser):
         Raises:
             ValueError: the format cannot say it.
         """
-        values = "".join(
-            f"{self._named(self.parameter, name)}{self.raw(name, value)}{self.parameter_end}"
-            for name, value in call.args.items()
-        )
+        values = self._arguments(call)
         return f"{self._named(self.openers[0], call.tool)}{values}{self.closer}"
 
     def raw(self, name: str, value: JSON) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
@@ -72,6 +71,8 @@ class MiniMaxM3Parser(InvokeParser):
     think = ("<mm:think>", "</mm:think>")
     turn_end = ("[e~[",)
     forged = ("<response>", "</response>")
+    other_openers = _SPACED
+    more_markers = (_NS,)
     shape = (
         f'{section[0]}{openers[0]} name="tool_name">{_NS}<argument>value{_NS}</argument>{closer}{section[1]}'
     )
@@ -83,18 +84,8 @@ class MiniMaxM3Parser(InvokeParser):
             yield
         return reader.text[after : after + 1] in " \t\r\n>"
 
-    @cached_property
-    def _watched(self) -> tuple[str, ...]:
-        return (*super()._watched, *_SPACED)
-
-    @cached_property
-    def _calling(self) -> tuple[str, ...]:
-        return (*super()._calling, *_SPACED)
-
-    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: do what a marker asks for, or a namespace token apart from its tag; give where to go on."""
-        if marker not in _SPACED:
-            return (yield from super()._at_marker(reader, place, marker))
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+        """Step: report a namespace token apart from the tag of a call as an error; other tags are text."""
         tag = yield from reader.skip(place + len(marker))
         if reader.at(_NS, place) and (yield from reader.which((f"<{_SECTION}>", f"<{_CALL}"), tag)):
             return (yield from self.attempt(reader, place, self._read_spaced))
@@ -236,10 +227,6 @@ class MiniMaxM3Parser(InvokeParser):
         if fields.keys() == {_ITEM}:
             raise ValueError(f"an object of nothing but {_ITEM!r} is a list in this format")
         return list(fields.items())
-
-    def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format; the namespace token tells tags from text like them."""
-        return (*super().control_markers(), _NS)
 
     def frame(self, name: str) -> None:
         """Return None: no grammar of xgrammar nests elements."""

@@ -34,6 +34,7 @@ class MistralParser(JSONBlockParser):
     forged = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
     think = ("[THINK]", "[/THINK]")
     other_thinks = (("<think>", "</think>"),)
+    more_markers = (_CALL_ID, _ARGS, "[INST]", "[/INST]", "[TOOL_CONTENT]")
     list_notes = ()
     around = ("", "", "")
     shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'
@@ -99,10 +100,6 @@ class MistralParser(JSONBlockParser):
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a message whose id chat templates take."""
         return super().render_result(wire_id(call_id), result)
-
-    def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format."""
-        return (*super().control_markers(), _CALL_ID, _ARGS, "[INST]", "[/INST]", "[TOOL_CONTENT]")
 
 
 def wire_id(call_id: str) -> str:

@@ -33,6 +33,7 @@ class ReActParser(TextParser):
     result_role = "user"
     openers = (_ACTION,)
     turn_end = (f"\n{_OBSERVATION}",)
+    more_markers = (_INPUT,)
     shape = f'{_ACTION} tool_name\n{_INPUT} {{"argument": "value"}}'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
@@ -103,7 +104,3 @@ class ReActParser(TextParser):
         """Write one result as an observation."""
         content = f"{_OBSERVATION} {result.text}"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}
-
-    def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format."""
-        return (*super().control_markers(), _INPUT)

@@ -81,8 +81,5 @@ class Step3Parser(InvokeParser):
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
-        values = "".join(
-            f"{self._named(self.parameter, name)}{self.raw(name, value)}{self.parameter_end}"
-            for name, value in call.args.items()
-        )
+        values = self._arguments(call)
         return f"{_BEGIN}{_KIND}{_SEPARATOR}{self._named(_INVOKE, call.tool)}{values}{self.closer}{_END}"

@@ -48,12 +48,7 @@ class XLAMParser(Llama3JSONParser):
             return True
         if not reader.at("[", start) or not reader.is_line_start(start):
             return False
-        shape, part = self.shapes["["]
-        while not shape.match(reader.text, start):
-            if reader.is_whole or not part.match(reader.text, start):
-                return False
-            yield
-        return True
+        return (yield from self.has_shape(reader, start))
 
     def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
         """Step: read the wrapper at `start`; give where its JSON begins, and a note.
@@ -117,10 +112,6 @@ class XLAMParser(Llama3JSONParser):
     def frame(self, name: str) -> None:
         """Give none: nothing but a bracket could switch the grammar on."""
         del name
-
-    def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format; a bracket does not."""
-        return tuple(marker for marker in super().control_markers() if marker != "[")
 
 
 def _is_call(item: Any) -> bool:
