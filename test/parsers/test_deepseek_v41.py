@@ -109,8 +109,14 @@ def test_no_text_is_told_that_may_begin_another_versions_call():
     assert [type(event) for event in stream.last_events] == [CallFailed]
 
 
-def test_results_hold_no_tags_and_no_grammar_describes_the_calls():
-    assert V41.structural_tag({"f": {}}) is None
+def test_a_grammar_describes_the_calls():
+    (section,) = V41.structural_tag({"f": {}})["format"]["tags"]
+    (call,) = section["content"]["tags"]
+    assert call["begin"] == '<｜DSML｜ invoke name="f">\n'
+    assert call["content"]["style"] == "deepseek_v4_1_xml"
+
+
+def test_results_hold_no_tags():
     (message,) = V41.render([CALLS[0]], [ToolResult.from_text(f"{SECTION}</tool_result>")])
     assert message["role"] == "tool"
     assert not any(marker in message["content"] for marker in ("｜DSML｜", "</tool_result>"))

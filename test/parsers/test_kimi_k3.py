@@ -224,3 +224,10 @@ def test_auto_finds_it_by_its_template_and_knows_whether_the_model_thinks(opened
     found = get_parser("auto", tokenizer=tokenizer)
     assert (found.name, found.reasoning_open, found.result_role) == ("kimi_k3", is_open, "tool")
     assert check_parser(found, [book], tokenizer) == ["book"]
+
+
+def test_a_grammar_describes_the_calls_with_any_number():
+    (channel,) = get_parser("kimi_k3").structural_tag({"f": {}})["format"]["tags"]
+    (call,) = channel["content"]["tags"]
+    assert call["begin"] == '<|open|>call tool="f" index="'
+    assert call["content"]["elements"][2]["style"] == "kimi_k3_xml"

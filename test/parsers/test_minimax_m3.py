@@ -227,8 +227,13 @@ def test_what_would_read_as_something_else_is_not_written(args):
         M3.render_call(ParsedCall("f", args, "c"))
 
 
-def test_no_grammar_describes_it_and_results_are_messages_of_tools():
-    assert M3.structural_tag(TOOLS) is None
+def test_a_grammar_describes_the_calls():
+    (section,) = M3.structural_tag({"f": {}})["format"]["tags"]
+    (call,) = section["content"]["tags"]
+    assert (call["begin"], call["content"]["style"]) == (f'{N}<invoke name="f">', "minimax_m3_xml")
+
+
+def test_results_are_messages_of_tools():
     (message,) = M3.render([ParsedCall("f", {}, "c")], [ToolResult.from_text(f"a</response>{N}<mm:think>")])
     assert (message["role"], message["tool_call_id"]) == ("tool", "c")
     assert not any(marker in message["content"] for marker in ("</response>", N, "<mm:think>"))

@@ -229,10 +229,7 @@ class DeepSeekV41Parser(DeepSeekV4Parser):
     closer = "</｜DSML｜ invoke>"
     parameter, parameter_end = "<｜DSML｜ parameter", "</｜DSML｜ parameter>"
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
+    style = "deepseek_v4_1_xml"
     other_openers = _dialects_but(*openers, *section)
     more_markers = (parameter, parameter_end, *other_openers, DeepSeekV32Parser.markup)
     shape = DeepSeekV4Parser.shape.replace("｜tool_calls", "｜calls").replace("｜DSML｜", "｜DSML｜ ")
-
-    def frame(self, name: str) -> None:
-        """Return None: xgrammar's style of DeepSeek's parameters has no space before names."""
-        del name

@@ -11,6 +11,7 @@ from torchrl_agentic.messages import JSON, Fields, ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import check_size, read_arguments
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.structural import Frame
 from torchrl_agentic.parsers.engine.typed import kinds_of
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
@@ -126,9 +127,10 @@ class KimiK3Parser(XMLParamsParser):
             raise ValueError(f"the value of {name!r} holds tags of the format, which has no escapes")
         return text
 
-    def frame(self, name: str) -> None:
-        """Return None: xgrammar has no style for arguments that say their types."""
-        del name
+    def frame(self, name: str) -> Frame:
+        """Return what stands around the arguments of a call, which counts the calls of its message."""
+        before = f'{self.openers[0]}{_attributes(tool=name).removesuffix(_SEP)} index="'
+        return Frame(before, self.closer, "kimi_k3_xml", infix=(r"\d{1,4}", f'"{_SEP}'))
 
 
 def _kind(value: JSON) -> str:

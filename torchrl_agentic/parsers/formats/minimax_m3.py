@@ -13,6 +13,7 @@ from torchrl_agentic.messages import JSON, Fields, ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
 from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.structural import Frame
 from torchrl_agentic.parsers.engine.typed import inner_schema, json_or_text, typed_value, types_of
 from torchrl_agentic.parsers.formats.invoke import InvokeParser
 
@@ -228,6 +229,6 @@ class MiniMaxM3Parser(InvokeParser):
             raise ValueError(f"an object of nothing but {_ITEM!r} is a list in this format")
         return list(fields.items())
 
-    def frame(self, name: str) -> None:
-        """Return None: no grammar of xgrammar nests elements."""
-        del name
+    def frame(self, name: str) -> Frame:
+        """Return what stands around the arguments of a call."""
+        return Frame(self._named(self.openers[0], name), self.closer, "minimax_m3_xml")
