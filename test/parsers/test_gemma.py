@@ -72,13 +72,13 @@ def test_what_loses_nothing_is_mended_and_noted(text, note):
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        (wrapped("place:Rome"), "not_literal", "a string stands between"),
-        (wrapped("place:Rome, Italy"), "not_literal", "a string stands between"),
+        (wrapped("place:Rome"), "not_literal", "expecting a string between"),
+        (wrapped("place:Rome, Italy"), "not_literal", "expecting a string between"),
         (wrapped("'a':1"), "not_literal", "the name of an argument, without quotes"),
         (wrapped("a=1"), "not_literal", "expecting ':'"),
-        (wrapped("a:1;b:2"), "not_literal", "a string stands between"),
+        (wrapped("a:1;b:2"), "not_literal", "expecting a string between"),
         (wrapped(f"a:{Q}1{Q}b:2"), "not_literal", "expecting ',' or '}'"),
-        (wrapped("a:[1 2]"), "not_literal", "a string stands between"),
+        (wrapped("a:[1 2]"), "not_literal", "expecting a string between"),
         (wrapped("a:[1}"), "not_literal", "expecting ',' or ']'"),
         (wrapped("a:1e999"), "not_literal", "too large"),
         (wrapped("a:" + "9" * 5000), "not_literal", "too many digits"),
