@@ -182,10 +182,10 @@ def test_pieces_of_any_size_are_read_as_the_whole(parser):
         "<|tool_call>call:f{a:" * 50_000,
         f"<|tool_call>call:f{{a:{Q}" * 50_000,
         f"<|tool_call>call:f{{a:{Q}{Q}" * 50_000 + "<tool_call|>",
-        "<|tool_call>call:f{a:[[[[<tool_call|>" * 50_000,
+        "<|tool_call>call:f{a:[[[[<tool_call|>" * 20_000,
         wrapped("a:" + "[{b:" * 200_000),
         wrapped("k" * 1_000_000),
-        "<|channel>thought" * 50_000,
+        "<|channel>thought" * 20_000,
     ],
 )
 def test_hostile_text_is_read_to_its_end(text):
