@@ -38,7 +38,7 @@ ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
 ))  # fmt: skip
 """Keywords that do not affect validation."""
-TYPES = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
+TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 """The types of JSON Schema."""
 MEANT_TYPES: Mapping[str, str | None] = {
     "str": "string", "text": "string", "char": "string", "varchar": "string",

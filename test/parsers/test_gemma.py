@@ -72,13 +72,13 @@ def test_what_loses_nothing_is_mended_and_noted(text, note):
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        (wrapped("place:Rome"), "not_literal", "a string stands between"),
-        (wrapped("place:Rome, Italy"), "not_literal", "a string stands between"),
+        (wrapped("place:Rome"), "not_literal", "expecting a string between"),
+        (wrapped("place:Rome, Italy"), "not_literal", "expecting a string between"),
         (wrapped("'a':1"), "not_literal", "the name of an argument, without quotes"),
         (wrapped("a=1"), "not_literal", "expecting ':'"),
-        (wrapped("a:1;b:2"), "not_literal", "a string stands between"),
+        (wrapped("a:1;b:2"), "not_literal", "expecting a string between"),
         (wrapped(f"a:{Q}1{Q}b:2"), "not_literal", "expecting ',' or '}'"),
-        (wrapped("a:[1 2]"), "not_literal", "a string stands between"),
+        (wrapped("a:[1 2]"), "not_literal", "expecting a string between"),
         (wrapped("a:[1}"), "not_literal", "expecting ',' or ']'"),
         (wrapped("a:1e999"), "not_literal", "too large"),
         (wrapped("a:" + "9" * 5000), "not_literal", "too many digits"),
@@ -182,10 +182,10 @@ def test_pieces_of_any_size_are_read_as_the_whole(parser):
         "<|tool_call>call:f{a:" * 50_000,
         f"<|tool_call>call:f{{a:{Q}" * 50_000,
         f"<|tool_call>call:f{{a:{Q}{Q}" * 50_000 + "<tool_call|>",
-        "<|tool_call>call:f{a:[[[[<tool_call|>" * 50_000,
+        "<|tool_call>call:f{a:[[[[<tool_call|>" * 20_000,
         wrapped("a:" + "[{b:" * 200_000),
         wrapped("k" * 1_000_000),
-        "<|channel>thought" * 50_000,
+        "<|channel>thought" * 20_000,
     ],
 )
 def test_hostile_text_is_read_to_its_end(text):

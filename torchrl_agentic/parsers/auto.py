@@ -38,7 +38,7 @@ _EXAMPLES: Mapping[str, JSON] = {
 Example: TypeAlias = Literal["full", "plain", "words"]
 _KINDS: tuple[Example, ...] = ("full", "plain", "words")
 _MARKUP = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{3,40}\]")
-"""What control tokens and tags look like."""
+"""The shapes of control tokens and tags."""
 
 
 class ChatTokenizer(Protocol):
@@ -58,7 +58,7 @@ class Rendered:
     """How a chat template writes an assistant message with one call.
 
     Attributes:
-        answer: What it writes for the message, and behind it.
+        answer: The text of the message, and the text that follows it.
         markup: The tags and control tokens of a conversation without calls.
     """
 
@@ -66,7 +66,7 @@ class Rendered:
     markup: frozenset[str]
 
     def is_whole(self, parser: ToolCallParser, result: ParseResult) -> bool:
-        """Whether no markup is left beside the calls that a parser found, save what stands in any message."""
+        """Return whether the text beside the calls has no markup but that of messages without calls."""
         known = {*self.markup, *parser.stop}
         if isinstance(parser, TextParser):
             known.update((*parser.thinks, *parser.thinks.values(), *parser.turn_end))
@@ -107,19 +107,23 @@ def _example(schema: Fields, kind: Example) -> JSON:
 
 
 def rendered(
-    tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools, results: Sequence[JSON] = (), **told: Any
+    tokenizer: ChatTokenizer,
+    call: ParsedCall,
+    tools: Tools,
+    results: Sequence[JSON] = (),
+    **template_kwargs: Any,
 ) -> Rendered:
     """Write a call by the chat template of a model, and perhaps messages behind it.
 
-    told: more for the template, such as `enable_thinking`.
+    template_kwargs: Options of the template, such as `enable_thinking`.
 
     Raises:
         ValueError: the template cannot, or leaves it out.
     """
 
     def write(messages: list[Any], **options: Any) -> str:
-        told_all = {**told, **options}
-        return tokenizer.apply_chat_template(messages, tokenize=False, tools=specs_of(tools), **told_all)
+        all_options = {**template_kwargs, **options}
+        return tokenizer.apply_chat_template(messages, tokenize=False, tools=specs_of(tools), **all_options)
 
     reason: object = "it leaves calls out"
     odd: Rendered | None = None
@@ -165,47 +169,53 @@ def _shared(before: str, after: str) -> str:
 
 
 def detect(
-    tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]], **told: Any
+    tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]], **template_kwargs: Any
 ) -> ToolCallParser:
-    """Return the parser that reads what the chat template writes, set to what the template wants.
+    """Return the parser that reads the calls of a chat template, set up for it.
 
-    That is: whether the model begins inside a thought, and the role of results.
+    Set up are whether the model begins inside a thought, and the role of results.
 
     Args:
         tokenizer: One with a chat template.
         parsers: Name → what makes the parser.
-        **told: More for the template, such as `enable_thinking`.
+        **template_kwargs: Options of the template, such as `enable_thinking`.
 
     Raises:
         ValueError: The template writes no calls, or none that a parser reads.
     """
-    name, call, schema = _likely(tokenizer, parsers, told)
-    parser = _knowing(parsers[name](), tokenizer, told)
+    name, call, schema = _likely(tokenizer, parsers, template_kwargs)
+    parser = _knowing(parsers[name](), tokenizer, template_kwargs)
     if isinstance(parser, TextParser):
-        parser.reasoning_open = parser.opens_thought(tokenizer, **told)
+        parser.reasoning_open = parser.opens_thought(tokenizer, **template_kwargs)
     tools = {_SENTINEL: schema}
-    if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, told):
+    if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, template_kwargs):
         parser.result_role = "tool"
     return parser
 
 
-def _knowing(parser: ToolCallParser, tokenizer: ChatTokenizer, told: Mapping[str, Any]) -> ToolCallParser:
+def _knowing(
+    parser: ToolCallParser, tokenizer: ChatTokenizer, template_kwargs: Mapping[str, Any]
+) -> ToolCallParser:
     """Return a parser that has learned what it can from a tokenizer."""
     if not hasattr(tokenizer, "added_tokens_decoder"):
         return parser
-    return parser.with_tokenizer(cast("Any", tokenizer), **told)
+    return parser.with_tokenizer(cast("Any", tokenizer), **template_kwargs)
 
 
 def _takes_results(
-    parser: ToolCallParser, tokenizer: ChatTokenizer, call: ParsedCall, tools: Tools, told: Mapping[str, Any]
+    parser: ToolCallParser,
+    tokenizer: ChatTokenizer,
+    call: ParsedCall,
+    tools: Tools,
+    template_kwargs: Mapping[str, Any],
 ) -> bool:
-    """Whether the chat template knows the role that the parser gives to results, and writes them."""
-    source = str(told.get("chat_template") or getattr(tokenizer, "chat_template", ""))
+    """Return whether the chat template knows the role that the parser gives to results, and writes them."""
+    source = str(template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", ""))
     if not re.search(rf"""\\?['"]{re.escape(parser.result_role)}\\?['"]""", source):
         return False
     results = parser.render([call], [ToolResult.from_text(_RESULT)])
     try:
-        return _RESULT in rendered(tokenizer, call, tools, results, **told).answer
+        return _RESULT in rendered(tokenizer, call, tools, results, **template_kwargs).answer
     except ValueError:
         return False
 
@@ -213,7 +223,7 @@ def _takes_results(
 def _likely(
     tokenizer: ChatTokenizer,
     parsers: Mapping[str, Callable[..., ToolCallParser]],
-    told: Mapping[str, Any] = MappingProxyType({}),
+    template_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, ParsedCall, Fields]:
     """Return the name of the parser that leaves least of a sentinel's call over, the call and its schema.
 
@@ -228,14 +238,14 @@ def _likely(
     answer = ""
     for kind in _KINDS:
         call, tools = example_call(_SENTINEL, _SCHEMA, kind), {_SENTINEL: _SCHEMA}
-        written = rendered(tokenizer, call, tools, **told)
+        written = rendered(tokenizer, call, tools, **template_kwargs)
         answer = written.answer
         found: list[tuple[int, int, int, str]] = []
         for name, make in parsers.items():
-            parser = _knowing(make(), tokenizer, told)
+            parser = _knowing(make(), tokenizer, template_kwargs)
             result = parser.parse(answer, tools=tools)
             if _is_read(result, call) and written.is_whole(parser, result):
-                markers = _markers_seen(parser, answer, tokenizer, told)
+                markers = _markers_seen(parser, answer, tokenizer, template_kwargs)
                 found.append((len(result.text), len(result.calls[0].notes), -markers, name))
         if found:
             return min(found, key=lambda item: item[:3])[3], call, _SCHEMA
@@ -243,17 +253,17 @@ def _likely(
 
 
 def _markers_seen(
-    parser: ToolCallParser, answer: str, tokenizer: ChatTokenizer, told: Mapping[str, Any]
+    parser: ToolCallParser, answer: str, tokenizer: ChatTokenizer, template_kwargs: Mapping[str, Any]
 ) -> int:
     """Count the markers of a format that a chat template writes, those of calls aside."""
     if not isinstance(parser, TextParser):
         return 0
     ends = sum(marker in answer for marker in parser.turn_end)
-    return ends + parser.opens_thought(tokenizer, **told)
+    return ends + parser.opens_thought(tokenizer, **template_kwargs)
 
 
 def _is_read(result: ParseResult, call: ParsedCall) -> bool:
-    """Whether one call was found, with the same values, in any order; True is not 1 here."""
+    """Return whether one call was found, with the same values, in any order; True is not 1 here."""
     found = [(one.tool, _sorted(one.args), one.error) for one in result.calls]
     return found == [(call.tool, _sorted(call.args), None)]
 
@@ -340,7 +350,7 @@ def _check_template(
 
 
 def _reads(parser: ToolCallParser, written: Rendered, call: ParsedCall, tools: Mapping[str, Fields]) -> bool:
-    """Whether a parser finds the call that was written, with its values, and leaves no markup over."""
+    """Return whether a parser finds the call that was written, with its values, and leaves no markup over."""
     result = parser.parse(written.answer, tools=tools)
     return _is_read(result, call) and written.is_whole(parser, result)
 

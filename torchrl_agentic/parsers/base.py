@@ -127,14 +127,14 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
                 made.escaping = made
                 setattr(cls, name, made)
 
-    def with_tokenizer(self, tokenizer: AddedTokens, **told: Any) -> Self:
+    def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
         """Return a parser of the same format that escapes the control tokens of a tokenizer, and no others.
 
         Args:
             tokenizer: The model's; see `control_tokens.control_tokens_of`.
-            **told: What its chat template is told, for formats that learn from the template.
+            **template_kwargs: Options of its chat template, for formats that learn from the template.
         """
-        del told
+        del template_kwargs
         made = copy.copy(self)
         made.added_tokens = tuple(control_tokens_of(tokenizer).values())
         return made

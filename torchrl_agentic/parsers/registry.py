@@ -142,7 +142,7 @@ _FAMILIES = {"llama": "llama3_json", "deepseek": "deepseek_v31"}
 
 
 def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCallParser:
-    """Give the parser that is meant.
+    """Return a parser.
 
     Args:
         parser: An object; a registered name or an entry point's; "auto", for the one that reads what the
@@ -152,7 +152,8 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
         tokenizer: The model's, for "auto", vLLM and transformers. A parser that is made here escapes its
             control tokens in results, and learns whether its chat template opens a thought
             (`ToolCallParser.with_tokenizer`).
-        **options: Of the parser's class; with "auto" what the template is told, such as `enable_thinking`.
+        **options: Options of the parser's class; with "auto" those of the chat template, such as
+            `enable_thinking`.
 
     Raises:
         ValueError: no parser has that name; the message lists the known ones and the nearest. Or the chat
@@ -166,7 +167,7 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
 
 
 def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
-    """Give the parser that is meant, whatever the tokenizer."""
+    """Return a parser, not yet set up for the tokenizer."""
     if derives(parser, ToolCallParser):
         return parser if len(_keywords(parser.parse)) == 2 else _adapted(parser)
     if not isinstance(parser, str):
@@ -210,7 +211,7 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def _from_engine(name: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
-    """Make the adapter of a format that only an engine reads, and say so.
+    """Return the adapter of a format that only an engine reads, and warn of it.
 
     Raises:
         MissingExtra: The engine is not installed.

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from torchrl_agentic.schema import Validator, shorten
-from torchrl_agentic.tidy import meant_types
+from torchrl_agentic.tidy import TYPES, meant_types
 from torchrl_agentic.tool_config.mistakes import ConfigError
 
 Steps = tuple[int | str, ...]
 Place = Callable[[Steps], str]
-TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 _PYTHON: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
     "object": (dict,), "null": (type(None),),

@@ -100,8 +100,8 @@ class ToolCompose(ToolList):
         tokenizer: The model's. The parser escapes its control tokens in results and learns from its chat
             template whether answers begin inside a thought; parser="auto" needs it. None: the tokenizer of
             the `TurnTokenizer` or `ChatEnv` of the environment, if there is one.
-        template_kwargs: What the chat template is told, such as `enable_thinking` or `chat_template`; None:
-            what the `TurnTokenizer` tells it.
+        template_kwargs: Options of the chat template, such as `enable_thinking` or `chat_template`; None:
+            those of the `TurnTokenizer`.
 
     Raises:
         TypeError: an item is no tool, or an option has another type than it should; the message says what to
@@ -350,10 +350,10 @@ class ToolCompose(ToolList):
         return tensordict_reset
 
     def _meet_tokenizer(self) -> None:
-        """Let the parser learn from the tokenizer that this environment knows, if any."""
-        tokenizer, told = (None, {}) if self._knows_tokenizer else tokenizer_of(self.container)
+        """Set up the parser for the tokenizer of this environment, if there is one."""
+        tokenizer, template_kwargs = (None, {}) if self._knows_tokenizer else tokenizer_of(self.container)
         if tokenizer is not None and tokenizer is not self._tokenizer:
-            self.parser, self._tokenizer = self.parser.with_tokenizer(tokenizer, **told), tokenizer
+            self.parser, self._tokenizer = self.parser.with_tokenizer(tokenizer, **template_kwargs), tokenizer
 
     @property
     def _has_worlds(self) -> bool:
@@ -529,10 +529,10 @@ class ToolCompose(ToolList):
         return f"ToolCompose([{tools}], parser={self.parser!r})"
 
 
-def _parser(parser: Any, tokenizer: Any, told: Mapping[str, Any]) -> ToolCallParser:
-    """Return the parser that is meant, which has learned from the tokenizer if there is one."""
-    found = get_parser(parser, tokenizer=tokenizer, **(told if parser == "auto" else {}))
-    return found if tokenizer is None else found.with_tokenizer(tokenizer, **told)
+def _parser(parser: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ToolCallParser:
+    """Return the parser of this name, set up for the tokenizer if there is one."""
+    found = get_parser(parser, tokenizer=tokenizer, **(template_kwargs if parser == "auto" else {}))
+    return found if tokenizer is None else found.with_tokenizer(tokenizer, **template_kwargs)
 
 
 def _steps(key: str | tuple[str, ...]) -> tuple[str, ...]:

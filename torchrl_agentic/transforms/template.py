@@ -98,7 +98,7 @@ class ChatTemplate:
             self._probe()
 
     @property
-    def told(self) -> Mapping[str, Any]:
+    def template_kwargs(self) -> Mapping[str, Any]:
         """The options of the template, such as `chat_template` and `enable_thinking`."""
         return self._kwargs
 

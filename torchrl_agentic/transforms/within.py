@@ -26,7 +26,7 @@ def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
 
 
 def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Return the tokenizer of the policy, and what its chat template is told; None and nothing if not known.
+    """Return the tokenizer of the policy and the options of its chat template; None and {} if unknown.
 
     That is the tokenizer of a `TurnTokenizer`, or of the `ChatEnv`. Other transforms, such as judges and
     rewards, may have one of another model.
@@ -37,7 +37,7 @@ def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:
     for owner in (*writers, getattr(env, "base_env", None)):
         tokenizer = getattr(owner, "tokenizer", None)
         if hasattr(tokenizer, "added_tokens_decoder"):
-            return tokenizer, owner.template.told if isinstance(owner, TurnTokenizer) else {}
+            return tokenizer, owner.template.template_kwargs if isinstance(owner, TurnTokenizer) else {}
     return None, {}
 
 

@@ -127,7 +127,7 @@ class EngineParser(ToolCallParser):
         return tuple(opener for opener in self.native.openers if len(opener) > 1)
 
     def _openers(self, text: str) -> list[int]:
-        """Where something opens a call, as far as can be told."""
+        """Where something opens a call, as far as can be template_kwargs."""
         pattern = "|".join(map(re.escape, self._markers()))
         return [match.start() for match in (re.compile(pattern) if pattern else _ATTEMPT).finditer(text)]
 
@@ -156,10 +156,12 @@ class EngineParser(ToolCallParser):
             return self.native.render_result(call_id, result)
         return super().render_result(call_id, result)
 
-    def with_tokenizer(self, tokenizer: AddedTokens, **told: Any) -> Self:
+    def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
         """Return a parser of the same format that escapes the control tokens of a tokenizer."""
-        made = super().with_tokenizer(tokenizer, **told)
-        made.native = None if self.native is None else self.native.with_tokenizer(tokenizer, **told)
+        made = super().with_tokenizer(tokenizer, **template_kwargs)
+        made.native = (
+            None if self.native is None else self.native.with_tokenizer(tokenizer, **template_kwargs)
+        )
         return made
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:

@@ -78,16 +78,16 @@ class JSONTextParser(TextParser):
         is_cut_off = self.closer.startswith(reader.text[after:])  # nothing of it has come, or a part
         if is_cut_off or (yield from reader.which(following, after)):
             return end, ("unclosed_tag",)
-        raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
+        raise Unreadable("extra_data", f"after its JSON comes something else than {self.closer}", after)
 
 
 class JSONBlockParser(JSONTextParser):
     """Blocks of JSON, each one call or a list of calls, with text around.
 
     JSON ends itself, so a closer inside a string is data. A missing closer is forgiven where the JSON is
-    complete and the next block or the end follows. arguments_key: what this format calls the arguments.
-    list_notes: what to note where a block is a list; nothing where the format has lists. fast: whether a
-    message may be read the short way, which is right where nothing but JSON stands between the tags.
+    complete and the next block or the end follows. arguments_key: the key of the arguments in this format.
+    list_notes: the notes of a block that is a list; empty where the format has lists. fast: whether a message
+    may be read by the fast path, for formats with nothing but JSON between the tags.
     """
 
     arguments_key: ClassVar[str] = "arguments"
@@ -224,7 +224,7 @@ class JSONListParser(JSONBlockParser):
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
     ) -> list[Attempt]:
-        """Give the calls of a block.
+        """Return the calls of a block.
 
         Raises:
             Unreadable: It holds a single one, which cannot be read, or none.

@@ -1,7 +1,7 @@
 """Python-like calls whose strings hold anything, newlines and quotes included, with no escapes.
 
-LFM2.5's chat template writes a string argument as a quote, the value as it is, and a quote. Where such a
-string ends follows from what stands behind the quote and from what the string holds.
+LFM2.5's chat template writes a string argument as a quote, the value without escapes, and a quote. The end of
+such a string follows from the text behind the quote and from the content of the string.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RawCallReader(LiteralReader):
     end the string too, other than one inside brackets, makes it unreadable, for then either value would be
     a guess.
 
-    stop: where the closer behind the list stands. tools: name → JSON Schema, None if unknown.
+    stop: the place of the closer behind the list. tools: name → JSON Schema, None if unknown.
     """
 
     def __init__(self, text: str, stop: int, limits: Limits, tools: Mapping[str, Fields] | None) -> None:
@@ -62,7 +62,7 @@ class RawCallReader(LiteralReader):
             attempts.append(Attempt(name, args, notes=tuple(dict.fromkeys(self._notes))))
             at = self._next(end, "]")
         if self.skip(at + 1) != self._stop:
-            self._refuse("behind the list stands something else", at + 1)
+            self._refuse("expecting the end of the list", at + 1)
         return attempts
 
     def argument(self, at: int, name: str, args: Mapping[str, JSON]) -> tuple[JSON, int]:
@@ -103,7 +103,7 @@ class RawCallReader(LiteralReader):
         return self._list(at, "}", depth)
 
     def _ends_at(self, place: int, name: str, args: Mapping[str, JSON]) -> bool:
-        """Whether what stands at a place, behind a quote, may follow the value of an argument."""
+        """Return whether the text at a place, behind a quote, may follow the value of an argument."""
         behind = _BEHIND.match(self._text, place, self._stop)
         if behind is None:
             return False
@@ -162,7 +162,7 @@ class RawCallReader(LiteralReader):
         return ends[0]
 
     def _is_apostrophe(self, start: int, place: int) -> bool:
-        """Whether a quote stands inside a word, as in "it's", and is none of f'', r'' and such."""
+        """Return whether a quote is an apostrophe, as in "it's", and not the begin of f'', r'' and such."""
         if self._text[place] != "'" or not _APOSTROPHE.match(self._text, place - 1):
             return False
         return _PREFIX.search(self._text, max(start + 1, place - 3), place) is None

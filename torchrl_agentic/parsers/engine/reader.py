@@ -165,7 +165,7 @@ class Reader:
             self.suspects.append(place)
 
     def knows(self, name: str) -> bool:
-        """Whether there is a tool of this name, if that is known; a namespace before it does not count."""
+        """Return whether a tool has this name, its namespace aside; True if the tools are unknown."""
         return self.tools is None or name in self.tools or name.rpartition(".")[2] in self.tools
 
     def result(self, raw: str | Mapping[str, JSON]) -> ParseResult:
@@ -210,7 +210,7 @@ class Reader:
         return found
 
     def seek_shape(self, shape: re.Pattern[str], part: re.Pattern[str], sign: str, start: int) -> int:
-        """Give the place of the first match of a pattern from `start` on, or -1.
+        """Return the place of the first match of a pattern from `start` on, or -1.
 
         As in `seek` it is looked for once.
 

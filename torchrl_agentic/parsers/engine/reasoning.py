@@ -1,4 +1,4 @@
-"""Whether the prompt of a model opens its thought, so that an answer begins inside of one."""
+"""Find out whether the prompt opens a thought, so that an answer begins inside one."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any
 _USER = {"role": "user", "content": "hello"}
 
 
-def generation_prompt(tokenizer: Any, **told: Any) -> str:
-    """Return what a chat template writes behind a conversation for the model to go on from.
+def generation_prompt(tokenizer: Any, **template_kwargs: Any) -> str:
+    """Return the text that a chat template appends to a conversation for the model to continue.
 
     Args:
         tokenizer: One with a chat template.
-        **told: What the template is told, such as `enable_thinking`.
+        **template_kwargs: Options of the template, such as `enable_thinking`.
 
     Raises:
         Exception: Whatever the template raises.
     """
 
     def write(**options: Any) -> str:
-        return tokenizer.apply_chat_template([_USER], tokenize=False, **told, **options)
+        return tokenizer.apply_chat_template([_USER], tokenize=False, **template_kwargs, **options)
 
     before, with_prompt = write(add_generation_prompt=False), write(add_generation_prompt=True)
     return with_prompt[len(before) :] if with_prompt.startswith(before) else with_prompt
 
 
 def is_open(text: str, think: tuple[str, str]) -> bool:
-    """Whether the last thought in a text has not ended."""
+    """Return whether the last thought in a text has not ended."""
     return text.rfind(think[0]) > text.rfind(think[1])
 
 
-def opens_thought(tokenizer: Any, think: tuple[str, str], **told: Any) -> bool:
+def opens_thought(tokenizer: Any, think: tuple[str, str], **template_kwargs: Any) -> bool:
     """Return whether a tokenizer's chat template lets the model begin inside a thought.
 
     Args:
-        tokenizer: Any; False if it has no chat template, or one that cannot write a plain question.
-        think: What opens and what ends a thought.
-        **told: What the template is told.
+        tokenizer: The model's; the result is False if its chat template is missing or fails.
+        think: The tags that open and end a thought.
+        **template_kwargs: Options of the template.
     """
-    if not getattr(tokenizer, "chat_template", None) and "chat_template" not in told:
+    if not getattr(tokenizer, "chat_template", None) and "chat_template" not in template_kwargs:
         return False
     try:
-        return is_open(generation_prompt(tokenizer, **told), think)
+        return is_open(generation_prompt(tokenizer, **template_kwargs), think)
     except Exception:
         return False

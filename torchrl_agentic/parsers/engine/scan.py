@@ -17,7 +17,7 @@ from torchrl_agentic.parsers.engine.reasoning import opens_thought
 
 _SHORT = 4096
 _SIGNS_OF_CALLS = ("{", "</", '="', "<function=")
-"""What calls in some dialect hold, and prose between two markers does not."""
+"""Strings that occur in the calls of some dialect, but not in prose between two markers."""
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
 
@@ -79,24 +79,24 @@ class TextScanner(ToolCallParser):
         self.tolerance = tolerance
         self.limits = limits
 
-    def with_tokenizer(self, tokenizer: AddedTokens, **told: Any) -> Self:
+    def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
         """Return a parser that knows a tokenizer's control tokens, and whether its prompts open a thought.
 
         Args:
-            tokenizer: The model's. Without a chat template nothing is learned of thoughts.
-            **told: What the chat template is told, such as `enable_thinking`.
+            tokenizer: The model's. Without a chat template `reasoning_open` stays False.
+            **template_kwargs: Options of the chat template, such as `enable_thinking`.
         """
-        made = super().with_tokenizer(tokenizer, **told)
+        made = super().with_tokenizer(tokenizer, **template_kwargs)
         if made._learns_reasoning:
-            made.reasoning_open = made.opens_thought(tokenizer, **told)
+            made.reasoning_open = made.opens_thought(tokenizer, **template_kwargs)
         return made
 
-    def opens_thought(self, tokenizer: Any, **told: Any) -> bool:
+    def opens_thought(self, tokenizer: Any, **template_kwargs: Any) -> bool:
         """Return whether a tokenizer's chat template begins the model's answer inside a thought."""
-        return any(opens_thought(tokenizer, pair, **told) for pair in self.thinks.items())
+        return any(opens_thought(tokenizer, pair, **template_kwargs) for pair in self.thinks.items())
 
     def closes_unopened_thought(self, reader: Reader) -> bool:
-        """Whether a message ends a thought that it has not begun, so that the prompt must have opened it.
+        """Return whether a message ends a thought that it did not begin; then the prompt has opened it.
 
         An end that is part of an argument of a call proves nothing.
         """
@@ -166,7 +166,7 @@ class TextScanner(ToolCallParser):
             at = yield from self._at_marker(reader, place, marker)
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Whether one of `reader.suspects` would be a call on a line of its own; all of the text is there."""
+        """Return whether one of `reader.suspects`, in the whole text, would be a call on its own line."""
         del reader
         return False
 
@@ -183,9 +183,9 @@ class TextScanner(ToolCallParser):
         return any_of(self._watched)
 
     def _next_marker(self, reader: Reader, at: int) -> tuple[int, str]:
-        """Give the place of the next marker, and which it is; short texts are searched once for all.
+        """Return the place of the next marker, and which it is; short texts are searched once for all.
 
-        What may become one when more text comes may be given too; `opens` waits for it.
+        It may be one that is not complete yet; `opens` waits for the rest.
         """
         if len(reader.text) > _SHORT or reader.exact:
             place, marker = reader.first(self._watched, at)
@@ -195,7 +195,7 @@ class TextScanner(ToolCallParser):
         return self._or_shape(reader, at, place, marker)
 
     def _or_shape(self, reader: Reader, at: int, place: int, marker: str) -> tuple[int, str]:
-        """Give a marker and its place, or a bracket that opens a call before it."""
+        """Return a marker and its place, or those of a bracket before it that opens a call."""
         for sign, (shape, part) in self.shapes.items():
             bracket = reader.seek_shape(shape, part, sign, at)
             if 0 <= bracket < place or place < 0 <= bracket:
@@ -203,7 +203,7 @@ class TextScanner(ToolCallParser):
         return place, marker
 
     def has_shape(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether the bracket at `start` looks like the opener of a call."""
+        """Step: return whether the bracket at `start` looks like the opener of a call."""
         shape, part = self.shapes[reader.text[start]]
         while not shape.match(reader.text, start):
             if reader.is_whole or not part.match(reader.text, start):
@@ -303,7 +303,7 @@ class TextScanner(ToolCallParser):
         return -1 if match is None else match.start()
 
     def _first_call(self, reader: Reader, at: int) -> tuple[int, str]:
-        """Give the place of the first opener or section, and which it is; brackets count if calls look so."""
+        """Return the place of the first opener or section, and which it is; brackets as `shapes` says."""
         place, marker = reader.first([one for one in self._calling if one not in self.shapes], at)
         return self._or_shape(reader, at, place, marker)
 
@@ -407,10 +407,10 @@ class TextScanner(ToolCallParser):
         return (yield from self.attempt(reader, opened))
 
     def _first_in_section(self, reader: Reader, start: int) -> Steps[tuple[int, bool]]:
-        """Step: give where the first call of a section is, or -1, and whether there is prose before it.
+        """Step: return where the first call of a section is, or -1, and whether there is prose before it.
 
-        What stands there from `start` on may also be a call in another dialect, which may hold an opener as
-        data: then a call begins a line, or follows a closer.
+        The text from `start` on may also be a call in another dialect that contains an opener as data: then a
+        call has to begin a line, or to follow a closer.
         """
         closers = tuple(filter(None, (self.closer,)))
         at, is_prose = start, False
@@ -428,7 +428,7 @@ class TextScanner(ToolCallParser):
 
     @cached_property
     def _ends_prose(self) -> tuple[str, ...]:
-        """What text in a section ends at: nothing behind a thought or a turn is taken for a part of it."""
+        """The markers that end text in a section, those of thoughts and turns included."""
         markers = (*self._watched, *self.thinks.values())
         return tuple(marker for marker in markers if marker and marker not in FENCES)
 
@@ -446,7 +446,7 @@ class TextScanner(ToolCallParser):
         yield
 
     def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of what is no call in a section: its first call, its closer, or the next one."""
+        """Step: return the end of text in a section: the first call, the closer, or the next section."""
         at = max(start, broke)
         opened, _ = yield from self._first_in_section(reader, at)
         if opened >= 0:

@@ -111,7 +111,7 @@ def message_of(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
 
 
 def _are_calls(items: Sequence[JSON]) -> bool:
-    """Whether JSON that stands alone is meant as calls: objects, each with a function or a tool's name."""
+    """Return whether all items of a message of JSON are calls: objects with a function or a name."""
     found = [fields_of(item) for item in items]
     return bool(found) and all(fields is not None and _is_call(fields) for fields in found)
 

@@ -96,7 +96,7 @@ class TextParser(TextScanner):
         return self.proven(reader)
 
     def proven(self, reader: Reader) -> Reader:
-        """Read a message again if its end proves that it began inside a thought."""
+        """Read a message again if the end of a thought proves that it began inside one."""
         if not self.closes_unopened_thought(reader):
             return reader
         again = Reader(
@@ -143,7 +143,7 @@ class TextParser(TextScanner):
         return structural_tag(tags, self.around, trigger, tool_choice=tool_choice, parallel=parallel)
 
     def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format, and must not come out of a tool.
+        """Return the markers of this format, which must not come out of a tool.
 
         A bracket that opens calls is no marker: data is full of them, and tokens that hold one hold more.
         """
@@ -156,9 +156,9 @@ class TextParser(TextScanner):
 class TextStream(Stream):
     """A message in a text format that is being written.
 
-    Where the message ends a thought that the prompt opened, and the parser did not know (`reasoning_open`),
-    calls in that thought have been told as ready. The result of `close` has them as the text that they are,
-    and `last_events` tells of calls that were not told before.
+    If the message ends a thought that the prompt opened, and `reasoning_open` is False, events for the calls
+    in that thought have been sent already. In the result of `close` those calls are part of the thought, and
+    `last_events` has the calls without an event so far.
     """
 
     def __init__(self, parser: TextParser, reader: Reader) -> None:
@@ -183,9 +183,9 @@ class TextStream(Stream):
             self.last_events = self._taken()
             proven = self._parser.proven(self._reader)
             if proven is not self._reader:
-                told = {call.span for call in self._reader.calls}
-                untold = [call for call in proven.calls if call.span not in told]
-                self.last_events += events_of(untold)
+                sent = {call.span for call in self._reader.calls}
+                unsent = [call for call in proven.calls if call.span not in sent]
+                self.last_events += events_of(unsent)
                 self._reader = proven
         return self._reader.result(self._reader.text)
 

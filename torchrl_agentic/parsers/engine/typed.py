@@ -55,7 +55,7 @@ def inner_schema(schema: Fields | None, key: str | int, root: Fields | None) -> 
 
 
 def _branches(schema: Fields | None, root: Fields) -> Iterable[Fields]:
-    """Give a schema and all that it names as its alternatives, each once."""
+    """Return a schema and all that it names as its alternatives, each once."""
     seen, left = set[int](), [schema]
     while left:
         found = _resolved(left.pop(), root)
@@ -99,7 +99,7 @@ def types_of(schema: Fields | None, root: Fields | None) -> tuple[frozenset[str]
         The types, None if the schema does not say; and whether JSON Schema lacks one of their names.
     """
     names = _types(schema, root, set())
-    if names is None or names <= TYPES:
+    if names is None or names.issubset(TYPES):
         return names, False
     meant = {name: meant_types(name) for name in names}
     is_odd = any(name != kind for name, kind in meant.items())

@@ -207,7 +207,7 @@ class XMLParamsParser(TextParser):
         return Unreadable("unclosed", reason, at)
 
     def unwrapped(self, text: str) -> str:
-        """Return what stands between the tags of an argument without the newlines of the format."""
+        """Return the text between the tags of an argument without the newlines of the format."""
         newline = "\r\n" if text.startswith("\r\n") else "\n"
         if self.newlines == "each":
             return text.removeprefix(newline).removesuffix(newline)
@@ -247,7 +247,7 @@ class XMLParamsParser(TextParser):
         return text
 
     def _would_end(self, text: str) -> bool:
-        """Whether a value would be read as something else, whichever arguments the tool has."""
+        """Return whether a value would be read as something else, whichever arguments the tool has."""
         if self.markup and self.markup in text:
             return True
         if (f"\n{self.parameter}" in f"\n{text}") if self.own_lines else (self.parameter in text):
@@ -265,7 +265,7 @@ class XMLParamsParser(TextParser):
             return False
 
     def frame(self, name: str) -> Frame | None:
-        """Return what stands around the arguments in a call of this tool; None if no grammar is like it."""
+        """Return the text around the arguments in a call of this tool; None if xgrammar has no such style."""
         if not self.style:
             return None
         text = self.write(ParsedCall(name, {}, "call_0_0"))

@@ -13,8 +13,8 @@ from torchrl_agentic.parsers.engine.jsontext import dumps
 class ApertusParser(JSONListParser):
     """`<|tools_prefix|>[{"f": {…}}, …]<|tools_suffix|>`.
 
-    The model may call in the middle of a thought, which goes on behind the result: a thought that has not
-    closed by then hides no call.
+    The model may interrupt a thought with a call and continue it after the result. A call in a thought that
+    has no end therefore runs.
     """
 
     name: ClassVar[str] = "apertus"
@@ -32,7 +32,7 @@ class ApertusParser(JSONListParser):
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
     ) -> list[Attempt]:
-        """Give the calls of a block; `{"name": …, "arguments": {…}}` is read too, and noted.
+        """Return the calls of a block; `{"name": …, "arguments": {…}}` is read too, and noted.
 
         Raises:
             Unreadable: It holds a single one, which cannot be read, or none.
@@ -53,7 +53,7 @@ class ApertusParser(JSONListParser):
 
 
 def _usual(item: JSON) -> JSON:
-    """Write a call `{"f": {…}}` as `{"name": "f", "arguments": {…}}`; return what is none as it is."""
+    """Write a call `{"f": {…}}` as `{"name": "f", "arguments": {…}}`; return other items unchanged."""
     fields = fields_of(item)
     if fields is None or len(fields) != 1:
         return item

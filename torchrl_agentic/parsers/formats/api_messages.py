@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def warn_of_harmony() -> None:
-    """Say once that the text is GPT-OSS's own, as from an engine whose parser of that name reads it."""
+    """Log once that a text is GPT-OSS's own, which vLLM's parser "openai" reads but ours does not."""
     logger.warning(
         "parser 'openai' reads messages of an API, whose calls are apart from the text; this is text of "
         "GPT-OSS, which parser 'harmony' reads. vLLM calls that one 'openai'"

@@ -21,9 +21,9 @@ _OURS = re.compile(r"call_\d+_(\d+)")
 class CohereParser(JSONBlockParser):
     """`<|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]<|END_ACTION|>`, a list of calls.
 
-    Ids are numbers that count the calls of the conversation. What the model says to the user keeps its tags
-    in the text: `<|START_RESPONSE|>` of Command R7B and A, `<|START_TEXT|>` of Command 4. Their templates
-    number results by the calls that messages hold as data: beside calls in text, results have an empty id.
+    Ids count the calls of the conversation. The tags around the answer to the user stay in the text:
+    `<|START_RESPONSE|>` of Command R7B and A, `<|START_TEXT|>` of Command 4. Their templates take the ids of
+    results from the `tool_calls` of messages; where calls are part of the text, results get an empty id.
     """
 
     name: ClassVar[str] = "cohere_command3"
@@ -48,7 +48,7 @@ class CohereParser(JSONBlockParser):
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
     ) -> list[Attempt]:
-        """Give the calls of a block: a list, or one that is in none.
+        """Return the calls of a block: a list, or one call without a list.
 
         Raises:
             Unreadable: There is none.
@@ -62,7 +62,7 @@ class CohereParser(JSONBlockParser):
         return dumps({"tool_call_id": wire_id(call), "tool_name": call.tool, "parameters": call.args})
 
     def frame(self, name: str) -> Frame:
-        """Give what stands around the arguments of a call, with any number as its id."""
+        """Return the text around the arguments of a call, with any number as its id."""
         before = f'", "tool_name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
         return Frame('{"tool_call_id": "', "}", infix=(r"\d{1,4}", before))
 
@@ -101,12 +101,12 @@ class CommandRParser(CohereParser):
     shape = f'{trigger}\n[{{"tool_name": "tool name", "parameters": {{"argument": "value"}}}}]{closer}'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether a fence of JSON follows."""
+        """Step: return whether a fence of JSON follows."""
         after = yield from reader.skip(start + len(self.openers[0]))
         return bool((yield from reader.which((_FENCE,), after)))
 
     def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener and the fence at `start`; give where the body begins, and notes.
+        """Step: read the opener and the fence at `start`; return where the body begins, and notes.
 
         Raises:
             Unreadable: There is no body.
@@ -118,7 +118,7 @@ class CommandRParser(CohereParser):
         return at, ()
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable call at `start`: the end of its fence."""
+        """Step: return the end of the unreadable call at `start`: the end of its fence."""
         fence = yield from reader.skip(start + len(self.openers[0]))
         return (yield from super().end_of_bad(reader, start, max(broke, fence + len(_FENCE))))
 
@@ -127,12 +127,12 @@ class CommandRParser(CohereParser):
         return dumps({"tool_name": call.tool, "parameters": call.args})
 
     def frame(self, name: str) -> Frame:
-        """Give what stands around the arguments of a call."""
+        """Return the text around the arguments of a call."""
         before, _, after = self.write(ParsedCall(name, {}, "call_0_0")).rpartition("{}")
         return Frame(before, after)
 
     def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format; its word and its fence alone do not."""
+        """Return the markers of this format; `Action:` and the fence are one only together."""
         others = [
             marker for marker in super().control_markers() if marker not in (*self.openers, self.closer)
         ]

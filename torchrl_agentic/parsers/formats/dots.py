@@ -42,7 +42,7 @@ class DotsParser(MiniMaxM2Parser):
         after = yield from reader.skip(end)
         if not (yield from reader.which(self.section[1:], after)):
             if after < len(reader.text):
-                reason = f"after its JSON stands something else than {self.section[1]}"
+                reason = f"after its JSON comes something else than {self.section[1]}"
                 raise Unreadable("extra_data", reason, after, tool=attempt.tool)
             attempt.notes = (*attempt.notes, "unclosed_tag")
         reader.add(attempt, start, end)

@@ -16,7 +16,7 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONTextParser
 from torchrl_agentic.parsers.engine.jsontext import check_size
 from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
 
-# What stands bare, without the marks of a string: the name of an argument, a number, a constant.
+# Text without the marks of a string: the name of an argument, a number, a constant.
 _BARE = re.compile(r"""[^:,{}\[\]<>"'\r\n]*+""")
 _NUMBER = re.compile(r"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+")
 _CONSTANTS: Mapping[str, JSON] = {"true": True, "false": False, "null": None}
@@ -30,10 +30,10 @@ _Inside: TypeAlias = "dict[str, JSON] | list[JSON]"
 class Gemma4Parser(JSONTextParser):
     """`<|tool_call>call:f{k:<|"|>v<|"|>,n:3}<tool_call|>`, any number of them.
 
-    Strings stand raw between their marks, names of arguments bare or as strings. `None` is read as null, and
-    noted: older chat templates write it. tolerance: "lenient" also reads a bare word as a string.
+    Strings have no escapes between their marks; names of arguments need no marks. `None` is read as null and
+    noted, because older chat templates write it. tolerance: "lenient" also reads a bare word as a string.
 
-    quote: the mark before and behind a string. thought: what the tag of a thought is followed by.
+    quote: the mark before and behind a string. thought: the name of the channel behind the tag of a thought.
     """
 
     name: ClassVar[str] = "gemma4"
@@ -61,7 +61,7 @@ class Gemma4Parser(JSONTextParser):
         return (yield from self.named_call(reader, start, name, self._call(reader, brace, (*notes, *more))))
 
     def _header(self, reader: Reader, at: int) -> Steps[tuple[str, int, tuple[str, ...]]]:
-        """Step: read the name of the tool; give it, where the arguments begin, and notes."""
+        """Step: read the name of the tool; return it, where the arguments begin, and notes."""
         markers = ("{", self.closer, *self.openers, *self.turn_end)
         brace, marker = yield from reader.find_first(markers, at)
         if brace < 0 or marker in self.turn_end:
@@ -74,7 +74,7 @@ class Gemma4Parser(JSONTextParser):
         name = name.strip()
         if marker != "{" or not _NAME.fullmatch(name):
             code = "missing_name" if not name or marker == "{" else "bad_arguments"
-            raise Unreadable(code, f"behind {_CALL} stand the name of the tool and {{", at)
+            raise Unreadable(code, f"expecting the name of the tool and {{ behind {_CALL}", at)
         return name, brace, () if prefix.strip() else ("missing_call_prefix",)
 
     def _call(self, reader: Reader, brace: int, notes: tuple[str, ...]) -> Steps[tuple[Attempt, int]]:
@@ -83,10 +83,10 @@ class Gemma4Parser(JSONTextParser):
         end, unclosed = yield from self.tail(reader, end)
         return Attempt(args=args, notes=(*notes, *more, *unclosed)), end
 
-    # The grammar of values. Each character is looked at once; what is nested waits in a list, not in calls.
+    # The grammar of values, read once and without recursion: open objects and lists are kept in a list.
 
     def _arguments(self, reader: Reader, brace: int) -> Steps[tuple[Fields, int, tuple[str, ...]]]:
-        """Step: read the object that opens at a place; give it, where it ends, and notes."""
+        """Step: read the object that opens at a place; return it, where it ends, and notes."""
         root: dict[str, JSON] = {}
         opened: list[_Inside] = [root]
         notes: dict[str, None] = {}
@@ -120,14 +120,14 @@ class Gemma4Parser(JSONTextParser):
             at, is_next = at + 1, True
 
     def _next(self, reader: Reader, at: int) -> Steps[int]:
-        """Step: give the place of the next character that is no white space."""
+        """Step: return the place of the next character that is no white space."""
         at = yield from reader.skip(at)
         if at == len(reader.text):
             raise Unreadable("unclosed", "the message ends inside the call", at)
         return at
 
     def _key(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of an argument; give it and where its value begins."""
+        """Step: read the name of an argument; return it and where its value begins."""
         if (yield from reader.which((self.quote,), at)):
             key, end = yield from self._string(reader, at)
         else:
@@ -141,7 +141,7 @@ class Gemma4Parser(JSONTextParser):
         return key, (yield from self._next(reader, end + 1))
 
     def _scalar(self, reader: Reader, at: int) -> Steps[tuple[JSON, int, tuple[str, ...]]]:
-        """Step: read a string, a number or a constant; give it, where it ends, and notes."""
+        """Step: read a string, a number or a constant; return it, where it ends, and notes."""
         if (yield from reader.which((self.quote,), at)):
             value, end = yield from self._string(reader, at)
             return value, end, ()
@@ -157,10 +157,10 @@ class Gemma4Parser(JSONTextParser):
             raise Unreadable("not_literal", "expecting a value", at)
         if self.tolerance == "lenient":
             return word, end, ("bare_string",)
-        raise Unreadable("not_literal", f"a string stands between {self.quote} and {self.quote}", at)
+        raise Unreadable("not_literal", f"expecting a string between {self.quote} and {self.quote}", at)
 
     def _string(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
-        """Step: read a string; give it and where it ends."""
+        """Step: read a string; return it and where it ends."""
         begin = at + len(self.quote)
         # A marker that was sampled as a token is no part of a string; spelled out it may be.
         ends = [marker for marker in (self.closer, *self.openers, *self.turn_end) if marker in reader.exact]
@@ -170,7 +170,7 @@ class Gemma4Parser(JSONTextParser):
         return reader.text[begin:end], end + len(self.quote)
 
     def _bare_end(self, reader: Reader, at: int) -> Steps[int]:
-        """Step: give where that ends which stands without marks."""
+        """Step: return the end of a name, number or constant."""
         while (at := end_of(_BARE.match(reader.text, at), at)) == len(reader.text) and not reader.is_whole:
             yield
         return at

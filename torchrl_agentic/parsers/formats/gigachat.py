@@ -19,8 +19,8 @@ _ROLE = f"function call{_ROLE_END}"
 class GigaChat3Parser(JSONBlockParser):
     """`<|function_call|>{"name": …, "arguments": {…}}` (3.1), or the same in a message of its own (3).
 
-    That message begins with `<|message_sep|>`, two newlines and `function call<|role_sep|>`. Calls are
-    written as by 3.1. Elsewhere `<|message_sep|>` ends the turn. It stays in the text.
+    That message begins with `<|message_sep|>`, two newlines and `function call<|role_sep|>`; elsewhere
+    `<|message_sep|>` ends the turn. It stays in the text. `render_call` writes calls as 3.1 does.
     """
 
     name: ClassVar[str] = "gigachat3"
@@ -34,7 +34,7 @@ class GigaChat3Parser(JSONBlockParser):
     shape = '<|function_call|>{"name": "tool name", "arguments": {"argument": "value"}}'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether a marker is one; of the name of a role only the end is a token."""
+        """Step: return whether a marker opens a call; the name of the role must end with its token."""
         return not reader.at(_ROLE, start) or reader.at(_ROLE_END, start + len(_ROLE) - len(_ROLE_END))
         yield
 
@@ -71,5 +71,5 @@ class GigaChat35Parser(DeepSeekV4Parser):
     shape = DeepSeekV4Parser.shape.replace("DSML", "GCML")
 
     def frame(self, name: str) -> None:
-        """Give none: xgrammar writes such arguments only as DSML."""
+        """Return None: xgrammar has this style for DSML only."""
         del name

@@ -13,8 +13,8 @@ from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 class GLM45Parser(XMLParamsParser):
     """`<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, with or without newlines.
 
-    key_end, value_begin: what closes the name of an argument, and what opens its value. separator: what
-    follows the name of the tool; empty: nothing does. gap: what is written between the tags.
+    key_end, value_begin: the tags behind the name of an argument and before its value. separator: the tag
+    behind the name of the tool, "" for none. gap: white space that is written between the tags.
     """
 
     name: ClassVar[str] = "glm45"
@@ -73,7 +73,7 @@ class GLM45Parser(XMLParamsParser):
         return Parameter(reader.text[begin:end].strip(), value + len(self.value_begin), is_string)
 
     def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
-        """Step: read what stands between name and value of an argument; tell whether it is a string."""
+        """Step: read the type between name and value; return where it ends, and whether it is a string."""
         del reader
         return at, None
         yield

@@ -47,7 +47,7 @@ class Header:
 
     @property
     def is_draft(self) -> bool:
-        """Whether a function is called inside the reasoning; built-in tools are called from there."""
+        """Return whether a function is called inside the reasoning; built-in tools are called from there."""
         return self.is_call and self.channel == "analysis" and self.recipient.startswith(_FUNCTIONS)
 
 
@@ -203,7 +203,7 @@ class HarmonyParser(TextParser):
         if closer := (yield from reader.which((CALL, END, RETURN), after)):
             return self._read(value, at, after + len(closer))
         if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
-            raise Unreadable("extra_data", f"after its JSON stands something else than {CALL}", after)
+            raise Unreadable("extra_data", f"after its JSON comes something else than {CALL}", after)
         return self._read(value, at, stop, "unclosed_tag")
 
     def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[Attempt, int]:

@@ -25,11 +25,11 @@ _MARKER = ("closer", "parameter", "parameter_end", "key_end", "value_begin", "se
 class HyV4Parser(GLM45Parser):
     """`<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, any number in `<tool_calls>`.
 
-    All tags of a checkpoint may have the same suffix: `<tool_call:opensource>`. The tokenizer tells which
-    (`with_tokenizer`); without one it is that of the first tag in a message that opens a call.
+    All tags of a checkpoint may have the same suffix: `<tool_call:opensource>`. `with_tokenizer` takes it
+    from the tokenizer; without one it is that of the first tag in a message that opens a call.
 
     Args:
-        suffix: The suffix with its colon, "" for none, or None to find it out.
+        suffix: The suffix with its colon, "" for none, or None to detect it.
         options: Those of `TextScanner`.
     """
 
@@ -54,7 +54,7 @@ class HyV4Parser(GLM45Parser):
         self._spell(suffix)
 
     def _spell(self, suffix: str | None) -> None:
-        """Give all markers a suffix."""
+        """Set all markers of this object, with a suffix."""
         kind, self.suffix = type(self), suffix
         spelled = self._spelled
         vars(self).update({name: _spelled(getattr(kind, name), spelled) for name in _MARKER})
@@ -78,12 +78,12 @@ class HyV4Parser(GLM45Parser):
         vars(self).update(state)
         self._spell(self.suffix)
 
-    def with_tokenizer(self, tokenizer: AddedTokens, **told: Any) -> Self:
+    def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
         """Return a parser for the suffix of a tokenizer; see `ToolCallParser.with_tokenizer`."""
         tokens = control_tokens_of(tokenizer).values()
         match = next(filter(None, map(_SECTION.fullmatch, tokens)), None) if self.suffix is None else None
         spelled = self if match is None else self._with_suffix(match[1] or "")
-        return super(HyV4Parser, spelled).with_tokenizer(tokenizer, **told)
+        return super(HyV4Parser, spelled).with_tokenizer(tokenizer, **template_kwargs)
 
     def control_markers(self) -> tuple[str, ...]:
         """Return what steers the conversation: with and without suffix, unless the suffix is known."""
@@ -102,7 +102,7 @@ class HyV4Parser(GLM45Parser):
             yield from self._with_suffix(suffix).scan(reader)
 
     def _suffix_of(self, reader: Reader) -> Steps[str]:
-        """Step: give the suffix of the tags in a message; all that comes before a call is text."""
+        """Step: return the suffix of the tags in a message; the text before the first call is reported."""
         for suffix in (self.default_suffix, ""):
             if f"<tool_calls{suffix}>" in reader.exact:
                 return suffix
@@ -116,7 +116,7 @@ class HyV4Parser(GLM45Parser):
         return self.default_suffix if match is None else match[1] or ""
 
     def frame(self, name: str) -> Frame | None:
-        """Give what stands around the arguments in a call; None where the tags have a suffix."""
+        """Return the text around the arguments in a call; None where the tags have a suffix."""
         return None if self._spelled else super().frame(name)
 
 
@@ -138,5 +138,5 @@ class HyV3Parser(HyV4Parser):
 
 
 def _spelled(text: str, suffix: str) -> str:
-    """Give each tag in a text a suffix."""
+    """Return a text with a suffix in each of its tags."""
     return text.replace("｜>", f"{suffix}｜>") if "｜>" in text else text.replace(">", f"{suffix}>")

@@ -25,9 +25,10 @@ _HEADER = re.compile(r"[^<\r\n]{0,256}+")
 class InklingParser(JSONBlockParser):
     """`<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {…}}<|end_message|>`.
 
-    Every block ends with the same token: thoughts, text and calls. Blocks do not nest, so that a call which
-    begins before a thought has ended is none of its drafts: it runs, and the message is noted. The name
-    before the JSON may be missing; the one inside counts. A block with raw text for a tool is an error.
+    Thoughts, text and calls are blocks that end with the same token and do not nest. A call that begins
+    before a thought has ended therefore is not part of it: it runs, and the message is noted
+    `unclosed_reasoning`. The name before the JSON may be missing; the one inside counts. A block with raw
+    text for a tool is an error.
     """
 
     name: ClassVar[str] = "inkling"
@@ -47,7 +48,7 @@ class InklingParser(JSONBlockParser):
     shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether the block that begins at `start` is a call; others are text or thoughts."""
+        """Step: return whether the block that begins at `start` is a call; others are text or thoughts."""
         if not reader.at(_BLOCK, start):
             return True
         end = begin = start + len(_BLOCK)
@@ -58,7 +59,7 @@ class InklingParser(JSONBlockParser):
         return bool((yield from reader.which((_CALL, _RAW_CALL), end)))
 
     def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read what stands before the JSON; give where that begins, and notes.
+        """Step: read the text before the JSON; return where the JSON begins, and notes.
 
         Raises:
             Unreadable: The message ends there, or the call is raw text.
@@ -81,7 +82,7 @@ class InklingParser(JSONBlockParser):
         return (yield from super().tail(reader, end))
 
     def _reason(self, reader: Reader, inside: int) -> Steps[int]:
-        """Step: read what the model thinks; a call that begins before its end is behind it."""
+        """Step: read a thought; a call that begins before its end ends it."""
         closed = yield from self.closing(reader, self.think[1], inside, inside)
         opener, _ = reader.first(self._calling, inside)
         if 0 <= opener < closed:
@@ -93,7 +94,7 @@ class InklingParser(JSONBlockParser):
         """Write a call as the model would.
 
         Raises:
-            ValueError: The name of the tool cannot stand before the JSON.
+            ValueError: The format cannot hold the name of the tool.
         """
         if not call.tool.strip() or not _HEADER.fullmatch(call.tool):
             raise ValueError(f"the format cannot hold the name {call.tool!r}")
@@ -101,6 +102,6 @@ class InklingParser(JSONBlockParser):
         return f"{_BLOCK}{call.tool}{_CALL}{body}{self.closer}"
 
     def frame(self, name: str) -> Frame | None:
-        """Give what stands around the arguments, from the token on that tells calls from other blocks."""
+        """Return the text around the arguments, from the token that distinguishes calls from other blocks."""
         frame = super().frame(name)
         return frame and replace(frame, before=frame.before[frame.before.index(_CALL) :])

@@ -36,7 +36,7 @@ class InternLMParser(JSONBlockParser):
     )
 
     def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener at `start` and what is called; give where the JSON begins, and notes.
+        """Step: read the opener and `<|plugin|>` at `start`; return where the JSON begins, and notes.
 
         Raises:
             Unreadable: No plugin is called, or the message ends here.

@@ -110,7 +110,7 @@ _DIALECTS = (
     "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>",
     "<｜DSML｜invoke", "<｜DSML｜ invoke",
 )  # fmt: skip
-"""What opens sections and calls in V3.2, V4 and V4.1."""
+"""The openers of sections and calls in V3.2, V4 and V4.1."""
 
 
 def _dialects_but(*ours: str) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class DeepSeekV32Parser(InvokeParser):
 
     In place of parameters a call may hold one JSON object. `｜DSML｜` is one token, which is never data.
     Calls as another version writes them are read if only the section around them has another name, which is
-    noted on the message; otherwise they are an error.
+    noted on the message; others are an error.
     """
 
     name: ClassVar[str] = "deepseek_v32"
@@ -160,7 +160,7 @@ class DeepSeekV32Parser(InvokeParser):
         return (yield from self.attempt(reader, place, self._read_other))
 
     def _read_other(self, reader: Reader, start: int) -> Steps[int]:
-        """Say that a call is written as another version writes them.
+        """Refuse a call in the syntax of another version.
 
         Raises:
             Unreadable: Always.
@@ -184,7 +184,7 @@ class DeepSeekV32Parser(InvokeParser):
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
             code = "unclosed" if after == len(reader.text) else "extra_data"
-            raise Unreadable(code, f"after its JSON stands something else than {self.closer}", after)
+            raise Unreadable(code, f"after its JSON comes something else than {self.closer}", after)
         return Attempt(args=args, notes=notes), after + len(self.closer)
 
     def write(self, call: ParsedCall) -> str:

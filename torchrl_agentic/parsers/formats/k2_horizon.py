@@ -16,9 +16,9 @@ _THOUGHTS = tuple((f"<ifm|{level}>", f"</ifm|{level}>") for level in ("think", "
 class K2HorizonParser(GLM45Parser):
     """`<ifm|tool_call>f<ifm|arg_key>k</ifm|arg_key><ifm|arg_value>v</ifm|arg_value></ifm|tool_call>`.
 
-    That is the format "xml" of its chat template. In "xml_typed" an `<ifm|arg_type>` stands before each
-    value, and in "json" a call is `{"name", "arguments"}`; both are read too. Each level of effort thinks
-    between tags of its own.
+    That is the format "xml" of its chat template. "xml_typed" has an `<ifm|arg_type>` before each value, and
+    in "json" a call is `{"name", "arguments"}`; both are read too. Each level of effort has its own tags of
+    thoughts.
     """
 
     name: ClassVar[str] = "k2_horizon"
@@ -52,7 +52,7 @@ class K2HorizonParser(GLM45Parser):
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
             code = "unclosed" if after == len(reader.text) else "extra_data"
-            reason = f"after its JSON stands something else than {self.closer}"
+            reason = f"after its JSON comes something else than {self.closer}"
             raise Unreadable(code, reason, after, tool=attempt.tool)
         reader.add(attempt, start, after + len(self.closer))
         return after + len(self.closer)

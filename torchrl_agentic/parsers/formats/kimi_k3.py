@@ -24,8 +24,8 @@ _JSON, _JSON_END = f"{_OPEN}json", f"{_CLOSE}json{_SEP}"
 class KimiK3Parser(XMLParamsParser):
     """`<|open|>call tool="f" index="1"<|sep|>`, then an element per argument, in a channel called `tools`.
 
-    Each argument says its type: strings stand raw, the rest is JSON. In place of arguments a call may hold
-    one element with a JSON object. Text has a channel of its own, `response`, whose tags stay in the text.
+    Each argument states its type: strings have no escapes, other values are JSON. Instead of arguments a call
+    may contain one element with a JSON object. The tags of the channel `response` stay in the text.
     """
 
     name: ClassVar[str] = "kimi_k3"

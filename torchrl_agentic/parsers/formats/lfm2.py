@@ -77,7 +77,7 @@ class LFM2Parser(CallListParser):
             return None
 
     def _json_calls(self, reader: Reader, start: int, at: int) -> Steps[int]:
-        """Step: read calls as JSON; give where their block ends."""
+        """Step: read calls as JSON; return where their block ends."""
         value, end = yield from reader.json(at, (self.closer,))
         after, notes = (yield from reader.skip(end)), ()
         if (yield from reader.which((self.closer,), after)):
@@ -85,7 +85,7 @@ class LFM2Parser(CallListParser):
         elif after == len(reader.text) or (yield from reader.which((*self.openers, *self.turn_end), after)):
             notes = ("unclosed_tag",)
         else:
-            raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
+            raise Unreadable("extra_data", f"after its JSON comes something else than {self.closer}", after)
         try:
             found = self._of_json(value, notes, len(reader.calls), fits(reader.text, at, end, self.limits))
         except Unreadable as error:

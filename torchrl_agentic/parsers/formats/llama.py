@@ -61,7 +61,7 @@ class Llama3JSONParser(JSONBlockParser):
         return False
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Whether an object behind prose can be read as a call of a tool."""
+        """Return whether an object behind prose can be read as a call of a tool."""
         passed = 0
         for place in reader.suspects:
             try:
@@ -151,7 +151,7 @@ class Llama3JSONParser(JSONBlockParser):
 
 
 def _is_call(value: JSON) -> bool:
-    """Whether an object has what makes it a call, readable or not."""
+    """Return whether an object has the keys of a call, readable or not."""
     fields: Any = value
     name, inner = fields.get("name"), fields.get("function")
     return (isinstance(name, str) and bool(fields.keys() & {"parameters", "arguments"})) or (

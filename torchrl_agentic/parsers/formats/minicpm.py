@@ -39,14 +39,14 @@ class MiniCPM5Parser(InvokeParser):
     shape = '<function name="tool_name"><param name="argument">value</param></function>'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether it is a tag with a name, and not `<functional>`."""
+        """Step: return whether it is a tag with a name, and not `<functional>`."""
         after = yield from reader.skip(start + len(self.openers[0]))
         return (yield from reader.which(("name",), after)) != ""
 
     def _value_end(
         self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
     ) -> Steps[tuple[int, int, bool]]:
-        """Step: give where a value ends; a CDATA block reaches to the `]]>` that ends the parameter too."""
+        """Step: return where a value ends; a CDATA block reaches to the `]]>` that ends the parameter too."""
         begin = yield from reader.skip(parameter.value_at)
         if not (yield from reader.which((_CDATA,), begin)):
             return (yield from super()._value_end(reader, parameter, schema, known))

@@ -79,7 +79,7 @@ class MiniMaxM3Parser(InvokeParser):
     )
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether it begins a call, wherever it is, and not an element such as `<invoke_id>`."""
+        """Step: return whether it begins a call, wherever it is, and not an element such as `<invoke_id>`."""
         after = start + len(self.openers[0])
         while after == len(reader.text) and not reader.is_whole:
             yield
@@ -93,7 +93,7 @@ class MiniMaxM3Parser(InvokeParser):
         return place + len(marker)
 
     def _read_spaced(self, reader: Reader, start: int) -> Steps[int]:
-        """Say that a tag is not behind its namespace token.
+        """Refuse a tag with white space between it and its namespace token.
 
         Raises:
             Unreadable: Always.
@@ -151,7 +151,7 @@ class MiniMaxM3Parser(InvokeParser):
             stack.append(_Element(name, schema, types, end + 1, is_odd))
 
     def _ends_early(self, tag: str, element: _Element) -> bool:
-        """Whether a tag ends the call, or begins another, before an element is closed."""
+        """Return whether a tag ends the call, or begins another, before an element is closed."""
         if tag == f"</{element.name}>":
             return False
         return tag in (f"</{_CALL}>", f"</{_SECTION}>") or tag.startswith(f"<{_CALL} ")
@@ -182,7 +182,7 @@ class MiniMaxM3Parser(InvokeParser):
         return {name: found[0] if len(found) == 1 else found for name, found in fields.items()}, notes
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable call at `start`: its closer, or where another begins."""
+        """Step: return the end of the unreadable call at `start`: its closer, or where another begins."""
         markers = (self.closer, *self.openers, *self.section, *self.turn_end)
         place, marker = yield from reader.find_first(markers, max(start + 1, broke))
         if place < 0:

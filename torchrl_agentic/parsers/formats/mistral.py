@@ -21,8 +21,8 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 class MistralParser(JSONBlockParser):
     """`[TOOL_CALLS]` and a JSON list (v3 to v7), or the name and `[ARGS]` (v11 and later); both are read.
 
-    Thoughts stand in `[THINK]…[/THINK]` (Magistral, Ministral 3 Reasoning) or `<think>…</think>` (the first
-    Magistral). Ids have nine letters or digits in results: the model's own, or made of ours.
+    The tags of thoughts are `[THINK]…[/THINK]` (Magistral, Ministral 3 Reasoning) or `<think>…</think>` (the
+    first Magistral). Ids in results have nine letters or digits: the model's own, or a hash of ours.
     """
 
     name: ClassVar[str] = "mistral"

@@ -38,7 +38,7 @@ class CallListParser(TextParser):
         return end
 
     def _list(self, reader: Reader, begin: int) -> Steps[tuple[tuple[int, int], int, tuple[str, ...]]]:
-        """Step: give where the calls behind an opener begin and stop, where the block ends, and notes.
+        """Step: return where the calls behind an opener begin and stop, where the block ends, and notes.
 
         Raises:
             Unreadable: the message ends inside the list.
@@ -55,7 +55,7 @@ class CallListParser(TextParser):
         return inside, stop, ("unclosed_tag",)
 
     def _is_complete(self, reader: Reader, inside: tuple[int, int], begin: int) -> bool:
-        """Whether a list without its closer was written to its end."""
+        """Return whether a list without its closer was written to its end."""
         begin = reader.text.find("[", begin, inside[0])
         if self.in_brackets and (begin < 0 or finish(extent(Reader(reader.text), begin)) != inside[1] + 1):
             return False
@@ -103,7 +103,7 @@ class CallListParser(TextParser):
             check_size(reader.text, begin, stop, self.limits)
             name, args, end = literal.call(literal.skip(begin))
             if (after := literal.skip(end)) < stop:
-                raise Unreadable("extra_data", "behind the call stands something else", after, tool=name)
+                raise Unreadable("extra_data", "behind the call comes something else", after, tool=name)
         except Unreadable as error:
             return Attempt(error.tool, error=explain(index, error, reader.text, self.shape, stop))
         return Attempt(name, args)
@@ -173,7 +173,7 @@ class PythonicParser(CallListParser):
         return False
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Whether a list behind prose can be read and calls a tool, with an argument if no tool is known."""
+        """Return whether a list behind prose calls a known tool, or any with an argument if none is known."""
         passed = 0
         for place in reader.suspects:
             first = _FIRST.match(reader.text, place)

@@ -88,7 +88,7 @@ class Qwen3CoderParser(XMLParamsParser):
 
 
 class MiMoParser(Qwen3CoderParser):
-    """The same with values that stand between their tags as they are, newlines included."""
+    """The same without newlines around values: those between the tags are data."""
 
     name: ClassVar[str] = "mimo"
     aliases = ("mimo_v2",)
@@ -102,9 +102,9 @@ class MiMoParser(Qwen3CoderParser):
 
 
 class SeedOSSParser(Qwen3CoderParser):
-    """The same between `<seed:tool_call>` tags, with values that stand as they are, as Seed-OSS writes it.
+    """The same between `<seed:tool_call>` tags, without newlines around values.
 
-    Newlines on both sides of a value are those of Qwen3-Coder's format, which the model writes too.
+    A value with newlines on both sides is in Qwen3-Coder's format, which the model writes too.
     """
 
     name: ClassVar[str] = "seed_oss"

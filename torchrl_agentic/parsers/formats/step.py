@@ -36,7 +36,7 @@ class Step3Parser(InvokeParser):
     )
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether it begins a call: `<｜tool_call_begin｜>` does anywhere."""
+        """Step: return whether it begins a call: `<｜tool_call_begin｜>` does anywhere."""
         return reader.at(_BEGIN, start) or (yield from super().opens(reader, start))
 
     def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
@@ -61,7 +61,7 @@ class Step3Parser(InvokeParser):
         return attempt, (yield from self._past_end(reader, end))
 
     def _past_end(self, reader: Reader, end: int) -> Steps[int]:
-        """Step: pass over what ends a call, if it stands there."""
+        """Step: return the place behind the end of a call, if it is at `end`."""
         after = yield from reader.skip(end)
         return after + len(_END) if (yield from reader.which((_END,), after)) else end
 
@@ -72,7 +72,7 @@ class Step3Parser(InvokeParser):
         return place if is_inside and found < 0 else found
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
+        """Step: return the end of the unreadable call at `start`: its closer, or the next call."""
         end = yield from super().end_of_bad(reader, start, broke)
         place, marker = yield from reader.find_first((_END, self.section[1]), max(start + 1, broke))
         if 0 <= place < end:

@@ -25,7 +25,7 @@ class XLAMParser(Llama3JSONParser):
 
     There is no opener, so a list is an attempt if its first object begins with a key of a call and one of its
     objects has a name and arguments, or it breaks after them. A Markdown fence of JSON, or of no language,
-    may stand around it. Behind `[TOOL_CALLS]` and in `<tool_call>` tags everything is an attempt, and noted.
+    may surround it. Behind `[TOOL_CALLS]` and in `<tool_call>` tags everything is an attempt, and noted.
     `[]` is text: no tool fits.
     """
 
@@ -43,7 +43,7 @@ class XLAMParser(Llama3JSONParser):
     shape = '[{"name": "tool name", "arguments": {"argument": "value"}}]'
 
     def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether a list stands where a call may, and begins like one of calls."""
+        """Step: return whether a list stands where a call may, and begins like one of calls."""
         if (yield from reader.which(_WRAPPERS, start)):
             return True
         if not reader.at("[", start) or not reader.is_line_start(start):
@@ -51,7 +51,7 @@ class XLAMParser(Llama3JSONParser):
         return (yield from self.has_shape(reader, start))
 
     def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the wrapper at `start`; give where its JSON begins, and a note.
+        """Step: read the wrapper at `start`; return where its JSON begins, and a note.
 
         Raises:
             Unreadable: The message ends there.
@@ -94,7 +94,7 @@ class XLAMParser(Llama3JSONParser):
         yield
 
     def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable list at `start`: that of its wrapper or of its brackets."""
+        """Step: return the end of the unreadable list at `start`: that of its wrapper or of its brackets."""
         at = start
         while wrapper := (yield from reader.which(_WRAPPERS, at)):
             at = yield from reader.skip(at + len(wrapper))
@@ -110,12 +110,12 @@ class XLAMParser(Llama3JSONParser):
         return dumps({"name": call.tool, "arguments": call.args})
 
     def frame(self, name: str) -> None:
-        """Give none: nothing but a bracket could switch the grammar on."""
+        """Return None: a grammar would have to start at every bracket."""
         del name
 
 
 def _is_call(item: Any) -> bool:
-    """Whether an object has a name and arguments, or those under "function"."""
+    """Return whether an object has a name and arguments, or those under "function"."""
     if not isinstance(item, dict):
         return False
     fields = cast("dict[str, Any]", item)

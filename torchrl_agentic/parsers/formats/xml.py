@@ -84,7 +84,7 @@ class XMLToolCallParser(TextParser):
                 error = Unreadable("unclosed", f"{reason} {self.closer}", after)
                 error.end = after
                 raise error
-            raise Unreadable("extra_data", f"after its JSON stands something else than {self.closer}", after)
+            raise Unreadable("extra_data", f"after its JSON comes something else than {self.closer}", after)
         end = after + len(self.closer)
         if not isinstance(value, dict):
             error = Unreadable("bad_arguments", "its body must be a JSON object", at)
