@@ -166,7 +166,7 @@ def test_stream(benchmark: Callable[..., Any], which: str, size: int) -> None:
     benchmark.pedantic(read, rounds=1 if ":" in which else 3)
 
 
-PROSE = "I will look at the file first, then run the tests and see what they say about it. " * 60
+PROSE = ("I will look at the file first, then run the tests and see what they say about it. " * 60).rstrip()
 FORMATS = [name for name in PARSERS if isinstance(get_parser(name), TextParser)]
 
 

@@ -517,7 +517,9 @@ def clean_call(
     return call
 
 
-def clean_result(text: str, calls: tuple[ParsedCall, ...], raw: str, reasoning: str) -> ParseResult:
+def clean_result(
+    text: str, calls: tuple[ParsedCall, ...], raw: str | Mapping[str, JSON], reasoning: str
+) -> ParseResult:
     """Make the `ParseResult` of a message that was read without any liberty, like `clean_call`."""
     result: Any = _Result()
     result.text = text

@@ -8,6 +8,7 @@ from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of, finish
 
 _SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
+_NEAR = 1000
 _IN_STRING = {
     quote: re.compile(body, re.DOTALL)
     for quote, body in (
@@ -24,36 +25,63 @@ def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
     """Step: give where the bracket that opens at `place` has closed, behind it; -1 if it never does.
 
     closers: what to look for instead, outside strings; then the place of the first of them is given.
+
+    Brackets that were left open are remembered in `reader.unclosed`, so that none is looked at twice.
     """
     opened: list[str] = []
+    places: list[int] = []
     ends = "".join(f"|{re.escape(closer)}" for closer in closers)
     sign = re.compile(f"{_SIGN.pattern}{ends}", re.DOTALL) if closers else _SIGN
     longest = max(map(len, closers), default=1)
+    if not closers and reader.is_whole and _is_unclosed(reader, place):
+        return -1
     while True:
-        begin, found = _found(sign.search(reader.text, place))
+        match = sign.search(reader.text, place)
+        begin, found = (-1, "") if match is None else (match.start(), match[0])
+        match = None  # a match that is kept keeps its text from growing in place
         if begin < 0 or found == "\\":  # at the very end
             if reader.is_whole:
+                reader.unclosed.update(places)
                 return -1
             place = max(place, len(reader.text) - longest)
             yield
             continue
         if found in "\"'":
-            place = yield from string_end(reader, begin)
+            place = _closed_string(reader.text, begin)
+            if place < 0:
+                place = yield from string_end(reader, begin)
             continue
         if closers:
             if found in closers:
                 return begin
         elif found in _PAIRS:
             opened.append(_PAIRS[found])
+            places.append(begin)
         elif opened and found == opened[-1]:
             opened.pop()
+            places.pop()
             if not opened:
                 return begin + 1
         place = begin + len(found)
 
 
-def _found(match: re.Match[str] | None) -> tuple[int, str]:
-    return (-1, "") if match is None else (match.start(), match[0])
+def _is_unclosed(reader: Reader, place: int) -> bool:
+    """Whether the bracket at `place` is known never to close in the whole text."""
+    if place in reader.unclosed:
+        return True
+    closer = _PAIRS.get(reader.text[place : place + 1])
+    if closer is None or reader.text.find(closer, place, place + _NEAR) >= 0:
+        return False
+    return reader.seek(closer, place) < 0
+
+
+def _closed_string(text: str, place: int) -> int:
+    """Return where the string of one line ends that begins at `place`; -1 if `string_end` has to tell."""
+    quote = text[place]
+    if len(text) < place + 3 or text.startswith(quote * 3, place):
+        return -1
+    end = end_of(_IN_STRING[quote].match(text, place + 1), place)
+    return end + 1 if text.startswith(quote, end) else -1
 
 
 def string_end(reader: Reader, place: int) -> Steps[int]:
@@ -84,13 +112,14 @@ def string_end(reader: Reader, place: int) -> Steps[int]:
 
 def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
     """Give where the items between `start` and `end` stand; brackets and strings are not taken apart."""
-    reader = Reader(text)
     found: list[tuple[int, int]] = []
     opened, at = list[str](), start
     while match := _SIGN.search(text, at, end):
         sign, at = match[0], match.end()
         if sign in "\"'":
-            at = finish(string_end(reader, match.start()))
+            at = _closed_string(text, match.start())
+            if at < 0:
+                at = finish(string_end(Reader(text), match.start()))
         elif sign in _PAIRS:
             opened.append(_PAIRS[sign])
         elif opened and sign == opened[-1]:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, clean_call, clean_result
 from torchrl_agentic.parsers.base import LIMITS, Limits
 from torchrl_agentic.parsers.engine.attempts import Attempt, Numbering, Unreadable, in_reasoning, over_limit
 from torchrl_agentic.parsers.engine.jsontext import decode, skip_whitespace
@@ -22,6 +22,7 @@ With the whole message at hand it never yields, so that `parse` and a stream run
 """
 
 SUSPECTS = 64
+_FAR, _FEW = 1000, 8
 _BRACKET_OR_QUOTE = re.compile(r'[\[{\]}"]')
 _INSIDE_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
 
@@ -47,15 +48,15 @@ class Reader:
     exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
     where the section was opened that the next attempt is the first of. in_section: whether a section is open.
     drafts: what to do with calls while those of a closed thought are read. futile: how often something was
-    looked for in vain, where that has to end. margin: where the last thought ended. unclosed_fences: see
-    `fences`. reasoning_open: whether the message begins inside a thought. suspects: places of what would be
-    calls but for the prose before them, up to `SUSPECTS`.
+    looked for in vain, where that has to end. margin: where the last thought ended. unclosed: see
+    `python_text.extent`. unclosed_fences: see `fences`. reasoning_open: whether the message begins inside a
+    thought. suspects: places of what would be calls but for the prose before them, up to `SUSPECTS`.
     """
 
     __slots__ = (
-        "_emitted", "_known", "_numbering", "calls", "drafts", "events", "exact", "futile", "in_section",
-        "is_live", "is_whole", "limits", "margin", "notes", "opened_at", "reasoning", "reasoning_open",
-        "suspects", "text", "tools", "turn", "unclosed_fences",
+        "_emitted", "_known", "_numbering", "_signs", "calls", "drafts", "events", "exact", "futile",
+        "in_section", "is_live", "is_whole", "limits", "margin", "notes", "opened_at", "reasoning",
+        "reasoning_open", "suspects", "text", "tools", "turn", "unclosed", "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -86,11 +87,13 @@ class Reader:
         self.drafts: str = ""
         self.futile = 0
         self.margin = 0
+        self.unclosed: set[int] = set()
         self.unclosed_fences: dict[str, int] = {}
         self.suspects: list[int] = []
         self._emitted = 0
         self._numbering = Numbering(turn)
         self._known: dict[str, tuple[int, int, int]] = {}
+        self._signs: dict[str, tuple[int, int, int]] = {}
 
     def append(self, chunk: str) -> None:
         """Take more text."""
@@ -145,7 +148,11 @@ class Reader:
         """Let the last call reach to `end`, over the closer of a section around it."""
         call = self.calls[-1]
         assert call.span is not None
-        self.calls[-1] = replace(call, span=(call.span[0], end))
+        span = (call.span[0], end)
+        if call.error is None and not (call.notes or call.tag):
+            self.calls[-1] = clean_call(call.tool, call.args, call.call_id, call.index, span)
+        else:
+            self.calls[-1] = replace(call, span=span)
         self._emitted = end
 
     def say(self, end: int) -> None:
@@ -177,9 +184,10 @@ class Reader:
             pieces.append(self.text[at : call.span[0]])
             at = call.span[1]
         text = "".join([*pieces, self.text[at:]]) if pieces else self.text
-        return ParseResult(
-            text, tuple(self.calls), raw, reasoning="".join(self.reasoning), notes=tuple(self.notes)
-        )
+        calls, reasoning = tuple(self.calls), "".join(self.reasoning)
+        if not self.notes:
+            return clean_result(text, calls, raw, reasoning)
+        return ParseResult(text, calls, raw, reasoning=reasoning, notes=tuple(self.notes))
 
     # Looking into the text; what is called a step waits for text that has not come yet
 
@@ -199,15 +207,31 @@ class Reader:
         length = len(self.text)
         if self.exact:
             found = self._find(marker, begin)
-        else:  # prose mostly lacks even the first character of a marker, and one is found much faster
-            first = self.text.find(marker[0], begin) if length - begin > 1000 else begin
-            found = first if first < 0 else self.text.find(marker, first)
+        else:
+            found = self.text.find(marker, begin) if length - begin <= _FAR else self._seek_far(marker, begin)
         self._known[marker] = (
             start,
             found,
             length if self.is_whole else max(begin, length - len(marker) + 1),
         )
         return found
+
+    def _seek_far(self, marker: str, start: int) -> int:
+        """Give the place of a marker in a long text, or -1.
+
+        Prose and values mostly lack even the first character of markers, which is found much faster.
+        """
+        sign = marker[0]
+        for _ in range(_FEW):
+            begin, found, length = self._signs.get(sign, (start + 1, 0, 0))
+            if begin > start or (found < start if found >= 0 else length < len(self.text)):
+                found = self.text.find(sign, start)
+                if found < 0 or found - start > _FAR:  # worth to be known when another marker is looked for
+                    self._signs[sign] = (start, found, len(self.text))
+            if found < 0 or self.text.startswith(marker, found):
+                return found
+            start = found + 1
+        return self.text.find(marker, start)
 
     def seek_shape(self, shape: re.Pattern[str], part: re.Pattern[str], sign: str, start: int) -> int:
         """Return the place of the first match of a pattern from `start` on, or -1.
@@ -225,14 +249,26 @@ class Reader:
                 return found
             if found < 0:
                 begin = max(start, until)
-        match = shape.search(self.text, begin)
+        first = self.text.find(sign, begin)
+        match = None if first < 0 else shape.search(self.text, first)
         found = -1 if match is None else match.start()
         rest = -1
-        if found < 0 and not self.is_whole:
+        if first >= 0 > found and not self.is_whole:
             rest = self.text.rfind(sign, begin)
             rest = rest if rest >= 0 and part.match(self.text, rest) else -1
         self._known[shape.pattern] = (start, found, rest if rest >= 0 else len(self.text))
         return max(found, rest)
+
+    def is_outside_calls(self, marker: str) -> bool:
+        """Whether a marker stands outside of all readable calls; arguments of a megabyte are passed over."""
+        text, at = self.text, 0
+        for call in self.calls:
+            if call.error is None and call.span is not None:
+                if text.find(marker, at, call.span[0]) >= 0:
+                    return True
+                at = call.span[1]
+        first = text.find(marker[0], at)
+        return first >= 0 and text.find(marker, first) >= 0
 
     def _find(self, marker: str, start: int) -> int:
         places = self.exact.get(marker)

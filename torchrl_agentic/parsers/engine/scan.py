@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -100,9 +101,17 @@ class TextScanner(ToolCallParser):
 
         An end that is part of an argument of a call proves nothing.
         """
-        if reader.reasoning_open or not (self.think_end_proves and self.thinks):
+        if reader.reasoning_open or not self.think_end_proves:
             return False
-        closed, _ = reader.first(tuple(self.thinks.values()), 0)
+        for think in self.thinks:
+            if reader.at(think, 0):
+                return False
+        for end in self._think_ends:
+            if reader.is_outside_calls(end):
+                break
+        else:
+            return False
+        closed, _ = reader.first(self._think_ends, 0)
         if closed < 0 or any(0 <= reader.seek(think, 0) < closed for think in self.thinks):
             return False
         spans = [call.span for call in reader.calls if call.error is None and call.span is not None]
@@ -145,7 +154,7 @@ class TextScanner(ToolCallParser):
     def scan(self, reader: Reader) -> Steps[None]:
         """Step: read the message."""
         at = 0
-        longest = max(map(len, self._watched))
+        longest = self._longest
         if reader.reasoning_open:
             at = yield from self._reason(reader, 0)
         while True:
@@ -179,6 +188,10 @@ class TextScanner(ToolCallParser):
         return tuple(marker for marker in markers if marker and marker not in self.shapes)
 
     @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._watched))
+
+    @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return any_of(self._watched)
 
@@ -189,10 +202,22 @@ class TextScanner(ToolCallParser):
         """
         if len(reader.text) > _SHORT or reader.exact:
             place, marker = reader.first(self._watched, at)
-        else:
+            return self._or_shape(reader, at, place, marker) if self.shapes else (place, marker)
+        if not self.shapes:
             match = self._pattern.search(reader.text, at)
-            place, marker = (-1, "") if match is None else (match.start(), match[0])
-        return self._or_shape(reader, at, place, marker)
+            return (-1, "") if match is None else (match.start(), match[0])
+        bracket, sign = -1, ""
+        for shaped in self.shapes:
+            if reader.text.find(shaped, at) >= 0:
+                bracket, sign = self._or_shape(reader, at, -1, "")
+                break
+        # Not further than the bracket, or a list of short calls would be searched for each of them.
+        match = self._pattern.search(
+            reader.text, at, bracket + self._longest if bracket >= 0 else sys.maxsize
+        )
+        if match is None or 0 <= bracket < match.start():
+            return bracket, sign
+        return match.start(), match[0]
 
     def _or_shape(self, reader: Reader, at: int, place: int, marker: str) -> tuple[int, str]:
         """Return a marker and its place, or those of a bracket before it that opens a call."""
@@ -278,6 +303,10 @@ class TextScanner(ToolCallParser):
         """All tags of reasoning: what opens a thought → what closes it."""
         return dict(pair for pair in (self.think, *self.other_thinks) if all(pair))
 
+    @cached_property
+    def _think_ends(self) -> tuple[str, ...]:
+        return tuple(self.thinks.values())
+
     def closing(self, reader: Reader, markers: str | Sequence[str], start: int, since: int) -> Steps[int]:
         """Step: like `Reader.find`, for the first of some markers, any of which ends the wait.
 
@@ -285,6 +314,9 @@ class TextScanner(ToolCallParser):
         begins a call.
         """
         markers = (markers,) if isinstance(markers, str) else markers
+        found = reader.first(markers, start)[0]
+        if found >= 0 or reader.is_whole:
+            return found
         opener, searched, longest = -1, since, max(map(len, self._calling))
         while (found := reader.first(markers, start)[0]) < 0 and not reader.is_whole:
             end = len(reader.text) - longest + 1
@@ -304,8 +336,13 @@ class TextScanner(ToolCallParser):
 
     def _first_call(self, reader: Reader, at: int) -> tuple[int, str]:
         """Return the place of the first opener or section, and which it is; brackets as `shapes` says."""
-        place, marker = reader.first([one for one in self._calling if one not in self.shapes], at)
-        return self._or_shape(reader, at, place, marker)
+        place, marker = reader.first(self._calling_alone, at)
+        return self._or_shape(reader, at, place, marker) if self.shapes else (place, marker)
+
+    @cached_property
+    def _calling_alone(self) -> tuple[str, ...]:
+        """What begins calls wherever it stands."""
+        return tuple(one for one in self._calling if one not in self.shapes)
 
     @cached_property
     def _calling_pattern(self) -> re.Pattern[str]:
@@ -320,6 +357,10 @@ class TextScanner(ToolCallParser):
         """Step: read what the model thinks, from `inside` on."""
         closers = self._thought_ends(reader, inside)
         closed = yield from self.closing(reader, closers, inside, inside)
+        if closed >= 0 and len(closers) == 1 and self._is_plain(reader.text, inside, closed):
+            reader.reasoning.append(reader.text[inside:closed])
+            reader.margin = closed + len(closers[0])
+            return reader.margin
         opener, _ = self._first_call(reader, inside)
         if closed < 0:
             if opener >= 0:
@@ -336,12 +377,21 @@ class TextScanner(ToolCallParser):
                 at = max(at, (yield from self._drafts(reader, inside, closed)))
         return at
 
+    def _is_plain(self, text: str, start: int, end: int) -> bool:
+        """Whether nothing between two places can begin what matters in a thought; in most nothing does."""
+        return all(text.find(sign, start, end) < 0 for sign in self._signs_in_thoughts)
+
+    @cached_property
+    def _signs_in_thoughts(self) -> frozenset[str]:
+        """The first characters of what matters in a thought."""
+        return frozenset(marker[0] for marker in (*self._calling, *self.turn_end))
+
     def _thought_ends(self, reader: Reader, inside: int) -> tuple[str, ...]:
         """Return what may end a thought: the tag of the pair that opened it, any if the prompt did."""
         for think, think_end in self.thinks.items():
             if reader.text.endswith(think, 0, inside):
                 return (think_end,)
-        return tuple(self.thinks.values())
+        return self._think_ends
 
     def _drafts(self, reader: Reader, at: int, closed: int) -> Steps[int]:
         """Step: read the calls inside a closed thought; give where the last of them ends."""

@@ -11,7 +11,7 @@ from torchrl_agentic.parsers.base import LIMITS, Limits
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import decode_any, dumps, read_arguments
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.scan import ReasoningPolicy
+from torchrl_agentic.parsers.engine.scan import ReasoningPolicy, any_of
 from torchrl_agentic.parsers.engine.text import TextParser
 from torchrl_agentic.parsers.engine.typed import only_string
 
@@ -23,6 +23,16 @@ _RECIPIENT = re.compile(r"(?:\A|\s|\|>)to=([^\s<]++)")
 _ROLE = re.compile(r"<\|start\|>\s*+([^\s<]++)")
 _BARE = re.compile(r"\s?to=([^\s<]{1,200}+)\s{0,8}+(?=<)")
 _PART_OF_BARE = re.compile(r"\s?(?:to=[^\s<]{0,200}\s{0,8}(?:<[|\w]{0,12})?|to|t)?\Z")
+
+_LONGEST_BARE = 240
+_OPENERS = any_of((START, CHANNEL, MESSAGE))
+_ENDS = any_of((END, CALL, RETURN, START, CHANNEL))
+
+
+def _search(pattern: re.Pattern[str], text: str, start: int) -> tuple[int, int]:
+    """Return the place of a marker, or -1, and from where to look when more text has come."""
+    match = pattern.search(text, start)
+    return (-1, max(start, len(text) - len(CHANNEL) + 1)) if match is None else (match.start(), start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +104,18 @@ class HarmonyParser(TextParser):
 
     def scan(self, reader: Reader) -> Steps[None]:
         """Step: read the message, which holds messages of its own."""
-        at = 0
+        at = searched = 0
         while True:
-            place, _ = reader.first(self.openers, at)
+            if reader.is_whole:
+                place, _ = reader.first(self.openers, at)
+            else:
+                place, searched = _search(_OPENERS, reader.text, max(at, searched))
             if place < 0:
                 if reader.is_whole:
                     reader.say(len(reader.text))
                     return
-                if not _PART_OF_BARE.match(reader.text, at):
-                    reader.say(max(at, len(reader.text) - len(CHANNEL) + 1))
+                if len(reader.text) - at > _LONGEST_BARE or not _PART_OF_BARE.match(reader.text, at):
+                    reader.say(searched)
                 yield
                 continue
             begin = place
@@ -155,13 +168,15 @@ class HarmonyParser(TextParser):
 
         is_text: whether it is known to be no call, and can be told while it comes.
         """
-        while (found := reader.first((END, CALL, RETURN, START, CHANNEL), body))[
-            0
-        ] < 0 and not reader.is_whole:
+        searched = body
+        while not reader.is_whole:
+            place, searched = _search(_ENDS, reader.text, searched)
+            if place >= 0:
+                break
             if is_text:
-                reader.say(max(body, len(reader.text) - len(CHANNEL) + 1))
+                reader.say(searched)
             yield
-        place, marker = found
+        place, marker = reader.first((END, CALL, RETURN, START, CHANNEL), body)
         if place < 0:
             return len(reader.text), ""
         return place, "" if marker in (START, CHANNEL) else marker

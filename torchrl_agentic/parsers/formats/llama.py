@@ -53,7 +53,7 @@ class Llama3JSONParser(JSONBlockParser):
             return True
         covered = reader.covered
         follows = start - covered < 16 and reader.text[covered:start].strip() == ";"
-        if not (yield from self.has_shape(reader, start)):
+        if not (_FIRST_KEY.match(reader.text, start) or (yield from self.has_shape(reader, start))):
             return False
         if reader.is_line_start(start) or (follows and reader.calls):
             return True

@@ -165,7 +165,7 @@ class PythonicParser(CallListParser):
         """Step: whether a list stands where calls may, and begins like one."""
         if reader.at(self.openers[0], start):
             return True
-        if not (yield from self.has_shape(reader, start)):
+        if not (_FIRST.match(reader.text, start) or (yield from self.has_shape(reader, start))):
             return False
         if reader.is_line_start(start):
             return True
@@ -191,11 +191,13 @@ class PythonicParser(CallListParser):
         """Read one list; a bare one that turns out to be none is left as text."""
         if (yield from reader.which(self.openers[:1], start)):
             return (yield from super().read(reader, start))
+        passed = len(reader.unclosed)
         end = yield from extent(reader, start)
         first = _FIRST.match(reader.text, start)
         is_known = first is not None and reader.tools is not None and first[1] in reader.tools
         if end < 0:
-            reader.futile += 1
+            # To go over the rest of the text costs more than to know of this bracket from an earlier time.
+            reader.futile += 1 if len(reader.unclosed) == passed else 16
             line_end = reader.text.find("\n", start)
             line = reader.text[start : line_end if line_end >= 0 else len(reader.text)]
             is_prose = not is_known and reader.tools is not None and "'" not in line and '"' not in line
