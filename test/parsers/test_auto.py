@@ -93,6 +93,14 @@ def test_a_template_that_knows_types_by_one_word_can_show_the_sentinel():
     assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
 
 
+def test_a_template_that_writes_what_each_argument_means_can_show_the_sentinel():
+    tokenizer = tokenizer_with(WRITTEN["hermes"])
+    described = "{% for t in tools or [] %}{% for k, p in t.function.parameters.properties.items() %}"
+    described += "{{ k + ': ' + p.description }}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = described + tokenizer.chat_template
+    assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
+
+
 def test_of_formats_alike_the_one_is_chosen_whose_turns_end_as_the_template_ends_them():
     class Other(HermesParser):
         name = "other"

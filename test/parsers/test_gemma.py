@@ -108,9 +108,9 @@ def test_a_bad_call_leaves_its_neighbours_alone():
     assert result.text == "Two. and ."
 
 
-def test_a_string_without_an_end_gives_up_at_the_closer_if_no_other_mark_follows():
+def test_a_string_without_an_end_quotes_what_follows_if_no_other_mark_does():
     result = GEMMA.parse(f"<|tool_call>call:f{{a:{Q}Ro<tool_call|>{wrapped('b:1', 'g')}")
-    assert seen(result) == ["unclosed", ("g", {"b": 1})]
+    assert seen(result) == ["unclosed"]
 
 
 def test_lenient_reads_a_bare_word_as_a_string():

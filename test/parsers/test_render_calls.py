@@ -55,3 +55,29 @@ def test_no_calls_read_back_as_none(name: str):
     result = parser.parse(parser.render_calls([]))
     assert result.calls == ()
     assert not result.text or name in ("openai", "anthropic"), "structured messages have an empty list"
+
+
+@pytest.mark.parametrize(
+    "tool", ["", " ", "a\n", "\ta", "\u2028a", "<tool_call>", "[ARGS]", "a<b", "a>b", "a(b"]
+)
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_name_that_cannot_be_read_back_is_refused(name: str, tool: str):
+    parser = get_parser(name)
+    try:
+        text = parser.render_call(ParsedCall(tool, {"a": "x"}, "call_0"))
+    except ValueError:
+        return
+    found = parser.parse(text, tools={tool: {"type": "object", "properties": {"a": {"type": "string"}}}})
+    assert [(call.tool, dict(call.args)) for call in found.calls] == [(tool, {"a": "x"})]
+
+
+@pytest.mark.parametrize("key", ["<parameter=", "a<b", "<function=", "<tool/", "</arg_key>", "a=b"])
+@pytest.mark.parametrize("name", PARSERS)
+def test_an_argument_whose_name_cannot_be_read_back_is_refused(name: str, key: str):
+    parser = get_parser(name)
+    try:
+        text = parser.render_call(ParsedCall("f", {key: "x"}, "call_0"))
+    except ValueError:
+        return
+    found = parser.parse(text, tools={"f": {"type": "object", "properties": {key: {"type": "string"}}}})
+    assert [(call.tool, dict(call.args)) for call in found.calls] == [("f", {key: "x"})]

@@ -23,10 +23,10 @@ _SENTINEL = "sentinel_tool"
 _SCHEMA = {
     "type": "object",
     "properties": {
-        "text": {"type": "string"},
-        "count": {"type": "integer"},
-        "flag": {"type": "boolean"},
-        "limit": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+        "text": {"type": "string", "description": "Text."},
+        "count": {"type": "integer", "description": "Count."},
+        "flag": {"type": "boolean", "description": "Flag."},
+        "limit": {"anyOf": [{"type": "null"}, {"type": "integer"}], "description": "Limit."},
     },
     "required": ["text", "count", "flag", "limit"],
 }

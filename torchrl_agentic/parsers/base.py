@@ -372,6 +372,17 @@ def specs_of(tools: Tools) -> list[dict[str, JSON]]:
     ]
 
 
+def require_name(call: ParsedCall) -> None:
+    """Check that the name of a call's tool reads back: it is not empty, and no white space is around it.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if not call.tool or call.tool != call.tool.strip():
+        reason = "it is empty, or has white space around it"
+        raise ValueError(f"the format cannot hold the name {call.tool!r}: {reason}")
+
+
 def message_text(response: str | Mapping[str, JSON]) -> str:
     """All text of a message, given as such or as a mapping."""
     return response if isinstance(response, str) else content_text(cast("Content", response.get("content")))

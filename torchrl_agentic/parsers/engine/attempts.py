@@ -33,12 +33,19 @@ class Unreadable(ValueError):
     """
 
     def __init__(
-        self, code: str, reason: str, at: int | None = None, *, tool: str = "", call_id: str | None = None
+        self,
+        code: str,
+        reason: str,
+        at: int | None = None,
+        *,
+        end: int | None = None,
+        tool: str = "",
+        call_id: str | None = None,
     ) -> None:
         super().__init__(reason)
         self.code = code
         self.at = at
-        self.end: int | None = None
+        self.end = end
         self.tool = tool
         self.call_id = call_id
 

@@ -110,6 +110,21 @@ def string_end(reader: Reader, place: int) -> Steps[int]:
         yield
 
 
+def open_string(text: str, begin: int, stop: int) -> int:
+    """Return where a string opens between two places that the message ends in, or -1.
+
+    That is: on the last line of the message, and nothing closes it there.
+    """
+    reader, at = Reader(text), begin
+    while match := _SIGN.search(text, at, stop):
+        at = match.end()
+        if match[0] in "\"'":
+            at = finish(string_end(reader, match.start()))
+            if at == match.end() and text.find("\n", at) < 0:
+                return match.start()
+    return -1
+
+
 def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
     """Give where the items between `start` and `end` stand; brackets and strings are not taken apart."""
     found: list[tuple[int, int]] = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult
-from torchrl_agentic.parsers.base import Stream, Tokenizer, Tools, message_text, schemas_of
+from torchrl_agentic.parsers.base import Stream, Tokenizer, Tools, message_text, require_name, schemas_of
 from torchrl_agentic.parsers.engine.attempts import number
 from torchrl_agentic.parsers.engine.reader import Reader, finish
 from torchrl_agentic.parsers.engine.scan import TextScanner
@@ -127,6 +127,8 @@ class TextParser(TextScanner):
         """
         if not calls:
             return ""
+        for call in calls:
+            require_name(call)
         before, between, after = self.around
         return f"{before}{between.join(map(self.write, calls))}{after}"
 

@@ -16,7 +16,7 @@ from torchrl_agentic.messages import (
     content_text,
     fields_of,
 )
-from torchrl_agentic.parsers.base import ToolCallParser, Tools
+from torchrl_agentic.parsers.base import ToolCallParser, Tools, require_name
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.engine.jsontext import (
     check_data,
@@ -71,7 +71,12 @@ class OpenAIToolCallParser(ToolCallParser):
         return ParseResult(text, calls, response)
 
     def render_call(self, call: ParsedCall) -> str:
-        """Write a call as an item of `tool_calls`, in JSON."""
+        """Write a call as an item of `tool_calls`, in JSON.
+
+        Raises:
+            ValueError: The name of the tool does not read back.
+        """
+        require_name(call)
         function = {"name": call.tool, "arguments": dumps(call.args)}
         return dumps({"id": call.call_id, "type": "function", "function": function})
 
@@ -124,7 +129,12 @@ class AnthropicToolUseParser(ToolCallParser):
         return Attempt(name, args, call_id=own_id(block), notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
-        """Write a call as a content block, in JSON."""
+        """Write a call as a content block, in JSON.
+
+        Raises:
+            ValueError: The name of the tool does not read back.
+        """
+        require_name(call)
         return dumps({"type": "tool_use", "id": call.call_id, "name": call.tool, "input": call.args})
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:

@@ -166,7 +166,8 @@ class Gemma4Parser(JSONTextParser):
         ends = [marker for marker in (self.closer, *self.openers, *self.turn_end) if marker in reader.exact]
         end, marker = yield from reader.find_first((self.quote, *ends), begin)
         if marker != self.quote:
-            raise Unreadable("unclosed", f"a string has no {self.quote} at its end", begin)
+            rest = None if marker else len(reader.text)  # what the string quotes is no call of this message
+            raise Unreadable("unclosed", f"a string has no {self.quote} at its end", begin, end=rest)
         return reader.text[begin:end], end + len(self.quote)
 
     def _bare_end(self, reader: Reader, at: int) -> Steps[int]:

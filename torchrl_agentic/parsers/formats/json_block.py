@@ -12,7 +12,7 @@ from torchrl_agentic.messages import (
     ToolResult,
     fields_of,
 )
-from torchrl_agentic.parsers.base import ToolCallParser, Tools, message_text
+from torchrl_agentic.parsers.base import ToolCallParser, Tools, message_text, require_name
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, number, over_limit
 from torchrl_agentic.parsers.engine.jsontext import (
     check_data,
@@ -96,11 +96,21 @@ class JSONToolCallParser(ToolCallParser):
         return Attempt(name, args, call_id=call_id, tag=tag, notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
-        """Write a whole message that holds one call."""
+        """Write a whole message that holds one call.
+
+        Raises:
+            ValueError: The name of the tool does not read back.
+        """
         return self.render_calls([call])
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write a whole message that holds these calls."""
+        """Write a whole message that holds these calls.
+
+        Raises:
+            ValueError: The name of a tool does not read back.
+        """
+        for call in calls:
+            require_name(call)
         return dumps({"message": "", "tools": list(map(_written, calls))})
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:

@@ -64,6 +64,7 @@ class LFM2Parser(CallListParser):
                 error, notes, attempts = None, (), raw
         if error is not None:
             raise error
+        self._refuse_open_string(reader, begin, end, attempts)
         self._add(reader, start, inside, attempts, end, notes)
         return end
 

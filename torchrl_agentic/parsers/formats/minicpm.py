@@ -55,7 +55,8 @@ class MiniCPM5Parser(InvokeParser):
         while not is_closed:
             end = yield from reader.find(_CDATA_END, end)
             if end < 0:
-                raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", begin)
+                rest = len(reader.text)  # calls in it are quoted
+                raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", begin, end=rest)
             end += len(_CDATA_END)
             stop = yield from reader.skip(end)
             is_closed = bool((yield from reader.which((self.parameter_end,), stop)))

@@ -94,7 +94,13 @@ class MistralParser(JSONBlockParser):
         return end if end >= 0 else (yield from self.end_of_text(reader))
 
     def write(self, call: ParsedCall) -> str:
-        """Write a call as newer models would."""
+        """Write a call as newer models would.
+
+        Raises:
+            ValueError: The name of the tool holds white space or a bracket.
+        """
+        if len(call.tool.split()) != 1 or "[" in call.tool or "{" in call.tool:
+            raise ValueError(f"the format cannot hold the name {call.tool!r}")
         return f"{self.openers[0]}{call.tool}{_ARGS}{dumps(call.args)}"
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:

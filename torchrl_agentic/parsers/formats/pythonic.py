@@ -13,7 +13,7 @@ from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain
 from torchrl_agentic.parsers.engine.jsontext import check_size
 from torchrl_agentic.parsers.engine.literals import LiteralReader
-from torchrl_agentic.parsers.engine.python_text import extent, items
+from torchrl_agentic.parsers.engine.python_text import extent, items, open_string
 from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.engine.text import TextParser
 
@@ -34,7 +34,9 @@ class CallListParser(TextParser):
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         inside, end, notes = yield from self._list(reader, begin)
-        self._add(reader, start, inside, self._attempts(reader, inside), end, notes)
+        attempts = self._attempts(reader, inside)
+        self._refuse_open_string(reader, begin, end, attempts)
+        self._add(reader, start, inside, attempts, end, notes)
         return end
 
     def _list(self, reader: Reader, begin: int) -> Steps[tuple[tuple[int, int], int, tuple[str, ...]]]:
@@ -45,14 +47,30 @@ class CallListParser(TextParser):
         """
         stop = yield from extent(reader, begin, self.closer, self.openers[0], *self.turn_end)
         at_end = stop < 0 or not reader.at(self.closer, stop)
+        quoted = len(reader.text) if stop < 0 else None  # a closer that is there stands in a string
         if stop < 0:
             stop = len(reader.text)
         inside = self._trimmed(reader.text, begin, stop)
         if not at_end:
             return inside, stop + len(self.closer), ()
         if not (reader.text.startswith(self.openers[0], stop) or self._is_complete(reader, inside, begin)):
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
+            self._refuse_open_string(reader, begin, stop)
+            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin, end=quoted)
         return inside, stop, ("unclosed_tag",)
+
+    def _refuse_open_string(
+        self, reader: Reader, begin: int, stop: int, attempts: Sequence[Attempt] | None = None
+    ) -> None:
+        """Refuse a broken list if the message ends inside a string of it, which may quote what follows.
+
+        Raises:
+            Unreadable: it does.
+        """
+        is_broken = attempts is None or any(attempt.error for attempt in attempts)
+        if is_broken and reader.text.find(self.openers[0], stop) >= 0:
+            place = open_string(reader.text, begin, stop)
+            if place >= 0:
+                raise Unreadable("unclosed", "the message ends inside a string", place, end=len(reader.text))
 
     def _is_complete(self, reader: Reader, inside: tuple[int, int], begin: int) -> bool:
         """Return whether a list without its closer was written to its end."""

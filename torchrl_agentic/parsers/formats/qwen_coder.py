@@ -73,7 +73,7 @@ class Qwen3CoderParser(XMLParamsParser):
             ValueError: the format cannot say it.
         """
         for name in (call.tool, *call.args):
-            if name != name.strip() or not name or ">" in name or "\n" in name:
+            if name != name.strip() or not name or _NAME.fullmatch(f"{name}>") is None:
                 raise ValueError(f"the format cannot hold the name {name!r}")
         values = "".join(
             f"{self.parameter}{name}>{self.wrapped(self.raw(name, value))}{self.parameter_end}\n"
