@@ -77,7 +77,7 @@ HERMES: list[Row] = [
     ('<tool_call>\n{"name": "f", "arguments": {"a": 1}', [f"unclosed: {END}"]),
     (f"<tool_call>\n{P}", [G]),
     (f"<tool_call>\n{P}\n", [G]),
-    (f"<tool_call>\n{P}\n</tool_ca", ["extra_data: </tool_ca"]),
+    (f"<tool_call>\n{P}\n</tool_ca", [G], {"rest": "\n</tool_ca"}),
     (T(P) + '\n<tool_call>\n{"name": "f", "argu', [G, f"unclosed: {END}"]),
     (J('{"a": "on').replace('}\n<', '\n<'), ["invalid_json: invalid JSON"]),
     # openers and closers

@@ -79,8 +79,16 @@ def test_history_mode_where_nobody_knows_the_tokenizer(format):
         assert steering(family, attacked) == steering(family, plain), family
 
 
-@pytest.mark.parametrize("format", list(PARSERS))
-@pytest.mark.parametrize("family", MARKER_SETS)
+PAIRS = [
+    (format, family)
+    for row, format in enumerate(PARSERS)
+    for column, family in enumerate(MARKER_SETS)
+    if format == "hermes" or (row + column) % 7 == 0
+]
+"""Each format with some families, each family with some formats; the test above has all of both."""
+
+
+@pytest.mark.parametrize(("format", "family"), PAIRS)
 def test_with_a_turn_tokenizer(format, family):
     tokenizer = marker_tokenizer(family)
     name, text = written(format, tokenizer)

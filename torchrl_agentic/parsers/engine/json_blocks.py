@@ -75,7 +75,9 @@ class JSONTextParser(TextParser):
         if (yield from reader.which((self.closer,), after)):
             return after + len(self.closer), ()
         following = (*self.openers, *filter(None, self.section[1:]), *self.turn_end)
-        is_cut_off = self.closer.startswith(reader.text[after:])  # nothing of it has come, or a part
+        rest = reader.text[after:]
+        part = rest != self.closer and self.closer not in reader.exact and self.closer.startswith(rest)
+        is_cut_off = not rest or part  # a closer that is a token cannot come in part
         if is_cut_off or (yield from reader.which(following, after)):
             return end, ("unclosed_tag",)
         raise Unreadable("extra_data", f"after its JSON comes something else than {self.closer}", after)
