@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from parsed import seen
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.parsers import get_parser
@@ -25,10 +26,6 @@ TEMPLATE = {
         "content": {"content": "text"},
     },
 }
-
-
-def seen(result):
-    return [call.error.code if call.error else (call.tool, call.args) for call in result.calls]
 
 
 class Engine(EngineParser):

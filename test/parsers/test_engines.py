@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from parsed import seen
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import PARSERS, get_parser
@@ -41,10 +42,6 @@ ENGINES = [
     *(f"sglang:{name}" for name in ("lfm2", "pythonic", "minimax-m2")),
 ]
 BROKEN = ["hermes", "qwen3_coder", "deepseek_v31", "kimi_k2", "glm45", "minimax_m2"]
-
-
-def seen(result):
-    return [call.error.code if call.error else (call.tool, dict(call.args)) for call in result.calls]
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -4,6 +4,7 @@ import random
 import re
 
 import pytest
+from parsed import seen
 
 from torchrl_agentic import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -18,10 +19,6 @@ GO = f"<|tool_call>call:go{{to:{Q}Rome{Q}}}<tool_call|>"
 
 def wrapped(body, name="f"):
     return f"<|tool_call>call:{name}{{{body}}}<tool_call|>"
-
-
-def seen(result):
-    return [call.error.code if call.error else (call.tool, dict(call.args)) for call in result.calls]
 
 
 @pytest.mark.parametrize(

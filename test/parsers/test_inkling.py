@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from parsed import seen
 
 from torchrl_agentic import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -21,10 +22,6 @@ def call(body='{"name": "f", "args": {"a": 1}}', header="f"):
 
 def thought(text):
     return f"<|message_model|><|content_thinking|>{text}<|end_message|>"
-
-
-def seen(result):
-    return [call.error.code if call.error else (call.tool, dict(call.args)) for call in result.calls]
 
 
 def test_blocks_of_every_kind_follow_each_other():

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from parsed import seen
 
 from torchrl_agentic import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -25,10 +26,6 @@ def call(body="", name="f"):
 
 def section(*calls):
     return f"<|open|>tools<|sep|>{''.join(calls)}<|close|>tools<|sep|>"
-
-
-def seen(result):
-    return [call.error.code if call.error else (call.tool, dict(call.args)) for call in result.calls]
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,13 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from parsed import seen
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import HermesParser, JSONBlockParser, TextDelta, get_parser
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 F = ("f", {})
-
-
-def seen(result):
-    return [call.error.code if call.error else (call.tool, call.args) for call in result.calls]
 
 
 @pytest.mark.parametrize("text", ["hello[1][TOOL_CALLS]", "hello{1}[TOOL_CALLS]", "[TOOL_CALLS][TOOL_CALLS]"])
