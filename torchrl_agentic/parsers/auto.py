@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
 from torchrl_agentic.parsers.engine.attempts import shortened
 from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.reasoning import QUESTION
 from torchrl_agentic.parsers.engine.text import TextParser
 
-_USER = {"role": "user", "content": "hello"}
 _SENTINEL = "sentinel_tool"
 _SCHEMA = {
     "type": "object",
@@ -36,7 +36,7 @@ _EXAMPLES: Mapping[str, JSON] = {
     "integer": 7, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None,
 }  # fmt: skip
 Example: TypeAlias = Literal["full", "plain", "words"]
-_KINDS: tuple[Example, ...] = ("full", "plain", "words")
+_KINDS: tuple[Example, ...] = get_args(Example)
 _MARKUP = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{3,40}\]")
 """The shapes of control tokens and tags."""
 
@@ -131,8 +131,8 @@ def rendered(
         function = {"name": call.tool, "arguments": arguments}
         calls = [{"id": call.call_id, "type": "function", "function": function}]
         try:
-            before = write([_USER])
-            after = write([_USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
+            before = write([QUESTION])
+            after = write([QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             continue
@@ -152,9 +152,9 @@ def rendered(
 
 def _markup(before: str, write: Callable[..., str]) -> frozenset[str]:
     """Return the markup of a conversation whose answer calls nothing."""
-    said = [_USER, {"role": "assistant", "content": "hello"}, _USER]
+    said = [QUESTION, {"role": "assistant", "content": "hello"}, QUESTION]
     texts = [before]
-    for messages, options in ((said, {}), ([_USER], {"add_generation_prompt": True})):
+    for messages, options in ((said, {}), ([QUESTION], {"add_generation_prompt": True})):
         with suppress(Exception):  # templates may refuse what others take
             texts.append(write(messages, **options))
     return frozenset(match[0] for text in texts for match in _MARKUP.finditer(text))
@@ -243,8 +243,8 @@ def _likely(
         found: list[tuple[int, int, int, str]] = []
         for name, make in parsers.items():
             parser = _knowing(make(), tokenizer, template_kwargs)
-            result = parser.parse(answer, tools=tools)
-            if _is_read(result, call) and written.is_whole(parser, result):
+            result = _read(parser, written, call, tools)
+            if result is not None:
                 markers = _markers_seen(parser, answer, tokenizer, template_kwargs)
                 found.append((len(result.text), len(result.calls[0].notes), -markers, name))
         if found:
@@ -330,18 +330,17 @@ def _check_template(
     """Check that a parser reads a call of one tool as a chat template writes it."""
     call = example_call(name, schemas[name])
     full = rendered(tokenizer, call, schemas)
-    if _reads(parser, full, call, schemas):
+    if _read(parser, full, call, schemas) is not None:
         return
     others = [other for other in parsers if other != parser.name]
-    better = next((other for other in others if _reads(parsers[other](), full, call, schemas)), None)
-    if better is None:
+    if all(_read(parsers[other](), full, call, schemas) is None for other in others):
         kinds: Mapping[Example, str] = {
             "plain": "quotes, newlines or null",
             "words": "values that are not words",
         }
         for kind, lost in kinds.items():
             call = example_call(name, schemas[name], kind)
-            if _reads(parser, rendered(tokenizer, call, schemas), call, schemas):
+            if _read(parser, rendered(tokenizer, call, schemas), call, schemas) is not None:
                 message = f"{lost} in a call of {name!r} do not read back"
                 written = shortened(full.answer, 160)
                 warnings.warn(f"{message}: the chat template writes it as {written}", stacklevel=3)
@@ -349,10 +348,12 @@ def _check_template(
     raise Mismatch(_reason(parser, name, full.answer, tokenizer, parsers))
 
 
-def _reads(parser: ToolCallParser, written: Rendered, call: ParsedCall, tools: Mapping[str, Fields]) -> bool:
-    """Return whether a parser finds the call that was written, with its values, and leaves no markup over."""
+def _read(
+    parser: ToolCallParser, written: Rendered, call: ParsedCall, tools: Mapping[str, Fields]
+) -> ParseResult | None:
+    """Read the call that a template wrote; return None if its values differ, or markup is left over."""
     result = parser.parse(written.answer, tools=tools)
-    return _is_read(result, call) and written.is_whole(parser, result)
+    return result if _is_read(result, call) and written.is_whole(parser, result) else None
 
 
 def _reason(

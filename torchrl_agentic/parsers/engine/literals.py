@@ -16,16 +16,15 @@ _WORD = re.compile(r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+")
 _NUMBER = re.compile(
     r"[-+]?(?:(?:0|[1-9][0-9_]*+)(?:\.[0-9_]*+)?+|\.[0-9][0-9_]*+)(?:[eE][-+]?[0-9]++)?+(?![\w.])"
 )
-_STRINGS = {
-    quote: re.compile(body, re.DOTALL)
-    for quote, body in (
-        ("'", r"'((?:[^'\\\n]|\\.)*+)'"),
-        ('"', r'"((?:[^"\\\n]|\\.)*+)"'),
-        # Without a possessive group: Python before 3.11.5 loses matches of those that look ahead (gh-106052).
-        ("'''", r"'''([^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*)'''"),
-        ('"""', r'"""([^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*)"""'),
-    )
+STRING_BODIES = {
+    "'": r"(?:[^'\\\n]|\\.)*+",
+    '"': r'(?:[^"\\\n]|\\.)*+',
+    # Without a possessive group: Python before 3.11.5 loses matches of those that look ahead (gh-106052).
+    "'''": r"[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*",
+    '"""': r'[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*',
 }
+"""Quotes of Python's strings → the pattern of the text between them."""
+_STRINGS = {quote: re.compile(f"{quote}({body}){quote}", re.DOTALL) for quote, body in STRING_BODIES.items()}
 _ESCAPE = re.compile(
     r"\\(?:\r?\n|[\\'\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^{}]+\})"
 )
@@ -111,7 +110,7 @@ class LiteralReader:
         return self.skip(at + len(sign))
 
     def _closed_string(self, at: int) -> re.Match[str] | None:
-        """Match the string whose quote opens at a place, with what stands in it as its group."""
+        """Match the string that opens at a place; its group is the text between the quotes."""
         quote = self._text[at]
         return _STRINGS[quote * 3 if self._text.startswith(quote * 3, at) else quote].match(self._text, at)
 

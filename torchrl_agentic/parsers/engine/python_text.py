@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 
+from torchrl_agentic.parsers.engine.literals import STRING_BODIES
 from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of, finish
 
 _SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _NEAR = 1000
-_IN_STRING = {
-    quote: re.compile(body, re.DOTALL)
-    for quote, body in (
-        ("'", r"(?:[^'\\\n]|\\.)*+"),
-        ('"', r'(?:[^"\\\n]|\\.)*+'),
-        # Without a possessive group: Python before 3.11.5 loses matches of those that look ahead (gh-106052).
-        ("'''", r"[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*"),
-        ('"""', r'[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*'),
-    )
-}
+_IN_STRING = {quote: re.compile(body, re.DOTALL) for quote, body in STRING_BODIES.items()}
 
 
 def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:

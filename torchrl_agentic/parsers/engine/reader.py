@@ -217,7 +217,7 @@ class Reader:
         return found
 
     def _seek_far(self, marker: str, start: int) -> int:
-        """Give the place of a marker in a long text, or -1.
+        """Return the place of a marker in a long text, or -1.
 
         Prose and values mostly lack even the first character of markers, which is found much faster.
         """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-_USER = {"role": "user", "content": "hello"}
+QUESTION = {"role": "user", "content": "hello"}
+"""The message with which chat templates are tried."""
 
 
 def generation_prompt(tokenizer: Any, **template_kwargs: Any) -> str:
@@ -19,7 +20,7 @@ def generation_prompt(tokenizer: Any, **template_kwargs: Any) -> str:
     """
 
     def write(**options: Any) -> str:
-        return tokenizer.apply_chat_template([_USER], tokenize=False, **template_kwargs, **options)
+        return tokenizer.apply_chat_template([QUESTION], tokenize=False, **template_kwargs, **options)
 
     before, with_prompt = write(add_generation_prompt=False), write(add_generation_prompt=True)
     return with_prompt[len(before) :] if with_prompt.startswith(before) else with_prompt
@@ -42,5 +43,5 @@ def opens_thought(tokenizer: Any, think: tuple[str, str], **template_kwargs: Any
         return False
     try:
         return is_open(generation_prompt(tokenizer, **template_kwargs), think)
-    except Exception:
+    except Exception:  # templates raise what they like, and one that fails opens nothing
         return False

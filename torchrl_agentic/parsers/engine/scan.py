@@ -479,11 +479,11 @@ class TextScanner(ToolCallParser):
     @cached_property
     def _ends_prose(self) -> tuple[str, ...]:
         """The markers that end text in a section, those of thoughts and turns included."""
-        markers = (*self._watched, *self.thinks.values())
+        markers = (*self._watched, *self._think_ends)
         return tuple(marker for marker in markers if marker and marker not in FENCES)
 
     def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
-        """Say what stands in a section at `start` in place of a call.
+        """Raise the error for a section that holds something else than a call at `start`.
 
         Raises:
             Unreadable: always.

@@ -112,6 +112,19 @@ class XMLParamsParser(TextParser):
         raise Unreadable("wrong_dialect", "here each argument has a tag of its own", at)
         yield
 
+    def past_closer(self, reader: Reader, end: int, *, tool: str = "") -> Steps[int]:
+        """Step: return the place behind the closer, which has to follow JSON that ends at `end`.
+
+        Raises:
+            Unreadable: Something else follows, or nothing.
+        """
+        after = yield from reader.skip(end)
+        if not (yield from reader.which((self.closer,), after)):
+            code = "unclosed" if after == len(reader.text) else "extra_data"
+            reason = f"after its JSON comes something else than {self.closer}"
+            raise Unreadable(code, reason, after, tool=tool)
+        return after + len(self.closer)
+
     def _value_end(
         self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
     ) -> Steps[tuple[int, int, bool]]:

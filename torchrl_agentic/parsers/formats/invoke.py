@@ -181,11 +181,7 @@ class DeepSeekV32Parser(InvokeParser):
         """Step: read arguments that are one JSON object."""
         value, end = yield from reader.json(at, (self.closer,))
         args, notes = read_arguments(value, self.limits)
-        after = yield from reader.skip(end)
-        if not (yield from reader.which((self.closer,), after)):
-            code = "unclosed" if after == len(reader.text) else "extra_data"
-            raise Unreadable(code, f"after its JSON comes something else than {self.closer}", after)
-        return Attempt(args=args, notes=notes), after + len(self.closer)
+        return Attempt(args=args, notes=notes), (yield from self.past_closer(reader, end))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""

@@ -49,13 +49,9 @@ class K2HorizonParser(GLM45Parser):
             return (yield from super().read(reader, start))
         value, end = yield from reader.json(at, (self.closer,))
         attempt = read_call(value, limits=self.limits)
-        after = yield from reader.skip(end)
-        if not (yield from reader.which((self.closer,), after)):
-            code = "unclosed" if after == len(reader.text) else "extra_data"
-            reason = f"after its JSON comes something else than {self.closer}"
-            raise Unreadable(code, reason, after, tool=attempt.tool)
-        reader.add(attempt, start, after + len(self.closer))
-        return after + len(self.closer)
+        end = yield from self.past_closer(reader, end, tool=attempt.tool)
+        reader.add(attempt, start, end)
+        return end
 
     def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
         """Step: read the type of an argument, if it is there; `array[string]` and its like are no strings."""
