@@ -1,7 +1,7 @@
 """Calls of LFM2 and LFM2.5: raw strings as the newer chat template writes them, JSON, missing end tags."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import ParsedCall
@@ -81,18 +81,21 @@ PIECES = (
 
 @settings(deadline=None)
 @given(values=st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=2, max_size=2))
+@example(values=["'), print('a')", ""])
 def test_a_raw_string_is_read_right_or_noted_or_an_error(values):
+    """A call that is also valid Python, such as one that the string itself closes, is read as Python."""
     wanted = {"code": values[0] + "\n'", "path": values[1]}
     text = as_template(("f", wanted))
     listed = text.removeprefix("<|tool_call_start|>").removesuffix("<|tool_call_end|>")
     by_python = get_parser("pythonic").parse(listed, tools={"f": {}}).calls
-    assume(any(call.error for call in by_python))  # that reading comes first
+    as_python = [(call.tool, call.args) for call in by_python if not call.error]
+    assume(len(as_python) < len(by_python))  # that reading comes first
     for tools in (None, {"f": {"properties": {"code": TEXT, "path": TEXT}}}):
         result = LFM2.parse(text, tools=tools)
         assert in_pieces(text, 3, tools) == result
         assert result.calls
         for call in result.calls:
-            assert call.error or "raw_string" in call.notes
+            assert call.error or "raw_string" in call.notes or (call.tool, call.args) in as_python
 
 
 @settings(deadline=None)

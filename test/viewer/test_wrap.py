@@ -1,6 +1,6 @@
 """Text of any kind becomes lines that fit the screen, and loses nothing."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -30,6 +30,7 @@ def test_paints_change_styles_and_no_text(text: str, one: int, other: int):
 
 
 @given(_hostile, st.integers(1, 40))
+@example("⺀0000", 8)
 def test_a_title_is_cut_to_its_width(text: str, width: int):
     line = fit([(text, "a"), (text, "b")], width)
     assert cell_len(plain(line)) <= width

@@ -110,7 +110,10 @@ def fit(pieces: Iterable[Piece], width: int) -> Line:
         shown = printable(text[: 4 * width])
         cells = cell_len(shown)
         if cells > room or len(text) > 4 * width:
-            found.append((shown[: _reach(shown, 0, room - 1)] + "…" if room > 1 else "…"[:room], style))
+            stop = _reach(shown, 0, room - 1) if room > 1 else 0
+            if cell_len(shown[:stop]) >= room:  # `_reach` takes one character that is too wide
+                stop = 0
+            found.append((shown[:stop] + "…"[:room], style))
             return tuple(found)
         found.append((shown, style))
         room -= cells
