@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rig import bare, rig
+
+from benchmarks.rig import bare, rig
 
 Benchmark = Callable[..., Any]
 CALLS = 3

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from formats_table import with_table
 
+from scripts.formats_table import with_table
 from torchrl_agentic.parsers import ALIASES, PARSERS
 from torchrl_agentic.parsers.registry import FORMATS
 

@@ -1,7 +1,7 @@
 """Interactions from YAML, as verl's files name them."""
 
 import pytest
-from interactions.users import Clerk, Shopper
+from helpers.users import Clerk, Shopper
 
 from torchrl_agentic import Message
 from torchrl_agentic.interactions import (

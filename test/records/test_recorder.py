@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.records_of import record, records, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_of import record, records, turn
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message, ToolResult, Turn
@@ -30,7 +30,7 @@ from torchrl_agentic.records import (
     as_hook,
     read_records,
 )
-from torchrl_agentic.records.last_run import last_run
+from torchrl_agentic.records.recorder import last_run
 from torchrl_agentic.records.writer import Writer
 
 BOTH = pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
@@ -183,7 +183,7 @@ def test_one_recorder_serves_several_threads(tmp_path: Path):
 WRITE = """
 import sys
 sys.path[:0] = [{here!r}]
-from records_of import turn
+from helpers.records_of import turn
 from torchrl_agentic.records import Recorder
 
 with Recorder({path!r}, suffix={suffix!r}) as recorder:

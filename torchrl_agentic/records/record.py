@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
+from torchrl_agentic.tokens.ledger import TokenLedger
 
 
 @dataclass(frozen=True, slots=True)

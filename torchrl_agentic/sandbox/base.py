@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, Self
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.look_alike import Interface
 from torchrl_agentic.sandbox.inside.files import WORK
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 __all__ = ["CLAIMS", "WORK", "Process", "Sandbox", "SandboxResult", "checked"]
 

@@ -6,18 +6,18 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
-from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.function import FunctionTool
-from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.tool_config.mistakes import ConfigError, nearest
 from torchrl_agentic.tool_config.models import SchemaSection
 from torchrl_agentic.tool_config.options import call, parameters_of
 from torchrl_agentic.tool_config.references import raised_at
 from torchrl_agentic.tool_config.spot import Spot
-from torchrl_agentic.tools.lifecycle import LifecycleTool
-from torchrl_agentic.tools.verl import OpenAIFunctionToolSchema
+from torchrl_agentic.tools.base import Tool, Toolset
+from torchrl_agentic.tools.function import FunctionTool
+from torchrl_agentic.tools.schema import Schema
+from torchrl_agentic.tools.tool_adapter import ensure_tool
+from torchrl_agentic.tools.verl.base_tool import OpenAIFunctionToolSchema
+from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
 
 _OURS = "torchrl_agentic.tools."
 VERL: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
-from torchrl_agentic.tool import Effects, ToolContext, effects_of
+from torchrl_agentic.tools.base import Effects, ToolContext, effects_of
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.encoding import canonical
 
