@@ -12,7 +12,7 @@ from torchrl_agentic.cli.main import app
 from torchrl_agentic.records import TrajectoryRecord, read_records
 from torchrl_agentic.sandbox.bubblewrap import why_not
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 works = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
 CALL = '<tool_call>\n{"name": "say", "arguments": {}}\n</tool_call>'
 YAML = "conversations: [{file}]\ntools: [{tools}]\n{more}"

@@ -114,7 +114,7 @@ def test_without_a_terminal_it_says_what_else_there_is(tmp_path: Path):
 
 def test_verls_command_opens_the_same_viewer(tmp_path: Path):
     write(tmp_path, trajectory("a"))
-    script = Path(__file__).parents[1] / "scripts" / "rollout_viewer.py"
+    script = Path(__file__).parents[2] / "scripts" / "rollout_viewer.py"
     for more, code in (["--text"], 0), ([], 2):
         done, same = (
             subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 from torchrl_agentic.tools.schema import SchemaValidationError, Validator
 from torchrl_agentic.tools.schema_simplify import tidy
 
-SUITE = Path(__file__).parent / "data" / "json_schema_test_suite"
+SUITE = Path(__file__).parents[1] / "data" / "json_schema_test_suite"
 DIALECTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
     "draft2019-09": "https://json-schema.org/draft/2019-09/schema",

@@ -42,7 +42,6 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     return await future
 
 
-T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias, cast
 from urllib.parse import unquote
 
-from torchrl_agentic.messages import JSON
+from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.nesting import TooDeepError, TooManyValuesError, count_values
 
 Schema: TypeAlias = Mapping[str, JSON]
@@ -181,7 +181,8 @@ class _Source:
 
     def has_scope(self, node: JSON) -> bool:
         """Return whether a nested schema has a base URI or a dialect of its own."""
-        return isinstance(node, Mapping) and any(isinstance(node.get(key), str) for key in self.scope_keys)
+        fields = fields_of(node) or {}
+        return any(isinstance(fields.get(key), str) for key in self.scope_keys)
 
     def _fix(self, path: Path) -> None:
         self.keeps_all = True
@@ -247,7 +248,8 @@ class _Tidy:
             depth: How deep it will be in the result.
             inside: Whether it is part of a recursive definition, which is inlined only once.
         """
-        if not isinstance(node, Mapping) or path not in self.source.nodes:
+        fields = fields_of(node)
+        if fields is None or path not in self.source.nodes:
             return node
         self._left -= 1
         inside = inside or path in self.source.recursive
@@ -260,7 +262,8 @@ class _Tidy:
                 for name, child in cast("Schema", value).items():
                     named[name] = self._node((*path, key, name), child, depth + 2, inside=inside)
             elif key in ONE_OR_MANY and isinstance(value, list | tuple):
-                several = plain[key] = []
+                several: list[JSON] = []
+                plain[key] = several
                 for index, child in enumerate(cast("list[JSON]", value)):
                     several.append(self._node((*path, key, str(index)), child, depth + 2, inside=inside))
             elif key in ONE_OR_MANY:
@@ -287,7 +290,7 @@ class _Tidy:
         definition = self._node(target, self.source.nodes[target], depth + 1, inside=inside)
         rest = {key: value for key, value in plain.items() if key != "$ref"}
         if not beside and isinstance(definition, dict):
-            return {**definition, **rest}
+            return {**cast("Schema", definition), **rest}
         if path and not rest:
             return definition
         # At the end of the list, because a reference that is kept may point to an entry before it.

@@ -151,7 +151,7 @@ def _error_class(name: str) -> type[TypeError]:
 
 
 def _is_hashable(hint: Any) -> bool:
-    return getattr(type(hint), "__hash__", None) is not None
+    return hint.__hash__ is not None
 
 
 def _with(kind: str, **inner: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -53,7 +53,8 @@ class DuckTool(Tool):
 
     def check_row(self, row: RowData) -> None:
         """Let the object look at a row, if it does."""
-        getattr(self.target, "check_row", lambda _: None)(row)
+        if check := getattr(self.target, "check_row", None):
+            check(row)
 
 
 class DuckSessionTool(DuckTool):
@@ -233,5 +234,6 @@ def _without(item: Any, names: Sequence[str]) -> list[str]:
 
 async def _call(target: Any, method: str, *args: Any) -> Any:
     """Call a method that may be missing, and await what it returns where that is awaitable."""
-    value = getattr(target, method, lambda *_: None)(*args)
+    found = getattr(target, method, None)
+    value = None if found is None else found(*args)
     return await value if inspect.isawaitable(value) else value

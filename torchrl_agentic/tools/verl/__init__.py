@@ -10,7 +10,7 @@ from torchrl_agentic.tools.verl.base_tool import (
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
     ToolResponse,
-    _process_single_case,
+    _process_single_case,  # pyright: ignore[reportPrivateUsage]
     function_tool,
     process_image,
     process_video,
