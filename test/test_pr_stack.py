@@ -32,10 +32,6 @@ from torchrl_agentic.sandbox import (
     UnsafeSubprocessSandbox,
     default_sandbox,
 )
-<<<<<<< ours
-=======
-from torchrl_agentic.sandbox.tiers import TIERS
->>>>>>> theirs
 from torchrl_agentic.sandbox.forkserver_sandbox import ForkServerSandbox
 from torchrl_agentic.sandbox.tiers import TIERS
 

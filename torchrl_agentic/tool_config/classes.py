@@ -23,9 +23,9 @@ _OURS = "torchrl_agentic.tools."
 VERL: Mapping[str, str] = {
     "verl.tools.sandbox_fusion_tools.SandboxFusionTool": f"{_OURS}sandbox_fusion:SandboxFusionTool",
     "verl.tools.search_tool.SearchTool": f"{_OURS}search:SearchTool",
-    "verl.tools.gsm8k_tool.Gsm8kTool": f"{_OURS}answers:Gsm8kTool",
-    "verl.tools.geo3k_tool.Geo3kTool": f"{_OURS}answers:Geo3kTool",
-    "verl.tools.image_zoom_in_tool.ImageZoomInTool": f"{_OURS}zoom:ImageZoomTool",
+    "verl.tools.gsm8k_tool.Gsm8kTool": f"{_OURS}verl.graders:Gsm8kTool",
+    "verl.tools.geo3k_tool.Geo3kTool": f"{_OURS}verl.graders:Geo3kTool",
+    "verl.tools.image_zoom_in_tool.ImageZoomInTool": f"{_OURS}verl.image_zoom:ImageZoomTool",
 }
 """Verl's tools → ours that do the same; found when they are named."""
 VERL_MCP = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool")

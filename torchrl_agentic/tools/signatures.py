@@ -10,7 +10,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,7 +151,7 @@ def _error_class(name: str) -> type[TypeError]:
 
 
 def _is_hashable(hint: Any) -> bool:
-    return hint.__hash__ is not None
+    return isinstance(hint, Hashable)
 
 
 def _with(kind: str, **inner: dict[str, Any] | None) -> dict[str, Any] | None:

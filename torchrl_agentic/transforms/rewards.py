@@ -156,7 +156,7 @@ class AnswerRewardTransform(Transform):
     Args:
         is_right: answer, right answer → whether they are the same. `same_number`, for GSM8K, compares the
             last numbers, those behind "####" if there are any; `same_mathematics`, for Geometry3K, what is in
-            \boxed{}; both are in `tools.answers`.
+            \boxed{}; both are in `tools.verl.graders`.
         column: of the data set, with the right answer; a tuple leads into another column. None: one of
             `COLUMNS`.
         right: what a right answer is worth.

@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 
 from torchrl_agentic.errors import MissingExtra
-<<<<<<< ours
-from torchrl_agentic.sandbox import Sandbox, tiers
-=======
-from torchrl_agentic.sandbox import Sandbox, default_sandbox
->>>>>>> theirs
+from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.tiers import tiers
 from torchrl_agentic.tools.http import HttpTool, http_client
 from torchrl_agentic.tools.http.http_client import PageReader
@@ -52,15 +48,10 @@ WORKING = [kind for kind, reason in tiers() if reason is None]
 def _only(kinds: list[type[Sandbox]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let these kinds of sandboxes work alone, of those that do."""
     monkeypatch.setattr(
-        tiers,
-        "TIERS",
+        "torchrl_agentic.sandbox.tiers.TIERS",
         [(kind, lambda kind=kind: None if kind in kinds else "switched off") for kind, _ in tiers()],
     )
-<<<<<<< ours
-    tiers.tiers.cache_clear()
-=======
     tiers.cache_clear()
->>>>>>> theirs
     http_client._found.cache_clear()
 
 
@@ -68,11 +59,7 @@ def _only(kinds: list[type[Sandbox]], monkeypatch: pytest.MonkeyPatch) -> None:
 def _forget_tiers() -> Generator[None]:
     """Let the tests behind this one find the sandboxes of the machine; set up first, so ended last."""
     yield
-<<<<<<< ours
-    tiers.tiers.cache_clear()
-=======
     tiers.cache_clear()
->>>>>>> theirs
     http_client._found.cache_clear()
 
 
@@ -82,11 +69,7 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gen
     _only([] if request.param is None else [request.param], monkeypatch)
     yield request.param
     monkeypatch.undo()
-<<<<<<< ours
-    tiers.tiers.cache_clear()
-=======
     tiers.cache_clear()
->>>>>>> theirs
     http_client._found.cache_clear()
 
 
@@ -159,11 +142,7 @@ async def test_without_a_sandbox_one_warning_says_so(
     assert "without a sandbox" in record.getMessage()
     assert "switched off" in record.getMessage()
     http_client._found.cache_clear()
-<<<<<<< ours
-    tiers.tiers.cache_clear()
-=======
     tiers.cache_clear()
->>>>>>> theirs
 
 
 async def test_with_a_sandbox_there_is_no_warning(caplog: pytest.LogCaptureFixture):
