@@ -1,4 +1,4 @@
-"""Write the table of formats from the registry into `docs/howto/formats.md`: `python scripts/formats_table.py`."""
+"""Write the table of formats into `docs/howto/formats.md`: `python scripts/formats_table.py`."""
 
 from pathlib import Path
 

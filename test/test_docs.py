@@ -105,3 +105,8 @@ def test_every_page_is_in_a_table_of_contents():
     }
     pages = {page.removesuffix(".md") for page in PAGES if not page.startswith("..")}
     assert pages - listed == {"index"}
+
+
+def test_cells_of_the_benchmarks_table_are_short():
+    rows = re.findall(r"^\| (.+) \|$", (ROOT / "benchmarks" / "README.md").read_text("utf-8"), re.M)
+    assert [cell for row in rows for cell in row.split(" | ") if len(cell.split()) > 25] == []

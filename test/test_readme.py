@@ -1,4 +1,4 @@
-"""The README is short, its pages exist, and its tables agree with the package. `test_docs.py` runs its programs."""
+"""The README is short, and its tables agree with the package; `test_docs.py` runs its programs."""
 
 import re
 from pathlib import Path
