@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table import rows
+from table import rows
 
 
 def compact(data: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+from rig import bare, blocking_nap, limits, nap, noop
 
-from benchmarks.rig import bare, blocking_nap, limits, nap, noop
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig import message, noop
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
-from benchmarks.rig import message, noop
 from torchrl_agentic import EndTrajectory, Recorder, RecordTransform, ToolCompose
 from torchrl_agentic.records import SUFFIXES, Dump, read_records
 from torchrl_agentic.testing import ScriptedPolicy

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
+from rig import noop
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
-from benchmarks.rig import noop
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, content_text
 from torchrl_agentic.parsers import ToolCallParser

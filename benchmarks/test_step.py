@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from benchmarks.rig import bare, rig
+from rig import bare, rig
 
 Benchmark = Callable[..., Any]
 CALLS = 3

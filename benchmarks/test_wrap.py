@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig import nap, noop
 
-from benchmarks.rig import nap, noop
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.tools import (

@@ -45,7 +45,7 @@ myst_heading_anchors = 3
 default_role = "py:obj"
 autosummary_generate = True
 autosummary_filename_map = {
-    "torchrl_agentic.tools.base": "torchrl_agentic.tools.base-decorator"
+    "torchrl_agentic.tool": "torchrl_agentic.tool-decorator"
 }  # beside Tool
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"

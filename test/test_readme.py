@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from scripts.formats_table import with_table
+from formats_table import with_table
+
 from torchrl_agentic.parsers import ALIASES, PARSERS
 from torchrl_agentic.parsers.registry import FORMATS
 

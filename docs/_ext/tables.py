@@ -12,8 +12,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from table import seconds_in_words
 
-from benchmarks.table import seconds_in_words
 from torchrl_agentic import sandbox
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
