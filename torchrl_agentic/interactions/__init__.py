@@ -11,7 +11,6 @@ from torchrl_agentic.interactions.adapters import (
     as_interaction,
 )
 from torchrl_agentic.interactions.base import Interaction, Reply, in_thread
-from torchrl_agentic.interactions.load import load_interactions
 
 __all__ = [
     "FunctionUser",
@@ -22,5 +21,4 @@ __all__ = [
     "VerlInteraction",
     "as_interaction",
     "in_thread",
-    "load_interactions",
 ]

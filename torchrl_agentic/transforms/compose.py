@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -28,7 +28,6 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
-from torchrl_agentic.tool_config import LoadedTools, load_tools
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.row_data import trajectory_name
 from torchrl_agentic.tools.tool_adapter import ensure_tool
@@ -39,6 +38,9 @@ from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.row_turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
+
+if TYPE_CHECKING:
+    from torchrl_agentic.config import LoadedTools
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +207,8 @@ class ToolCompose(ToolList):
             ConfigError: If the file does not say what it should.
             Exception: Whatever the constructor and `add_toolset` raise.
         """
+        from torchrl_agentic.config import LoadedTools, load_tools  # loads YAML and MCP
+
         loaded = config if isinstance(config, LoadedTools) else load_tools(config)
         if loaded is not config and (others := loaded.beyond_tools()):
             logger.warning("%s: not applied by ToolCompose; add %s", config, ", ".join(others))

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from torchrl_agentic import ClusterRateLimiter, RateLimiter
-from torchrl_agentic.config import (
+from torchrl_agentic.cli.rollout_file import (
     ConfigError,
     ModelConfig,
     RolloutConfig,
@@ -64,11 +64,20 @@ def test_a_function_is_loaded_from_a_file(tmp_path: Path):
     assert make_tools(config, tmp_path)[0](3) == 3
 
 
-@pytest.mark.parametrize("reference", ["mine.py:g", "none.py:f", "no.such:f", "mine.py", "broken.py:f"])
-def test_a_function_that_cannot_be_loaded_is_named(tmp_path: Path, reference: str):
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("mine.py:g", "mine.py:g: .* has no 'g'"),
+        ("none.py:f", "no file 'none.py'"),
+        ("no.such:f", "no.such:f: cannot import"),
+        ("mine.py", "mine.py: .*expected"),
+        ("broken.py:f", "broken.py:f: .*SyntaxError"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_named(tmp_path: Path, reference: str, words: str):
     _write(tmp_path / "mine.py", "def f(x: int) -> int:\n    return x\n")
     _write(tmp_path / "broken.py", "def f(:\n")
-    with pytest.raises(ConfigError, match=reference):
+    with pytest.raises(ConfigError, match=words):
         make_tools(RolloutConfig(conversations=[], tools=[{"function": reference}]), tmp_path)
 
 

@@ -10,15 +10,14 @@ from typing import Any, Literal, TypeGuard, TypeVar
 
 import pydantic
 
+from torchrl_agentic.config import ConfigError, LoadedTools, Location, ToolsConfig, load_config_tools
+from torchrl_agentic.config.document import read_yaml
+from torchrl_agentic.config.sections import read_section
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
 from torchrl_agentic.nesting import read_json
 from torchrl_agentic.rollout.evaluate import Question
 from torchrl_agentic.rollout.replay import Conversation
-from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools
-from torchrl_agentic.tool_config.entries import read_section
-from torchrl_agentic.tool_config.lines import Document, read_yaml
-from torchrl_agentic.tool_config.spot import Spot
 
 
 class ModelConfig(pydantic.BaseModel):
@@ -57,7 +56,7 @@ class RolloutConfig(ToolsConfig):
     per_call_timeout: float | None = 30.0
     per_turn_timeout: float | None = None
     out: str = "rollouts/rollout.jsonl"
-    _document: Document | None = pydantic.PrivateAttr(None)
+    _location: Location | None = pydantic.PrivateAttr(None)
 
     @pydantic.model_validator(mode="after")
     def _asks_or_replays(self) -> RolloutConfig:
@@ -68,7 +67,7 @@ class RolloutConfig(ToolsConfig):
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
             self.tools = ["python", "stop"]
         if "parser" not in self.model_fields_set:
-            formats = [section.format for section in self.multi_turn_sections.values() if section.format]
+            formats = [section.format for section in self.multi_turn_sections().values() if section.format]
             self.parser = formats[-1] if formats else self.parser
         return self
 
@@ -86,12 +85,11 @@ def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
     if path.suffix not in (".yaml", ".yml"):
         name = [path.name]
         return RolloutConfig(questions=name, model=model) if model else RolloutConfig(conversations=name)
-    document = read_yaml(path)
-    data = document.data
+    data, location = read_yaml(path)
     if model is not None and isinstance(data, dict):
         data = {**data, "model": model.model_dump(exclude_unset=True)}
-    config = read_section(RolloutConfig, data, Spot(path.parent, document))
-    config._document = document
+    config = read_section(RolloutConfig, data, location)
+    config._location = location
     return config
 
 
@@ -103,7 +101,7 @@ def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
     Raises:
         ConfigError: an entry names no tool, its options do not fit, or a limiter refuses its arguments.
     """
-    return load_config_tools(config, Spot(folder, config._document))
+    return load_config_tools(config, config._location or Location(folder))
 
 
 def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
