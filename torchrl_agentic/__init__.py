@@ -75,6 +75,7 @@ __all__ = [
     "Interaction",
     "JsonPart",
     "LifecycleTool",
+    "LoadedTools",
     "MCPServerConfig",
     "MCPToolset",
     "Message",

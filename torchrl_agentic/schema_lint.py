@@ -27,9 +27,9 @@ _PYTHON: Mapping[str, type | tuple[type, ...]] = {
 _KEYWORDS = frozenset((
     *ONE_OR_MANY, *BY_NAME, *ANNOTATIONS, "type", "enum", "const", "required", "format", "pattern", "minimum",
     "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "minItems",
-    "maxItems", "uniqueItems", "minProperties", "maxProperties", "nullable", "$ref", "$id", "$schema", "$anchor",
-    "strict", "minContains", "maxContains", "dependentRequired", "contentEncoding", "contentMediaType", "example",
-    "discriminator",
+    "maxItems", "uniqueItems", "minProperties", "maxProperties", "nullable", "$ref", "$id", "$schema",
+    "$anchor", "strict", "minContains", "maxContains", "dependentRequired", "contentEncoding",
+    "contentMediaType", "example", "discriminator",
 ))  # fmt: skip
 _OPEN = frozenset(("anyOf", "oneOf", "allOf", "$ref", "if", "patternProperties", "additionalProperties"))
 """Keywords that may declare properties elsewhere."""
@@ -66,8 +66,8 @@ def lint(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
         schema: The JSON Schema of an object.
 
     Returns:
-        A corrected copy, and the findings in the order of the schema. Findings are misspelt keywords, required
-        properties that do not exist, enum values of another type, and everything that is not JSON Schema.
+        A corrected copy, and the findings in the order of the schema: misspelt keywords, required properties
+        that do not exist, enum values of another type, and everything that is not JSON Schema.
     """
     schema = copy.deepcopy(dict(schema))
     findings: list[Finding] = []
@@ -129,12 +129,13 @@ def _check_whole(schema: dict[str, Any]) -> Iterator[Finding]:
         Validator(schema)
     except jsonschema_rs.ValidationError as error:
         path = tuple(map(str, error.instance_path))
-        is_named = len(path) > 1 and path[-2] in BY_NAME
-        expected = _EXPECTED["items"] if is_named else _EXPECTED.get(path[-1] if path else "")
+        above, last = ("", "", *path)[-2:]
+        is_named = above in BY_NAME
+        expected = _EXPECTED["items"] if is_named else _EXPECTED.get(last)
         message = error.message
         if expected:
             meant = meant_types(str(error.instance)) or ""
-            hint = _nearest(meant, TYPES) if path[-1] == "type" and not is_named else ""
+            hint = _nearest(meant, TYPES) if last == "type" and not is_named else ""
             message = f"expected {expected}; got {shorten(error.instance)}{hint}"
         yield Finding(path, message)
     except ValueError as error:

@@ -6,5 +6,6 @@ from torchrl_agentic.config.loader import LoadedTools, load_config_tools, load_t
 from torchrl_agentic.config.sections import ToolsConfig
 
 __all__ = [
-    "ConfigError", "LoadedTools", "Location", "ToolsConfig", "load_config_tools", "load_interactions", "load_tools",
+    "ConfigError", "LoadedTools", "Location", "ToolsConfig", "load_config_tools", "load_interactions",
+    "load_tools",
 ]  # fmt: skip

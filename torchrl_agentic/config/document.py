@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import yaml
 
 from torchrl_agentic.nesting import MAX_DEPTH, count_values
+from torchrl_agentic.tools.schema import shorten
 
 Steps = tuple[str, ...]
 MAX_VALUES = 200_000
@@ -65,48 +66,42 @@ class Location:
         if found := [path.resolve() for path in tried if path.is_file()]:
             return found[0]
         folders = " or ".join(dict.fromkeys(str(path.parent.resolve()) for path in tried))
-        self.fail(f"no file {name!r}: there is no {tried[0].name} in {folders}")
+        raise ConfigError(f"{self}: no file {name!r}: there is no {tried[0].name} in {folders}")
 
 
 class _Mistake(yaml.MarkedYAMLError):
-    def __init__(self, message: str, node: yaml.Node) -> None:
+    def __init__(self, message: str, node: Any) -> None:
         super().__init__(None, None, message, node.start_mark)
 
 
 class _Loader(_FastLoader):
     """Refuses keys that are duplicate or not strings; replaces `${oc.env:NAME,default}` as OmegaConf does."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.flattened: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if id(node) in self.flattened:
+    def flatten_mapping(self, node: Any) -> None:
+        if hasattr(node, "is_flat"):
             return
-        self.flattened.add(id(node))
+        node.is_flat = True
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
-                met = (
-                    f"; YAML reads {key.value!r} as another type: quote it"
-                    if isinstance(key.value, str)
-                    else ""
+                raise _Mistake(
+                    f"a key must be a string; quote {shorten(key.value)!r}, which YAML reads otherwise", key
                 )
-                raise _Mistake(f"a key must be a string{met}", key)
             if key.value in lines:
                 raise _Mistake(
                     f"duplicate key {key.value!r}, first in line {lines[key.value]}; remove one", key
                 )
             lines[key.value] = key.start_mark.line + 1
-        super().flatten_mapping(node)
+        _FastLoader.flatten_mapping(self, node)
 
-    def construct_scalar(self, node: yaml.Node) -> Any:
+    def construct_scalar(self, node: Any) -> Any:
         def variable(found: re.Match[str]) -> str:
-            if (value := os.environ.get(found[1], found[2])) is None:
+            default: str | None = found[2]
+            if (value := os.environ.get(found[1], default)) is None:
                 raise _Mistake(f"the environment variable {found[1]!r} is not set; set it", node)
             return value
 
-        value = super().construct_scalar(node)
+        value = _FastLoader.construct_scalar(self, node)
         return _ENVIRONMENT.sub(variable, value) if isinstance(value, str) else value
 
 
@@ -128,7 +123,8 @@ def read_yaml(path: str | Path) -> tuple[Any, Location]:
         raise ConfigError(f"{path}: no such file")
     try:
         text, depth = path.read_text("utf-8"), 0
-        for event in yaml.parse(text, _Loader):  # before nodes are composed, by recursion in C
+        # Composing nodes recurses in C: bound the depth before.
+        for event in cast("Any", yaml).parse(text, _Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise ConfigError(
@@ -170,7 +166,8 @@ def _explain(error: yaml.MarkedYAMLError, path: Path) -> str:
     is_indentation = "mapping values" in problem or "<block" in problem
     hint = "; indent with spaces, not with a tab" if "'\\t'" in problem else "; check the indentation"
     message = problem if isinstance(error, _Mistake) else f"not YAML: {problem}"
-    return f":{error.problem_mark.line + 1}: {message}{hint if is_indentation or 'tab' in hint else ''}"
+    line = error.problem_mark.line + 1 if error.problem_mark else 1
+    return f":{line}: {message}{hint if is_indentation or 'tab' in hint else ''}"
 
 
 def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pydantic
 
@@ -28,12 +28,12 @@ class _Interactions(Section):
 def load_interactions(path: str | Path) -> dict[str, Interaction]:
     """Create the interactions of a file: `interaction: [{name?, class_name, config?}, …]`.
 
-    A class in verl's form gets `config` as one mapping, with the name in it; an `Interaction` gets its entries as
-    arguments. The default name is that of the class without `Interaction`, in lower case.
+    A class in verl's form gets `config` as one mapping, with the name in it; an `Interaction` gets its
+    entries as arguments. The default name is that of the class without `Interaction`, in lower case.
 
     Args:
-        path: The file. A `class_name` is `package.module.Class` or `file.py:Class`; verl's `Gsm8kInteraction` is
-            replaced by ours.
+        path: The file. A `class_name` is `package.module.Class` or `file.py:Class`; verl's
+            `Gsm8kInteraction` is replaced by ours.
 
     Returns:
         The interactions by name.
@@ -55,7 +55,7 @@ def load_interactions(path: str | Path) -> dict[str, Interaction]:
             made[name] = (
                 kind(**config)
                 if issubclass(kind, Interaction)
-                else as_interaction(kind(config={"name": name, **config}), name=name)
+                else as_interaction(cast("Any", kind)(config={"name": name, **config}), name=name)
             )
         except TypeError as error:
             where.fail(f"{entry.class_name}: {error}")

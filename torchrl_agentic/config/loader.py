@@ -109,7 +109,7 @@ class ConfiguredToolset(Toolset):
 
     toolset: Toolset
     source: str
-    names: dict[str, tuple[object, object]]
+    names: dict[str, tuple[object, object]] = field(repr=False)
     wanted: frozenset[str] | None = None
     required: Mapping[str, Location] = field(default_factory=dict[str, Location])
 
@@ -148,6 +148,11 @@ class ConfiguredToolset(Toolset):
     async def refresh(self) -> Sequence[Tool]:
         """Return the selected tools of those that the toolset offers now."""
         return self._chosen([ensure_tool(tool) for tool in await self.toolset.refresh()])
+
+    def select(self, names: Iterable[str], required: Mapping[str, Location]) -> ConfiguredToolset:
+        """Return a toolset that offers no other names, and must offer the required ones."""
+        wanted = frozenset(names) if self.wanted is None else self.wanted & frozenset(names)
+        return replace(self, wanted=wanted, required={**self.required, **required})
 
     def _chosen(self, tools: Sequence[Tool]) -> list[Tool]:
         return [tool for tool in tools if self.wanted is None or tool.name in self.wanted]
@@ -255,18 +260,9 @@ def _selected(part: _Part, names: Sequence[str] | None, location: Location) -> _
     if required and not part.toolsets:
         name, where = next(iter(required.items()))
         where.fail(f"no tool {name!r} to select{nearest(name, known)} (tools: {', '.join(known)})")
-    return replace(
-        part,
-        sources=[source for source in part.sources if source.tool.name in names],
-        toolsets=[
-            replace(
-                toolset,
-                wanted=frozenset(names) & (toolset.wanted or frozenset(names)),
-                required=required if len(part.toolsets) == 1 else toolset.required,
-            )
-            for toolset in part.toolsets
-        ],
-    )
+    alone = required if len(part.toolsets) == 1 else {}
+    sources = [source for source in part.sources if source.tool.name in names]
+    return replace(part, sources=sources, toolsets=[each.select(names, alone) for each in part.toolsets])
 
 
 def _config_part(config: ToolsConfig, location: Location, shared: _Shared) -> _Part:
@@ -346,15 +342,12 @@ def _toolset(toolset: Toolset, location: Location, source: str, shared: _Shared)
 
 def _entry_part(entry: Any, location: Location, shared: _Shared) -> _Part:
     """Return the tools of one entry of `tools`."""
-    if isinstance(entry, str):
-        entry = {entry: None}
-    if not isinstance(entry, dict) or not entry:
+    if not isinstance(entry, str | dict) or not entry:
         location.fail(f"expected the name of a tool, 'name: {{options}}' or 'class_name: …'; got {entry!r}")
-    (kind, options), *others = entry.items()
-    if any(
-        key in ClassSection.model_fields or nearest(key, ["class_name"]) for key in entry.keys() - {"mcp"}
-    ):
-        return _class_part(read_section(ClassSection, entry, location), location, shared)
+    fields = cast("dict[str, Any]", {entry: None} if isinstance(entry, str) else entry)
+    if fields.keys() & {"class_name", "config", "tool_schema"} or nearest("class_name", fields):
+        return _class_part(read_section(ClassSection, fields, location), location, shared)
+    (kind, options), *others = fields.items()
     if others:
         message = f"unexpected key {others[0][0]!r} next to {kind!r}; indent the options of {kind!r} further"
         location.at(others[0][0]).fail(f"{message}, or begin another tool with '- '")

@@ -180,7 +180,7 @@ class ToolsConfig(FilesSection):
 
     def multi_turn_sections(self) -> dict[tuple[str, ...], MultiTurnSection]:
         """Return the `multi_turn` sections by the keys that lead to them; every trainer has one."""
-        found = {("multi_turn",): self.multi_turn}
+        found: dict[tuple[str, ...], MultiTurnSection | None] = {("multi_turn",): self.multi_turn}
         if self.actor_rollout_ref is not None:
             rollout = self.actor_rollout_ref.rollout or RolloutSection()
             found["actor_rollout_ref", "rollout", "multi_turn"] = rollout.multi_turn or MultiTurnSection()
@@ -214,7 +214,8 @@ def _mistake(item: Any, model: Model, location: Location) -> str:
     for step in steps[:-1] if kind == "extra_forbidden" else steps:
         model = _section_of(model, step) or model
     if kind == "model_type":
-        return f"{where}: expected a mapping with keys of {', '.join(model.model_fields)}; got {shorten(item['input'])}"
+        keys = ", ".join(model.model_fields)
+        return f"{where}: expected a mapping with keys of {keys}; got {shorten(item['input'])}"
     is_elsewhere = any(
         steps[-1] in other.model_fields for other in (ClassSection, MCPSettings, MultiTurnSection)
     )

@@ -59,8 +59,8 @@ _OBJECTS = ("repl", "sandbox", "patience", "files", "clock", "call_later", "over
 """Arguments that no YAML value can be."""
 _LIFECYCLE = ("create", "execute", "calc_reward", "release")
 _EXPECTED = (
-    "expected a subclass of torchrl_agentic.Tool or Toolset, a class with name, description, input_schema and "
-    f"run, or one with async {', '.join(_LIFECYCLE)} as verl's BaseTool"
+    "expected a subclass of torchrl_agentic.Tool or Toolset, a class with name, description, input_schema "
+    f"and run, or one with async {', '.join(_LIFECYCLE)} as verl's BaseTool"
 )
 
 
@@ -240,7 +240,7 @@ def parameters_of(kind: Callable[..., Any]) -> tuple[Mapping[str, Any], bool]:
 def create(
     kind: Any, options: Mapping[str, Any], location: Location, given: Mapping[str, Any] | None = None
 ) -> Any:
-    """Call a class with the options of a file, after a check of their names and types, and with `given` ones."""
+    """Call a class with the options of a file, after a check of their names and types, and with `given`."""
     given = given or {}
     named, takes_others = parameters_of(kind)
     known = [name for name in named if name not in _OBJECTS and name not in given]
