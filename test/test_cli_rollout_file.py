@@ -138,7 +138,7 @@ def test_rows_of_verls_data_sets_are_questions(tmp_path: Path, suffix: str):
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path):
     (tmp_path / "rows.parquet").write_text("PAR")
     config = load_config(tmp_path / "rows.parquet", ModelConfig(path="tiny"))
-    with pytest.raises(ConfigError, match=r"rows\.parquet: no Parquet file"):
+    with pytest.raises(ConfigError, match=r"rows\.parquet: not a Parquet file"):
         load_questions(config, tmp_path)
 
 

@@ -40,6 +40,16 @@ def test_classes_are_made_with_their_configuration(tmp_path):
     assert [name_of(item) for item in found.values()] == list(found)
 
 
+def test_a_class_of_a_file_is_found(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torchrl_agentic.interactions import ScriptedUser\n"
+        "class QuietInteraction(ScriptedUser):\n    pass\n"
+    )
+    found = load_interactions(written(tmp_path, "interaction: [{class_name: 'mine.py:QuietInteraction'}]"))
+    assert list(found) == ["quiet"]
+    assert isinstance(found["quiet"], ScriptedUser)
+
+
 async def test_verls_user_of_gsm8k_is_found_by_its_name_and_judges_answers(tmp_path):
     text = "interaction: [{class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, config: {}}]"
     (user,) = load_interactions(written(tmp_path, text)).values()

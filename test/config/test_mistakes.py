@@ -125,6 +125,7 @@ MISTAKES = {
         3,
         ["a key must be a string", "'on'", "quote"],
     ),
+    "a date that does not exist": ("tools:\n- python: {x: 2001-99-99}\n", 2, ["cannot read '2001-99-99'"]),
     "an unknown anchor": ("tools: [*a]\n", 1, ["not YAML", "undefined alias"]),
     "nothing": ("# nothing\n", 1, ["empty", "expected keys, such as 'tools:"]),
     "a list": ("- stop\n", 1, ["expected a mapping with keys of", "tools", "got ['stop']"]),
@@ -362,6 +363,14 @@ def test_anchors_that_multiply_are_refused(tmp_path: Path):
     lines += [f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     (tmp_path / "c.yaml").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match=r"c\.yaml: more than 200000 values"):
+        load_tools(tmp_path / "c.yaml")
+
+
+def test_merges_that_multiply_are_refused(tmp_path: Path):
+    lines = ["a: &a0 {x: 1}"]
+    lines += [f"b{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
+    (tmp_path / "c.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"c\.yaml:\d+: merges more than"):
         load_tools(tmp_path / "c.yaml")
 
 

@@ -350,6 +350,13 @@ def test_bounds_of_servers_and_what_becomes_of_changes_reach_them(servers: Path)
         _load(servers, MCP_CLASS.replace("timeout: 60", "on_change: ask"))
 
 
+def test_toolsets_of_servers_travel_to_other_processes(servers: Path):
+    loaded = _load(servers, f"tools: [python]\nmcp_servers_config_path: servers.json\n{SELECTED}")
+    again = pickle.loads(pickle.dumps(loaded.toolsets))
+    assert [toolset.source for toolset in again] == [toolset.source for toolset in loaded.toolsets]
+    assert again[0].names is again[1].names
+
+
 def test_what_the_only_server_does_not_offer_cannot_be_selected(servers: Path):
     listed = json.loads((servers / "servers.json").read_text())["mcpServers"]
     (servers / "servers.json").write_text(json.dumps({"mcpServers": {"books": listed["books"]}}))
@@ -369,8 +376,8 @@ def test_a_tool_of_a_server_and_another_of_its_name_are_named_with_the_file_of_s
 
 def test_a_mistake_in_the_file_of_servers_is_said_with_the_line_that_names_it(servers: Path):
     (servers / "servers.json").write_text('{"mcpServers": {"demo": {"comand": "x"}}}')
-    with pytest.raises(ConfigError, match=r"c\.yaml:1: .*servers\.json: .*'comand'; did you mean 'command'"):
-        _load(servers, "mcp_servers_config_path: servers.json\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml:2: .*servers\.json: .*'comand'; did you mean 'command'"):
+        _load(servers, "tools: [stop]\nmcp_servers_config_path: servers.json\n")
 
 
 def test_the_revision_of_a_toolset_is_passed_on(folder: Path):

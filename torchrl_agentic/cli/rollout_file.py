@@ -1,4 +1,4 @@
-"""A rollout from a YAML file: which conversations, which tools, which limits."""
+"""Read the YAML file of a rollout: conversations or questions, tools, limits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from torchrl_agentic.rollout.replay import Conversation
 
 
 class ModelConfig(pydantic.BaseModel):
-    """Which model is asked, and how: see `rollout.ask`.
+    """The model that answers the questions; see `rollout.ask`.
 
-    path: a Hugging Face folder or name, or "tiny", which comes with the package. rows: how many questions at
-    a time.
+    Attributes:
+        path: A Hugging Face folder or name, or "tiny" for the model of this package.
+        rows: Number of questions in a batch.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -41,11 +42,16 @@ class ModelConfig(pydantic.BaseModel):
 
 
 class RolloutConfig(ToolsConfig):
-    """What a YAML file for `torchrl-agentic rollout` holds: conversations to replay, or questions to ask.
+    """The keys of a YAML file for `torchrl-agentic rollout`, beside the tools of `ToolsConfig`.
 
-    conversations and questions are relative to the YAML file, `out` to the working folder. system_prompt:
-    before each question that is a text. The rest says which tools there are, see `ToolsConfig`; a file that
-    says nothing of it has `python` and `stop`.
+    A file that names no tools has `python` and `stop`.
+
+    Attributes:
+        conversations: Files of conversations to replay, relative to the YAML file.
+        questions: Files of questions for the model, relative to the YAML file.
+        model: The model.
+        system_prompt: Added before each question that is a string.
+        out: File of the result, relative to the working directory.
     """
 
     conversations: list[str] = pydantic.Field(default_factory=list)
@@ -61,7 +67,7 @@ class RolloutConfig(ToolsConfig):
     @pydantic.model_validator(mode="after")
     def _asks_or_replays(self) -> RolloutConfig:
         if bool(self.questions) != (self.model is not None):
-            raise ValueError("questions are put to a model: give both, or conversations to replay")
+            raise ValueError("questions need a model: give both, or conversations to replay")
         if self.conversations and self.questions:
             raise ValueError("give conversations to replay, or questions and a model, not both")
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
@@ -73,12 +79,14 @@ class RolloutConfig(ToolsConfig):
 
 
 def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
-    """Read a YAML file, or take a file of conversations as the only thing that is said.
+    """Read a YAML file, or return the configuration that replays a file of conversations.
 
-    model: is asked instead of that in the file; a file that is no YAML holds questions then.
+    Args:
+        path: A YAML file, or a file of conversations, or of questions if a model is given.
+        model: Replaces the model of the file.
 
     Raises:
-        ConfigError: it is missing, no YAML, or says something else than `RolloutConfig` has.
+        ConfigError: If the file is missing, not YAML, or has other keys than `RolloutConfig`.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
@@ -94,26 +102,32 @@ def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
 
 
 def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
-    """Make the tools that a configuration names, and the limiters.
+    """Create the tools and limiters of a configuration.
 
-    folder: what paths in the configuration are relative to.
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
 
     Raises:
-        ConfigError: an entry names no tool, its options do not fit, or a limiter refuses its arguments.
+        ConfigError: If an entry is not a tool, its options do not fit, or a limiter has wrong arguments.
     """
     return load_config_tools(config, config._location or Location(folder))
 
 
 def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
-    """Make the tools that a configuration names; see `load_rollout_tools`."""
+    """Create the tools of a configuration; see `load_rollout_tools`."""
     return list(load_rollout_tools(config, folder).tools)
 
 
 def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation]:
     """Read the conversations: JSON lines, one JSON object, or a list of them, each with "messages".
 
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
+
     Raises:
-        ConfigError: a file is missing or none of these; the message names file and line.
+        ConfigError: If a file is missing or has another form; the message names file and line.
     """
     found: list[Conversation] = []
     for path, place, item in _read(config.conversations, folder):
@@ -127,12 +141,16 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
 def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
     """Read the questions from JSON lines, JSON or Parquet.
 
-    A question has "query" (a text), or "messages" or "prompt" (lists of messages); and perhaps "name",
-    and the right answer as "answer" or where verl keeps it, `reward_model.ground_truth`.
+    A question has "query" (a string), or "messages" or "prompt" (lists of messages). "name" is optional, as
+    is the correct answer in "answer" or, as in verl, `reward_model.ground_truth`.
+
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
 
     Raises:
-        MissingExtra: it is a Parquet file, and pyarrow is not installed.
-        ConfigError: a file is missing or none of these; the message names file and line.
+        MissingExtra: If a file is Parquet, and pyarrow is not installed.
+        ConfigError: If a file is missing or has another form; the message names file and line.
     """
     found: list[Question] = []
     for path, place, item in _read(config.questions, folder):
@@ -163,7 +181,7 @@ def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Qu
             'also be called "prompt"'
         )
     if not isinstance(answer, str | int | float | None):
-        raise ConfigError(f"{place}: an answer is a text or a number; got {answer!r}")
+        raise ConfigError(f"{place}: expected a string or number as the answer; got {answer!r}")
     return Question(str(fields.get("name", name)), asked, None if answer is None else str(answer))
 
 
@@ -177,7 +195,7 @@ Named = TypeVar("Named", Conversation, Question)
 
 
 def _renamed(item: Named, others: Sequence[Named]) -> Named:
-    """Give an item with a name that no other one has."""
+    """Return the item under a name that no other item has."""
     names = {other.name for other in others}
     copies = (f"{item.name} ({n})" for n in itertools.count(2))
     name = item.name
@@ -187,7 +205,7 @@ def _renamed(item: Named, others: Sequence[Named]) -> Named:
 
 
 def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, Any]]:
-    """Give what files hold: the file, the place in it, the item."""
+    """Yield the items of files: the file, the position in it, the item."""
     for name in names:
         path = folder / name
         if path.suffix == ".parquet":
@@ -209,7 +227,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no Parquet file: {error}") from None
+        raise ConfigError(f"{path}: not a Parquet file: {error}") from None
 
 
 def _items(path: Path, text: str) -> list[tuple[str, Any]]:
@@ -226,7 +244,7 @@ def _json(place: str, text: str) -> Any:
     try:
         return read_json(text)
     except ValueError as error:
-        raise ConfigError(f"{place}: no JSON: {error}") from None
+        raise ConfigError(f"{place}: not JSON: {error}") from None
 
 
 def _conversation(place: str, item: Any, name: str) -> Conversation:

@@ -93,6 +93,14 @@ class _Loader(_FastLoader):
                 )
             lines[key.value] = key.start_mark.line + 1
         _FastLoader.flatten_mapping(self, node)
+        if len(node.value) > MAX_VALUES:
+            raise _Mistake(f"merges more than {MAX_VALUES} values", node)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return _FastLoader.construct_object(self, node, deep)
+        except ValueError as error:
+            raise _Mistake(f"cannot read {shorten(node.value)!r}: {error}", node) from None
 
     def construct_scalar(self, node: Any) -> Any:
         def variable(found: re.Match[str]) -> str:

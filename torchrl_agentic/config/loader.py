@@ -109,7 +109,7 @@ class ConfiguredToolset(Toolset):
 
     toolset: Toolset
     source: str
-    names: dict[str, tuple[object, object]] = field(repr=False)
+    names: dict[str, tuple[object, str]] = field(repr=False)
     wanted: frozenset[str] | None = None
     required: Mapping[str, Location] = field(default_factory=dict[str, Location])
 
@@ -165,7 +165,7 @@ class _Shared:
     sandbox: Callable[[], Sandbox] = field(default_factory=lambda: functools.cache(default_sandbox))
     load: Callable[[Path], ModuleType] = field(default_factory=lambda: functools.cache(load_module))
     seen: set[Path] = field(default_factory=set[Path])
-    names: dict[str, tuple[object, object]] = field(default_factory=dict[str, tuple[object, object]])
+    names: dict[str, tuple[object, str]] = field(default_factory=dict[str, tuple[object, str]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def load_config_tools(config: ToolsConfig, location: Location) -> LoadedTools:
             hint = "; set rate_limit of an MCP server in its config" if part.toolsets else ""
             where.fail(f"no tool {name!r} to limit{nearest(name, places)} (tools: {', '.join(places)}{hint})")
         limited[name] = where
-    shared.names.update({name: (None, found[0]) for name, found in places.items()})
+    shared.names.update({name: (None, found[0].place) for name, found in places.items()})
     return LoadedTools(
         tools=tuple(source.tool for source in part.sources),
         toolsets=tuple(part.toolsets),

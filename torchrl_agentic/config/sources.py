@@ -196,16 +196,17 @@ def server_toolsets(section: MCPSection, location: Location) -> dict[str, Toolse
     if "timeout" in options:
         options["request_timeout"] = options.pop("timeout")
     found: dict[str, Toolset] = {}
+    named = location.at("mcp_servers_config_path")
     try:
         if limits != dict.fromkeys(limits):
             options["limiter"] = RateLimiter(**limits)
-        for path in map(location.at("mcp_servers_config_path").find_file, section.mcp_servers_config_path):
+        for path in map(named.find_file, section.mcp_servers_config_path):
             servers = mcp_servers(path, **options)
             found |= {f"{path}, server {server!r}": toolset for server, toolset in servers.items()}
     except ConfigError:
         raise
     except (ValueError, TypeError) as error:
-        location.fail(str(error))
+        named.fail(str(error))
     return found
 
 

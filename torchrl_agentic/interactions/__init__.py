@@ -1,4 +1,4 @@
-"""Who the model talks to besides its tools: simulated users, each for one conversation at a time.
+"""Simulated users that answer the model; a session of one is one conversation.
 
 To add one: subclass `Interaction`, and let a test inherit `testing.InteractionContract`.
 """

@@ -1,4 +1,4 @@
-"""Tools and classes from Python files: each file becomes a module that nobody else shares."""
+"""Load tools and classes from Python files; each load of a file creates a separate module."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ _numbers = itertools.count()
 
 
 def load_module(path: Path) -> ModuleType:
-    """Run a Python file as a module of its own; a second load gives another one.
+    """Run a Python file as a separate module; a second load returns another one.
+
+    Args:
+        path: The file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: it raised; the message says in which line.
+        FileNotFoundError: If the file does not exist.
+        ImportError: If it raises; the message has the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     name = f"torchrl_agentic_file_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path}: no Python file")
+        raise ImportError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses, pickle and annotations look for it there
     try:
@@ -49,7 +52,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 def _where(path: Path, error: BaseException) -> str:
-    """The last line of the file that had to do with an error."""
+    """Return the last line of the file that was running when an error was raised."""
     if isinstance(error, SyntaxError):
         return f"{path}:{error.lineno}"
     lines = [
@@ -59,14 +62,15 @@ def _where(path: Path, error: BaseException) -> str:
 
 
 def load_function_tools(path: str | Path) -> tuple[FunctionTool, ...]:
-    """Give the tools of a file, in their order: what `@function_tool` or `@tool` made there, wherever.
+    """Return the tools of a file: functions with `@function_tool` or `@tool`, in order, then imported ones.
 
-    Behind them come those that the file imports by name.
+    Args:
+        path: The file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: it raised.
-        ValueError: two functions want one name.
+        FileNotFoundError: If the file does not exist.
+        ImportError: If it raises.
+        ValueError: If two functions have the same tool name.
     """
     path = Path(path).resolve()
     made: list[FunctionTool] = []
@@ -99,7 +103,12 @@ def _loaded(path: str) -> Mapping[str, FunctionTool]:
 
 
 def load_again(path: str, name: str) -> FunctionTool:
-    """Give a tool of a file that another process has loaded."""
+    """Return a tool of a file that another process has loaded.
+
+    Args:
+        path: The file.
+        name: Name of the tool.
+    """
     return _loaded(path)[name]
 
 

@@ -193,19 +193,19 @@ class ToolCompose(ToolList):
         parser: ToolCallParser | str | None = None,
         **options: Any,
     ) -> Self:
-        """Make it of the tools that a YAML file names, in our form or verl's.
+        """Create a ToolCompose from the tools of a YAML file, in our form or verl's.
 
-        A file of verl's trainer also says things that other transforms apply. Given a path, one log line
-        names those transforms; call `load_tools` yourself, pass its result, and read their arguments off it.
+        A file of verl's trainer has settings that other transforms apply. Given a path, one log line names
+        those transforms; call `load_tools`, pass its result, and take their arguments from it instead.
 
         Args:
-            config: A YAML file, or what `load_tools` returned for one.
+            config: A YAML file, or the result of `load_tools`.
             parser: A parser or a registered name; None: the file's `multi_turn.format`, or "hermes".
-            **options: As for the constructor. Limiters in `rate_limits` go before those of the file.
+            **options: As for the constructor. Limiters in `rate_limits` replace those of the file.
 
         Raises:
-            ConfigError: If the file does not say what it should.
-            Exception: Whatever the constructor and `add_toolset` raise.
+            ConfigError: If the file has a mistake.
+            Exception: Any error of the constructor and `add_toolset`.
         """
         from torchrl_agentic.config import LoadedTools, load_tools  # loads YAML and MCP
 
