@@ -36,7 +36,7 @@ SLOW = (
     "viewer/html",
     "serve",
     "rollout",
-    "tool_config/test_sources.py",
+    "config/test_sources.py",
     "dispatch/test_execution_pool.py",
     "tools/test_tools.py",
     "transforms/test_cassette.py",

@@ -35,7 +35,7 @@ class Child:
         if self._process is None:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE / "records")))}
             self._process = subprocess.Popen(
-                [sys.executable, HERE / "deep_readers.py"],
+                [sys.executable, HERE / "helpers" / "deep_readers.py"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
             )  # fmt: skip
         stdin, stdout = self._pipes()

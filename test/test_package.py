@@ -26,7 +26,7 @@ def test_importing_the_package_loads_no_torch_and_starts_no_thread():
     assert _fresh(code) == "[] 1"
 
 
-PLAIN = "dispatch report parsers sandbox repl tools records limits tool_config interactions viewer.html"
+PLAIN = "dispatch parsers sandbox repl tools records limits config interactions tokens.ledger viewer.html viewer.report"
 
 
 @pytest.mark.slow

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 
 from torchrl_agentic import ClusterRateLimiter, RateLimiter, Toolset
-from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools, load_tools
-from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.config import (
+    ConfigError,
+    LoadedTools,
+    Location,
+    ToolsConfig,
+    load_config_tools,
+    load_tools,
+)
 from torchrl_agentic.tools.mcp import MCPToolset
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +139,11 @@ def test_a_path_is_looked_for_beside_its_file_and_then_in_the_working_folder(
     assert _names(_load(folder / "sub", "tool_config_path: near.yaml\n")) == ["double"]
 
 
+def test_files_that_name_each_other_are_read_once(folder: Path):
+    (folder / "a.yaml").write_text("tools: [http]\ntool_config_path: c.yaml\n")
+    assert _names(_load(folder, "tools: [stop]\ntool_config_path: a.yaml\n")) == ["stop", "http"]
+
+
 def test_a_file_that_is_named_twice_is_read_once(folder: Path):
     (folder / "a.yaml").write_text("tool_config_path: b.yaml\nfunction_tool_path: functions.py\n")
     (folder / "b.yaml").write_text("tools: [stop]\nfunction_tool_path: functions.py\n")
@@ -175,7 +186,7 @@ def test_limits_belong_to_tools_and_are_shared_where_they_have_a_name(folder: Pa
 
 def test_a_limit_that_is_set_twice_names_both_places(folder: Path):
     (folder / "more.yaml").write_text("limits: {stop: {max_concurrent: 1}}\n")
-    with pytest.raises(ConfigError, match=r"c\.yaml:3: .*set already: .*more\.yaml:1"):
+    with pytest.raises(ConfigError, match=r"c\.yaml:3: .*already set in .*more\.yaml:1"):
         _load(folder, "tools: [stop]\ntool_config_path: more.yaml\nlimits: {stop: {max_concurrent: 2}}\n")
 
 
@@ -193,9 +204,9 @@ def test_a_function_of_a_file_finds_its_way_into_another_process(folder: Path, n
 
 def test_a_program_makes_a_configuration_without_a_file(folder: Path):
     config = ToolsConfig(tools=["stop", {"function": "functions.py:plain"}])
-    assert _names(load_config_tools(config, Spot(folder))) == ["stop", "plain"]
+    assert _names(load_config_tools(config, Location(folder))) == ["stop", "plain"]
     with pytest.raises(ConfigError, match=r"^tools\.0: no tool 'stp'"):
-        load_config_tools(ToolsConfig(tools=["stp"]), Spot(folder))
+        load_config_tools(ToolsConfig(tools=["stp"]), Location(folder))
 
 
 SEVERAL = "- class_name: several.py:Several\n  config: {{names: [{}]}}\n"
@@ -215,10 +226,10 @@ def test_a_class_of_toolsets_gives_its_tools_when_it_is_opened(folder: Path):
     assert _offers(loaded) == [["a", "b"]]  # its own names do not stand in its way
 
 
-def test_a_toolset_with_a_name_that_another_source_has_names_both_and_is_closed(folder: Path):
+def test_a_toolset_with_a_name_that_another_source_has_names_both(folder: Path):
     loaded = _load(folder, f"tools:\n- stop\n{SEVERAL.format('a, stop')}")
     with pytest.raises(ConfigError) as caught:
-        _offers(loaded)
+        _closed(loaded)
     for part in ("2 tools are named 'stop'", "c.yaml:2", "c.yaml:3", "several.py:6"):
         assert part in str(caught.value)
     assert not _live(loaded)
@@ -230,12 +241,15 @@ def test_two_toolsets_with_one_name_name_both(folder: Path):
         _offers(loaded)
 
 
-def test_a_selection_holds_for_toolsets_and_is_complete_with_the_last(folder: Path):
+def test_a_selection_holds_for_toolsets(folder: Path):
     more = f"{SEVERAL.format('a, b')}{SEVERAL.format('c, d')}"
     assert _offers(_load(folder, f"tools:\n{more}tool_selected_list: [a, d]\n")) == [["a"], ["d"]]
-    loaded = _load(folder, f"tools:\n{more}tool_selected_list: [a, e]\n")
-    with pytest.raises(ConfigError, match=r"c\.yaml:6: .*no tool 'e' to select .*a, b, c, d"):
-        _offers(loaded)
+
+
+def test_a_selected_tool_that_the_only_toolset_does_not_offer_is_named(folder: Path):
+    text = f"tools:\n- stop\n{SEVERAL.format('a, b')}tool_selected_list: [stop, a, e]\n"
+    with pytest.raises(ConfigError, match=r"c\.yaml:5: .*no tool 'e' to select.*tools: a, b"):
+        _offers(_load(folder, text))
 
 
 def _live(loaded: LoadedTools) -> list[Toolset]:
@@ -336,11 +350,20 @@ def test_bounds_of_servers_and_what_becomes_of_changes_reach_them(servers: Path)
         _load(servers, MCP_CLASS.replace("timeout: 60", "on_change: ask"))
 
 
-def test_what_no_server_offers_cannot_be_selected(servers: Path):
+def test_toolsets_of_servers_travel_to_other_processes(servers: Path):
+    loaded = _load(servers, f"tools: [python]\nmcp_servers_config_path: servers.json\n{SELECTED}")
+    again = pickle.loads(pickle.dumps(loaded.toolsets))
+    assert [toolset.source for toolset in again] == [toolset.source for toolset in loaded.toolsets]
+    assert again[0].names is again[1].names
+
+
+def test_what_the_only_server_does_not_offer_cannot_be_selected(servers: Path):
+    listed = json.loads((servers / "servers.json").read_text())["mcpServers"]
+    (servers / "servers.json").write_text(json.dumps({"mcpServers": {"books": listed["books"]}}))
     with pytest.raises(
-        ConfigError, match=r"c\.yaml:11: .*no tool 'lokup' to select; did you mean 'lookup'\?"
+        ConfigError, match=r"c\.yaml:10: .*no tool 'lokup' to select; did you mean 'lookup'\?"
     ):
-        _closed(_load(servers, MCP_CLASS.replace("- lookup", "- lokup")))
+        _closed(_load(servers, MCP_CLASS.replace("        - echo\n", "").replace("- lookup", "- lokup")))
 
 
 def test_a_tool_of_a_server_and_another_of_its_name_are_named_with_the_file_of_servers(servers: Path):
@@ -353,8 +376,8 @@ def test_a_tool_of_a_server_and_another_of_its_name_are_named_with_the_file_of_s
 
 def test_a_mistake_in_the_file_of_servers_is_said_with_the_line_that_names_it(servers: Path):
     (servers / "servers.json").write_text('{"mcpServers": {"demo": {"comand": "x"}}}')
-    with pytest.raises(ConfigError, match=r"c\.yaml:1: .*servers\.json: .*'comand'; did you mean 'command'"):
-        _load(servers, "mcp_servers_config_path: servers.json\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml:2: .*servers\.json: .*'comand'; did you mean 'command'"):
+        _load(servers, "tools: [stop]\nmcp_servers_config_path: servers.json\n")
 
 
 def test_the_revision_of_a_toolset_is_passed_on(folder: Path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_agentic.tool_config import ConfigError, load_tools
+from torchrl_agentic.config import ConfigError, load_tools
 
 TOOLS = """\
 import torchrl_agentic
@@ -86,49 +86,53 @@ MISTAKES = {
     "a number that is none": (VERL + "      topk: '3'\n", 6, ["valid integer", "got 3"]),
     "a value the tool refuses": ("tools:\n- python:\n    timeout: -1\n", 3, ["above 0 seconds", "got -1"]),
     "an option that is missing": ("tools:\n- stop\n- search\n", 3, ["retrieval_service_url"]),
-    "options that are none": ("tools:\n- python: 3\n", 2, ["expected options", "got 3", "a number"]),
+    "options that are none": ("tools:\n- python: 3\n", 2, ["expected options", "got 3"]),
     "a name": ("tools:\n- stop\n- pyton\n", 3, ["no tool 'pyton'", "did you mean 'python'?", "class_name"]),
-    "an entry that is none": ("tools:\n- stop\n- 3\n", 3, ["a tool's name", "got a number"]),
+    "an entry that is none": ("tools:\n- stop\n- 3\n", 3, ["expected the name of a tool", "got 3"]),
     "tools that are no list": ("tools:\n  python: {}\n", 1, ["valid list"]),
     "an option in the column of its tool": (
         "tools:\n- python:\n  timeout: 10\n",
         3,
-        ["'timeout' stands beside 'python'", "indented further"],
+        ["unexpected key 'timeout' next to 'python'", "indent the options"],
     ),
     "config too far left": (
         "tools:\n- class_name: x.Y\nconfig:\n  type: native\n",
         3,
-        ["unknown key 'config'", "belongs to an entry of 'tools'", "indented"],
+        ["unknown key 'config'", "check its indentation"],
     ),
     "type too far left": (
         "tools:\n- class_name: x.Y\n  type: native\n",
         3,
-        ["unknown key 'type'", "'config' of an entry"],
+        ["unknown key 'type'", "check its indentation"],
     ),
     "a column that nothing else has": (
         "tools:\n  - stop\n - python\n",
         3,
-        ["no YAML", "same column"],
+        ["not YAML", "check the indentation"],
     ),
-    "a value and keys": ("tools: stop\n  - python\nlimits: x: 3\n", 3, ["no YAML", "same column"]),
+    "a value and keys": ("tools: stop\n  - python\nlimits: x: 3\n", 3, ["not YAML", "check the indentation"]),
     "a tab": ("tools:\n\t- stop\n", 2, ["a tab", "spaces"]),
-    "an open bracket": ("tools: [stop,\n", 2, ["no YAML", "expected"]),
-    "two documents": ("tools: [stop]\n---\ntools: [python]\n", 2, ["no YAML", "single document"]),
-    "a key twice": ("tools: [stop]\nlimits: {}\ntools: [python]\n", 3, ["'tools' stands twice", "line 1"]),
+    "an open bracket": ("tools: [stop,\n", 2, ["not YAML", "expected"]),
+    "two documents": ("tools: [stop]\n---\ntools: [python]\n", 2, ["not YAML", "single document"]),
+    "a key twice": ("tools: [stop]\nlimits: {}\ntools: [python]\n", 3, ["duplicate key 'tools'", "line 1"]),
     "an option twice": (
         "tools:\n- python:\n    timeout: 1\n    timeout: 2\n",
         4,
-        ["'timeout' stands twice", "line 3"],
+        ["duplicate key 'timeout'", "line 3"],
     ),
-    "a key that is no text": ("tools: [stop]\nlimits:\n  on: {}\n", 3, ["a key is a text", "'on'", "quote"]),
-    "an unknown anchor": ("tools: [*a]\n", 1, ["no YAML", "undefined alias"]),
-    "an anchor in itself": ("tools:\n- &a\n  python: *a\n", 2, ["alias", "itself"]),
-    "nothing": ("# nothing\n", 1, ["empty", "expected e.g. 'tools:"]),
-    "a list": ("- stop\n", 1, ["expected keys, such as 'tools:'", "got a list"]),
+    "a key that is no text": (
+        "tools: [stop]\nlimits:\n  on: {}\n",
+        3,
+        ["a key must be a string", "'on'", "quote"],
+    ),
+    "a date that does not exist": ("tools:\n- python: {x: 2001-99-99}\n", 2, ["cannot read '2001-99-99'"]),
+    "an unknown anchor": ("tools: [*a]\n", 1, ["not YAML", "undefined alias"]),
+    "nothing": ("# nothing\n", 1, ["empty", "expected keys, such as 'tools:"]),
+    "a list": ("- stop\n", 1, ["expected a mapping with keys of", "tools", "got ['stop']"]),
     "a type": (
         "tools:\n- class_name: x.Y\n  config:\n    type: nativ\n",
         4,
-        ["no type 'nativ'", "did you mean 'native'?", "mcp"],
+        ["unknown type 'nativ'", "did you mean 'native'?", "mcp"],
     ),
     "a class of verl": (
         "tools:\n- class_name: verl.tools.search_tool.SearchTol\n",
@@ -139,7 +143,7 @@ MISTAKES = {
     "a class that is not there": (
         "tools:\n- class_name: tools.py:Bar\n",
         2,
-        ["tools.py has no 'Bar'", "did you mean 'Bare'?"],
+        ["tools.py: has no 'Bar'", "did you mean 'Bare'?"],
     ),
     "half a name": ("tools:\n- class_name: Tool\n", 2, ["'package.module.Name' or 'file.py:Name'", "'Tool'"]),
     "a file that is not there": (
@@ -147,28 +151,40 @@ MISTAKES = {
         2,
         ["no file 'none.py'", "there is no none.py in"],
     ),
-    "no class": ("tools:\n- class_name: tools.py:look\n", 2, ["a function, not a class", "- function:"]),
-    "an object": ("tools:\n- class_name: tools.py:an_object\n", 2, ["an object of Slotted", "Tool"]),
-    "a class as a function": ("tools:\n- function: tools.py:Bare\n", 2, ["this is a class", "class_name"]),
+    "no class": (
+        "tools:\n- class_name: tools.py:look\n",
+        2,
+        ["'tools.py:look' is not a class", "- function: tools.py:look"],
+    ),
+    "an object": (
+        "tools:\n- class_name: tools.py:an_object\n",
+        2,
+        ["'tools.py:an_object' is not a class", "Tool"],
+    ),
+    "a class as a function": (
+        "tools:\n- function: tools.py:Bare\n",
+        2,
+        ["'tools.py:Bare' is a class", "class_name"],
+    ),
     "no tool": (
         "tools:\n- class_name: collections.OrderedDict\n",
         2,
         [
-            "OrderedDict is no tool",
+            "OrderedDict is not a tool",
             "subclass of torchrl_agentic.Tool",
             "create, execute, calc_reward, release",
         ],
     ),
-    "half a life": ("tools:\n- class_name: tools.py:Half\n", 2, ["Half has execute, but no create"]),
+    "half a life": ("tools:\n- class_name: tools.py:Half\n", 2, ["Half has execute, but not create"]),
     "an abstract tool": (
         "tools:\n- class_name: tools.py:Abstract\n",
         2,
-        ["Abstract has no run", "async def"],
+        ["Abstract does not define run"],
     ),
     "a class without a schema": (
         "tools:\n- stop\n- class_name: tools.py:Bare\n  config: {}\n",
         3,
-        ["no tool_schema, and Bare makes none", "get_openai_tool_schema"],
+        ["cannot create Bare", "add a tool_schema", "get_openai_tool_schema"],
     ),
     "a constructor that raises": (
         "tools:\n- class_name: tools.py:Broken\n",
@@ -188,13 +204,12 @@ MISTAKES = {
     "a file that is no Python": ("tools:\n- function: wrong.py:f\n", 2, ["wrong.py:2", "SyntaxError"]),
     "verl itself": ("tools:\n- class_name: verls.py:X\n", 2, ["verls.py:1", "torchrl_agentic.tools.verl"]),
     "a function without hints": ("tools:\n- function: bare.py:f\n", 2, ["f()", "'x'", "annotation"]),
-    "a function that is no name": ("tools:\n- function: [a, b]\n", 2, ["'file.py:name'", "got a list"]),
+    "a function that is no name": ("tools:\n- function: [a, b]\n", 2, ["'file.py:name'", "got ['a', 'b']"]),
     "a tool file that is not there": ("tool_config_path: none.yaml\n", 1, ["no file 'none.yaml'"]),
-    "files that name each other": ("tool_config_path: c.yaml\n", 1, ["name each other", "c.yaml → "]),
     "a limit of nothing": (
         "tools: [stop]\nlimits:\n  stp: {max_concurrent: 1}\n",
         3,
-        ["a limit for 'stp'", "did you mean 'stop'?"],
+        ["no tool 'stp' to limit", "did you mean 'stop'?"],
     ),
     "an argument of a limit": (
         "tools: [stop]\nlimits:\n  stop:\n    max_concurent: 1\n",
@@ -221,7 +236,7 @@ MISTAKES = {
     "a server's own class": (
         "tools:\n- class_name: tools.py:Bare\n  mcp: {mcp_servers_config_path: x.json}\n",
         2,
-        ["no class of your own", "MCPSearchTool"],
+        ["'tools.py:Bare' cannot run MCP tools", "MCPSearchTool"],
     ),
     "mcp and native": (
         "tools:\n- class_name: x.Y\n  config: {type: native}\n  mcp: {mcp_servers_config_path: x.json}\n",
@@ -231,7 +246,7 @@ MISTAKES = {
     "mcp without servers": (
         "tools:\n- class_name: verl.tools.mcp_base_tool.MCPBaseTool\n  config: {type: mcp}\n",
         2,
-        ["section 'mcp:"],
+        ["missing 'mcp:"],
     ),
     "a file of servers": (
         "mcp:\n  mcp_servers_config_path: none.json\n",
@@ -256,24 +271,28 @@ MISTAKES = {
     "a type of a schema": (
         SCHEMA.format("items: {type: str}"),
         14,
-        ["no type 'str'", "did you mean 'string'?"],
+        ["expected one of string, integer", "got str; did you mean 'string'?"],
     ),
-    "a schema that is a word": (SCHEMA.format("items: string"), 14, ["a schema is a mapping", "got string"]),
+    "a schema that is a word": (SCHEMA.format("items: string"), 14, ["expected a schema", "got string"]),
     "booleans for words": (
         SCHEMA.format("items: {type: string, enum: [yes, no]}"),
         14,
-        ["True is no string", "quote them"],
+        ["the value True is not of type string", "quote them"],
     ),
-    "an enum of one": (SCHEMA.format("items: {type: string, enum: a}"), 14, ["a list of values", "got a"]),
+    "an enum of one": (
+        SCHEMA.format("items: {type: string, enum: a}"),
+        14,
+        ["expected a list of values", "got a"],
+    ),
     "required of a property": (
         SCHEMA.format("items: {type: string, required: true}"),
         14,
-        ["list of the properties", "got True"],
+        ["expected a list of property names", "got True"],
     ),
     "required that is no property": (
         SCHEMA.format("items: {type: string}").replace("[query_list]", "[query]"),
         15,
-        ["'query' is required, but no property", "did you mean 'query_list'?"],
+        ["no property 'query' to require", "did you mean 'query_list'?"],
     ),
     "properties that are a list": (
         SCHEMA.format("items: {type: object, properties: [a]}"),
@@ -283,7 +302,7 @@ MISTAKES = {
     "a schema that the tool cannot serve": (
         SCHEMA.format("items: {type: string}").replace("query_list", "queries"),
         9,
-        ["the tool takes 'query_list'", "no such property"],
+        ["the tool needs a property 'query_list'", "did you mean 'queries'?"],
     ),
     "a reference to nowhere": (SCHEMA.format("items: {$ref: '#/$defs/nope'}"), 9, ["no JSON Schema", "nope"]),
 }
@@ -335,7 +354,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path):
     (tmp_path / "c.yaml").write_bytes(b"tools: [\xff]")
-    with pytest.raises(ConfigError, match=r"c\.yaml: no text in UTF-8"):
+    with pytest.raises(ConfigError, match=r"c\.yaml: .*utf-8"):
         load_tools(tmp_path / "c.yaml")
 
 
@@ -343,7 +362,21 @@ def test_anchors_that_multiply_are_refused(tmp_path: Path):
     lines = ["a: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     (tmp_path / "c.yaml").write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match="stand for more than"):
+    with pytest.raises(ConfigError, match=r"c\.yaml: more than 200000 values"):
+        load_tools(tmp_path / "c.yaml")
+
+
+def test_merges_that_multiply_are_refused(tmp_path: Path):
+    lines = ["a: &a0 {x: 1}"]
+    lines += [f"b{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
+    (tmp_path / "c.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"c\.yaml:\d+: merges more than"):
+        load_tools(tmp_path / "c.yaml")
+
+
+def test_an_anchor_inside_itself_is_refused(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("tools:\n- &a\n  python: *a\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml: nested more than"):
         load_tools(tmp_path / "c.yaml")
 
 

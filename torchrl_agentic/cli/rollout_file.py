@@ -1,4 +1,4 @@
-"""A rollout from a YAML file: which conversations, which tools, which limits."""
+"""Read the YAML file of a rollout: conversations or questions, tools, limits."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Literal, TypeGuard, TypeVar
 
 import pydantic
 
+from torchrl_agentic.config import ConfigError, LoadedTools, Location, ToolsConfig, load_config_tools
+from torchrl_agentic.config.document import read_yaml
+from torchrl_agentic.config.sections import read_section
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
 from torchrl_agentic.nesting import read_json
 from torchrl_agentic.rollout.evaluate import Question
 from torchrl_agentic.rollout.replay import Conversation
-from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools
-from torchrl_agentic.tool_config.entries import read_section
-from torchrl_agentic.tool_config.lines import Document, read_yaml
-from torchrl_agentic.tool_config.spot import Spot
 
 
 class ModelConfig(pydantic.BaseModel):
-    """Which model is asked, and how: see `rollout.ask`.
+    """The model that answers the questions; see `rollout.ask`.
 
-    path: a Hugging Face folder or name, or "tiny", which comes with the package. rows: how many questions at
-    a time.
+    Attributes:
+        path: A Hugging Face folder or name, or "tiny" for the model of this package.
+        rows: Number of questions in a batch.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -42,11 +42,16 @@ class ModelConfig(pydantic.BaseModel):
 
 
 class RolloutConfig(ToolsConfig):
-    """What a YAML file for `torchrl-agentic rollout` holds: conversations to replay, or questions to ask.
+    """The keys of a YAML file for `torchrl-agentic rollout`, beside the tools of `ToolsConfig`.
 
-    conversations and questions are relative to the YAML file, `out` to the working folder. system_prompt:
-    before each question that is a text. The rest says which tools there are, see `ToolsConfig`; a file that
-    says nothing of it has `python` and `stop`.
+    A file that names no tools has `python` and `stop`.
+
+    Attributes:
+        conversations: Files of conversations to replay, relative to the YAML file.
+        questions: Files of questions for the model, relative to the YAML file.
+        model: The model.
+        system_prompt: Added before each question that is a string.
+        out: File of the result, relative to the working directory.
     """
 
     conversations: list[str] = pydantic.Field(default_factory=list)
@@ -57,65 +62,72 @@ class RolloutConfig(ToolsConfig):
     per_call_timeout: float | None = 30.0
     per_turn_timeout: float | None = None
     out: str = "rollouts/rollout.jsonl"
-    _document: Document | None = pydantic.PrivateAttr(None)
+    _location: Location | None = pydantic.PrivateAttr(None)
 
     @pydantic.model_validator(mode="after")
     def _asks_or_replays(self) -> RolloutConfig:
         if bool(self.questions) != (self.model is not None):
-            raise ValueError("questions are put to a model: give both, or conversations to replay")
+            raise ValueError("questions need a model: give both, or conversations to replay")
         if self.conversations and self.questions:
             raise ValueError("give conversations to replay, or questions and a model, not both")
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
             self.tools = ["python", "stop"]
         if "parser" not in self.model_fields_set:
-            formats = [section.format for section in self.multi_turn_sections.values() if section.format]
+            formats = [section.format for section in self.multi_turn_sections().values() if section.format]
             self.parser = formats[-1] if formats else self.parser
         return self
 
 
 def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
-    """Read a YAML file, or take a file of conversations as the only thing that is said.
+    """Read a YAML file, or return the configuration that replays a file of conversations.
 
-    model: is asked instead of that in the file; a file that is no YAML holds questions then.
+    Args:
+        path: A YAML file, or a file of conversations, or of questions if a model is given.
+        model: Replaces the model of the file.
 
     Raises:
-        ConfigError: it is missing, no YAML, or says something else than `RolloutConfig` has.
+        ConfigError: If the file is missing, not YAML, or has other keys than `RolloutConfig`.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
     if path.suffix not in (".yaml", ".yml"):
         name = [path.name]
         return RolloutConfig(questions=name, model=model) if model else RolloutConfig(conversations=name)
-    document = read_yaml(path)
-    data = document.data
+    data, location = read_yaml(path)
     if model is not None and isinstance(data, dict):
         data = {**data, "model": model.model_dump(exclude_unset=True)}
-    config = read_section(RolloutConfig, data, Spot(path.parent, document))
-    config._document = document
+    config = read_section(RolloutConfig, data, location)
+    config._location = location
     return config
 
 
 def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
-    """Make the tools that a configuration names, and the limiters.
+    """Create the tools and limiters of a configuration.
 
-    folder: what paths in the configuration are relative to.
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
 
     Raises:
-        ConfigError: an entry names no tool, its options do not fit, or a limiter refuses its arguments.
+        ConfigError: If an entry is not a tool, its options do not fit, or a limiter has wrong arguments.
     """
-    return load_config_tools(config, Spot(folder, config._document))
+    return load_config_tools(config, config._location or Location(folder))
 
 
 def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
-    """Make the tools that a configuration names; see `load_rollout_tools`."""
+    """Create the tools of a configuration; see `load_rollout_tools`."""
     return list(load_rollout_tools(config, folder).tools)
 
 
 def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation]:
     """Read the conversations: JSON lines, one JSON object, or a list of them, each with "messages".
 
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
+
     Raises:
-        ConfigError: a file is missing or none of these; the message names file and line.
+        ConfigError: If a file is missing or has another form; the message names file and line.
     """
     found: list[Conversation] = []
     for path, place, item in _read(config.conversations, folder):
@@ -129,12 +141,16 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
 def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
     """Read the questions from JSON lines, JSON or Parquet.
 
-    A question has "query" (a text), or "messages" or "prompt" (lists of messages); and perhaps "name",
-    and the right answer as "answer" or where verl keeps it, `reward_model.ground_truth`.
+    A question has "query" (a string), or "messages" or "prompt" (lists of messages). "name" is optional, as
+    is the correct answer in "answer" or, as in verl, `reward_model.ground_truth`.
+
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
 
     Raises:
-        MissingExtra: it is a Parquet file, and pyarrow is not installed.
-        ConfigError: a file is missing or none of these; the message names file and line.
+        MissingExtra: If a file is Parquet, and pyarrow is not installed.
+        ConfigError: If a file is missing or has another form; the message names file and line.
     """
     found: list[Question] = []
     for path, place, item in _read(config.questions, folder):
@@ -165,7 +181,7 @@ def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Qu
             'also be called "prompt"'
         )
     if not isinstance(answer, str | int | float | None):
-        raise ConfigError(f"{place}: an answer is a text or a number; got {answer!r}")
+        raise ConfigError(f"{place}: expected a string or number as the answer; got {answer!r}")
     return Question(str(fields.get("name", name)), asked, None if answer is None else str(answer))
 
 
@@ -179,7 +195,7 @@ Named = TypeVar("Named", Conversation, Question)
 
 
 def _renamed(item: Named, others: Sequence[Named]) -> Named:
-    """Give an item with a name that no other one has."""
+    """Return the item under a name that no other item has."""
     names = {other.name for other in others}
     copies = (f"{item.name} ({n})" for n in itertools.count(2))
     name = item.name
@@ -189,7 +205,7 @@ def _renamed(item: Named, others: Sequence[Named]) -> Named:
 
 
 def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, Any]]:
-    """Give what files hold: the file, the place in it, the item."""
+    """Yield the items of files: the file, the position in it, the item."""
     for name in names:
         path = folder / name
         if path.suffix == ".parquet":
@@ -211,7 +227,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no Parquet file: {error}") from None
+        raise ConfigError(f"{path}: not a Parquet file: {error}") from None
 
 
 def _items(path: Path, text: str) -> list[tuple[str, Any]]:
@@ -228,7 +244,7 @@ def _json(place: str, text: str) -> Any:
     try:
         return read_json(text)
     except ValueError as error:
-        raise ConfigError(f"{place}: no JSON: {error}") from None
+        raise ConfigError(f"{place}: not JSON: {error}") from None
 
 
 def _conversation(place: str, item: Any, name: str) -> Conversation:
