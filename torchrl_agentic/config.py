@@ -12,9 +12,9 @@ import pydantic
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
-from torchrl_agentic.nesting import read_json
 from torchrl_agentic.rollout.evaluate import Question
 from torchrl_agentic.rollout.replay import Conversation
+from torchrl_agentic.text import read_json
 from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools
 from torchrl_agentic.tool_config.entries import read_section
 from torchrl_agentic.tool_config.lines import Document, read_yaml

@@ -16,16 +16,16 @@ from helpers.records_of import record, turn
 from torchrl_agentic.config import RolloutConfig, load_config, load_conversations
 from torchrl_agentic.interactions import load_interactions
 from torchrl_agentic.messages import JsonPart, ParsedCall, ToolResult
-from torchrl_agentic.nesting import MAX_DEPTH, count_values, read_json
 from torchrl_agentic.parsers import PARSERS, get_parser
 from torchrl_agentic.records import BadLine, Secrets, read_line
 from torchrl_agentic.records.json_dump import line
 from torchrl_agentic.serve.search_app import read_documents
+from torchrl_agentic.text import MAX_DEPTH, count_values, read_json
 from torchrl_agentic.tool_config import ConfigError, load_tools
 from torchrl_agentic.tools.mcp.servers_file import mcp_servers
 from torchrl_agentic.tools.schema import SchemaValidationError, Validator, validate_args
 from torchrl_agentic.tools.schema_simplify import tidy
-from torchrl_agentic.tools.wrap.entries import read_entries
+from torchrl_agentic.tools.wrappers.entries import read_entries
 
 FOLDER = Path(tempfile.mkdtemp())
 OPENERS = {"[": "[", "{": '{"a":', "n": '{"not":', "p": '{"properties":{"a":', "-": "- ", "?": "? "}

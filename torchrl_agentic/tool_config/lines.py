@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 
-from torchrl_agentic.nesting import MAX_DEPTH
+from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tool_config.mistakes import ConfigError
 
 Steps = Sequence[int | str]

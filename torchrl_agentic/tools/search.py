@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, TextPart, Timing, ToolResult, fields_of
+from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext
 from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, bearer, shared_limiter
-from torchrl_agentic.tools.text import middle_out
 
 BETWEEN_QUERIES = "\n---\n"
 
@@ -128,7 +128,7 @@ class SearchTool(Tool):
             )
         found = _passages(answer.data, len(queries))
         text = BETWEEN_QUERIES.join(_told(passages) for passages in found)
-        shown = middle_out(text, self.output_max_chars)
+        shown = truncate_middle(text, self.output_max_chars)
         metrics = {
             "query_count": len(queries),
             "status": "success",

@@ -23,7 +23,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.limits.token_bucket import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.nesting import read_json
+from torchrl_agentic.text import read_json
 from torchrl_agentic.tools.base import ToolContext
 
 MIN_TOKEN = 16

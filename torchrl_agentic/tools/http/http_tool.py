@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
+from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.http import http_client
 from torchrl_agentic.tools.http.exchange import (
@@ -41,7 +42,6 @@ from torchrl_agentic.tools.http.render import (
     text_of,
     without_controls,
 )
-from torchrl_agentic.tools.schema import shorten
 
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 

@@ -9,13 +9,12 @@ import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torchrl_agentic.arguments import check_count, check_seconds
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import nearest, printable
 from torchrl_agentic.tools.base import Effects, Tool, Toolset, current_session
 from torchrl_agentic.tools.mcp.approval import Approval, OnChange
 from torchrl_agentic.tools.mcp.mcp_tool import MCPProgress, MCPTool, SessionMCPTool
@@ -276,10 +275,8 @@ class MCPToolset(Toolset):
         names = [definition.name for definition in found]
         for wanted in self.selected or ():
             if wanted not in names:
-                near = get_close_matches(wanted, names, 1) or [
-                    name for name in names if clean(name) == wanted
-                ]
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                near = nearest(wanted, names) or next((name for name in names if clean(name) == wanted), None)
+                hint = f"; did you mean {near!r}?" if near else "."
                 raise ValueError(
                     f"tools names {wanted!r}, which the MCP server {self.config.name!r} does not offer{hint} "
                     f"It offers: {', '.join(map(printable, names))[:_SHOWN] or 'none'}"

@@ -21,6 +21,7 @@ from torchrl_agentic.messages import (
     ToolResultPart,
 )
 from torchrl_agentic.repl.supervised import KINDS
+from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext
 from torchrl_agentic.tools.sandbox_fusion.fusion_client import (
     LANGUAGES,
@@ -31,7 +32,6 @@ from torchrl_agentic.tools.sandbox_fusion.fusion_client import (
 )
 from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.service import Patience, bearer, shared_limiter
-from torchrl_agentic.tools.text import middle_out
 
 _STATUS = {
     Outcome.SUCCESS: Status.OK,
@@ -185,7 +185,7 @@ class SandboxFusionTool(Tool):
     def _shown(self, result: RunResult) -> ToolResult:
         images = [_images(item) for item in result.display]
         text = self._text(result, images)
-        shown = middle_out(text, self.output_max_chars)
+        shown = truncate_middle(text, self.output_max_chars)
         parts: list[ToolResultPart] = [TextPart(shown)]
         parts += itertools.chain.from_iterable(images)
         for path, data in result.files.items():

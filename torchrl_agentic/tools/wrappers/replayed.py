@@ -10,11 +10,11 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.tools.base import Tool, ToolContext, effects_of
 from torchrl_agentic.tools.tool_adapter import ensure_tool
-from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
-from torchrl_agentic.tools.wrap.cassette import Cassette
-from torchrl_agentic.tools.wrap.encoding import canonical
-from torchrl_agentic.tools.wrap.entries import Entry
-from torchrl_agentic.tools.wrap.recorded import Recorded
+from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
+from torchrl_agentic.tools.wrappers.cassette import Cassette
+from torchrl_agentic.tools.wrappers.encoding import canonical
+from torchrl_agentic.tools.wrappers.entries import Entry
+from torchrl_agentic.tools.wrappers.recorded import Recorded
 
 
 class CassetteMiss(InfrastructureError):

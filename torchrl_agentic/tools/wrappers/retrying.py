@@ -14,7 +14,7 @@ from typing import Any, cast
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext, effects_of
-from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
+from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
 
 _NETWORK = frozenset(
     {

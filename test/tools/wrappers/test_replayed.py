@@ -28,13 +28,13 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Cassette, CassetteMiss, Recorded, Renamed, Replayed, Retrying
-from torchrl_agentic.tools.wrap.encoding import (
+from torchrl_agentic.tools.wrappers.encoding import (
     canonical,
     outcome_from_json,
     outcome_to_json,
     plain_text,
 )
-from torchrl_agentic.tools.wrap.entries import entry_line, entry_to_json, read_entry
+from torchrl_agentic.tools.wrappers.entries import entry_line, entry_to_json, read_entry
 
 
 @pytest.fixture

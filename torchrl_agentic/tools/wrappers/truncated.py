@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart, altered
+from torchrl_agentic.text import Side, truncate
 from torchrl_agentic.tools.base import ToolContext
-from torchrl_agentic.tools.wrap.base import Wrapped
+from torchrl_agentic.tools.wrappers.base import Wrapped
 
-Side = Literal["left", "right", "middle"]
 MARKS: Mapping[str, str] = {
     "left": "(truncated)...",
     "right": "...(truncated)",
@@ -49,19 +49,10 @@ class Truncated(Wrapped):
         length = sum(map(len, texts)) + max(0, len(texts) - 1)
         if length <= self.max_chars:
             return result
-        parts = one_text(result.parts, cut("\n".join(texts), self.max_chars, self.side))
+        text = truncate("\n".join(texts), self.max_chars, side=self.side, mark=MARKS[self.side])
+        parts = one_text(result.parts, text)
         meta = {**(result.meta or {}), "truncated": True, "original_chars": length}
         return altered(result, parts=parts, meta=meta)
-
-
-def cut(text: str, max_chars: int, side: Side) -> str:
-    """Cut a text that is longer than a bound; what is left is as long as the bound, with the mark."""
-    if len(text) <= max_chars:
-        return text
-    mark = MARKS[side]
-    kept = max_chars - len(mark)
-    head = {"left": 0, "right": kept, "middle": (kept + 1) // 2}[side]
-    return text[:head] + mark + text[len(text) - (kept - head) :]
 
 
 def one_text(parts: Sequence[ToolResultPart], text: str) -> tuple[ToolResultPart, ...]:

@@ -15,9 +15,8 @@ from typing import Any, cast
 from pydantic_core import to_json
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.nesting import MAX_LINE_DEPTH, count_values, read_json
-from torchrl_agentic.tools.text import middle_out
-from torchrl_agentic.tools.wrap.encoding import (
+from torchrl_agentic.text import MAX_LINE_DEPTH, count_values, read_json, truncate_middle
+from torchrl_agentic.tools.wrappers.encoding import (
     Outcome,
     canonical,
     outcome_from_json,
@@ -53,7 +52,7 @@ class Entry:
         return outcome_from_json(self.data)
 
     def __str__(self) -> str:
-        args = middle_out(self.args or "(no JSON)", _SHOWN)
+        args = truncate_middle(self.args or "(no JSON)", _SHOWN)
         return f"{self.tool}({args}), id {self.call_id!r}, trajectory {self.trajectory!r}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.base import Tool, ToolContext, current_row
 from torchrl_agentic.tools.row_data import RowData
-from torchrl_agentic.tools.wrap.base import Wrapped
+from torchrl_agentic.tools.wrappers.base import Wrapped
 
 
 class Renamed(Wrapped):

@@ -14,7 +14,7 @@ from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.tools import Renamed, Wrapped
 from torchrl_agentic.tools.base import Effects, Tool
 from torchrl_agentic.tools.legacy import LegacyTool, as_tool
-from torchrl_agentic.tools.wrap.base import pause
+from torchrl_agentic.tools.wrappers.base import pause
 
 OWN = {"run", "session", "branch", "spec", "effects", "opens_sessions"}
 

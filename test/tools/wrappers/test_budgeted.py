@@ -13,7 +13,7 @@ from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Budget, Budgeted, Cached
-from torchrl_agentic.tools.wrap import budget as module
+from torchrl_agentic.tools.wrappers import budget as module
 
 
 async def test_calls_beyond_the_budget_are_skipped_and_say_so():

@@ -10,8 +10,8 @@ from typing import Any
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext
-from torchrl_agentic.tools.wrap.base import Wrapped, result_of
-from torchrl_agentic.tools.wrap.budget import Budget, Purse
+from torchrl_agentic.tools.wrappers.base import Wrapped, result_of
+from torchrl_agentic.tools.wrappers.budget import Budget, Purse
 
 Cost = Callable[[ToolResult], float]
 

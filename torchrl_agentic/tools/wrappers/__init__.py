@@ -28,18 +28,18 @@ session. What all trajectories share is said to be shared: a `Cached` of the sco
 `Cassette`; a `Budget` shares its bounds, never what was spent.
 """
 
-from torchrl_agentic.tools.wrap.approved import Approved
-from torchrl_agentic.tools.wrap.base import Wrapped
-from torchrl_agentic.tools.wrap.budget import Budget
-from torchrl_agentic.tools.wrap.budgeted import Budgeted
-from torchrl_agentic.tools.wrap.cached import Cached
-from torchrl_agentic.tools.wrap.cassette import Cassette
-from torchrl_agentic.tools.wrap.faulty import Faulty
-from torchrl_agentic.tools.wrap.recorded import Recorded
-from torchrl_agentic.tools.wrap.renamed import Renamed
-from torchrl_agentic.tools.wrap.replayed import CassetteMiss, Replayed
-from torchrl_agentic.tools.wrap.retrying import Retrying
-from torchrl_agentic.tools.wrap.truncated import Truncated
+from torchrl_agentic.tools.wrappers.approved import Approved
+from torchrl_agentic.tools.wrappers.base import Wrapped
+from torchrl_agentic.tools.wrappers.budget import Budget
+from torchrl_agentic.tools.wrappers.budgeted import Budgeted
+from torchrl_agentic.tools.wrappers.cached import Cached
+from torchrl_agentic.tools.wrappers.cassette import Cassette
+from torchrl_agentic.tools.wrappers.faulty import Faulty
+from torchrl_agentic.tools.wrappers.recorded import Recorded
+from torchrl_agentic.tools.wrappers.renamed import Renamed
+from torchrl_agentic.tools.wrappers.replayed import CassetteMiss, Replayed
+from torchrl_agentic.tools.wrappers.retrying import Retrying
+from torchrl_agentic.tools.wrappers.truncated import Truncated
 
 __all__ = [
     "Approved",

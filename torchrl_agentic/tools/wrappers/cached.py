@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tools.base import Effects, ToolContext, effects_of
-from torchrl_agentic.tools.wrap.base import Wrapped
-from torchrl_agentic.tools.wrap.encoding import canonical
+from torchrl_agentic.tools.wrappers.base import Wrapped
+from torchrl_agentic.tools.wrappers.encoding import canonical
 
 Scope = Literal["trajectory", "group", "global"]
 

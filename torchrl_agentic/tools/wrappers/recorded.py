@@ -10,8 +10,8 @@ from typing import Any
 
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext
-from torchrl_agentic.tools.wrap.base import Wrapped
-from torchrl_agentic.tools.wrap.cassette import Cassette
+from torchrl_agentic.tools.wrappers.base import Wrapped
+from torchrl_agentic.tools.wrappers.cassette import Cassette
 
 
 class Recorded(Wrapped):

@@ -14,7 +14,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ImagePart, JsonPart, ParsedCall, Status, TextPart, ToolResult
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Faulty, Renamed, Retrying
-from torchrl_agentic.tools.wrap.faulty import drawn
+from torchrl_agentic.tools.wrappers.faulty import drawn
 
 MIXED = {"timeouts": 0.2, "overloads": 0.2, "truncations": 0.2, "garbage": 0.2}
 TEXT = "all is well, and this is a sentence"

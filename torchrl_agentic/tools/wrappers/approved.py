@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torchrl_agentic.messages import JSON, Status, Timing, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.schema import Validator
-from torchrl_agentic.tools.wrap.base import Wrapped
+from torchrl_agentic.tools.wrappers.base import Wrapped
 
 Verdict: TypeAlias = bool | str | Mapping[str, JSON]
 """True: run it. False, or the reason as text: do not. A mapping: run it with these arguments."""

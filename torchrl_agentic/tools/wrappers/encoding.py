@@ -20,7 +20,7 @@ from torchrl_agentic.messages import (
     ToolResultPart,
     VideoPart,
 )
-from torchrl_agentic.nesting import read_json
+from torchrl_agentic.text import read_json
 
 Outcome: TypeAlias = ToolResult | Exception
 """What running a tool came to."""

@@ -11,7 +11,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, TextPart, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.row_data import local_name
-from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
+from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
 
 Latency: TypeAlias = Callable[[random.Random], float]
 """Draws seconds: `lambda rng: rng.expovariate(1 / 0.05)`."""
