@@ -209,3 +209,14 @@ def read_json(text: str | bytes | bytearray, *, max_depth: int = MAX_DEPTH, **op
     if sum(map(text.count, brackets)) > max_depth:  # pyright: ignore[reportArgumentType]
         count_values(value, max_depth=max_depth)
     return value
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def canonical_json(value: Any) -> str | None:
+    """Return the JSON of a value, the same text for equal values, or None if no JSON can hold it."""
+    try:
+        return _canonical(value)
+    except (TypeError, ValueError, RecursionError):
+        return None

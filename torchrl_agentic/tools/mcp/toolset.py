@@ -15,10 +15,11 @@ from torchrl_agentic.arguments import check_count, check_seconds
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.text import nearest, printable
-from torchrl_agentic.tools.base import Effects, Tool, Toolset, current_session
+from torchrl_agentic.tools.base import Effects, Tool, Toolset
 from torchrl_agentic.tools.mcp.approval import Approval, OnChange
 from torchrl_agentic.tools.mcp.mcp_tool import MCPProgress, MCPTool, SessionMCPTool
 from torchrl_agentic.tools.mcp.server_config import MAX_RESULT_BYTES, MCPServerConfig
+from torchrl_agentic.tools.per_trajectory import PerTrajectory
 
 if TYPE_CHECKING:
     import mcp_types
@@ -151,7 +152,7 @@ class MCPToolset(Toolset):
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._users = 0
         self._shared: Client | None = None
-        self._of_trajectories: dict[object, _Shared] = {}
+        self._of_trajectories = PerTrajectory[_Connection]()
         self._refreshing = asyncio.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class MCPToolset(Toolset):
         if self._users:
             return
         self._offered = (-1, ())
-        clients = [self._shared, *(shared.client for shared in self._of_trajectories.values())]
+        clients = [self._shared, *(own.client for own in self._of_trajectories)]
         self._shared = None
         await asyncio.gather(*(client.close() for client in clients if client is not None))
 
@@ -237,7 +238,7 @@ class MCPToolset(Toolset):
     async def _listed(self) -> list[mcp_types.Tool]:
         if self.sessions == "shared":
             return await self.shared().tools()
-        live = [shared.client for shared in self._of_trajectories.values() if shared.has_changed]
+        live = [own.client for own in self._of_trajectories if own.has_changed]
         if live:
             return await live[-1].tools()
         client = self.client()
@@ -291,22 +292,16 @@ class MCPToolset(Toolset):
 
     @asynccontextmanager
     async def of_trajectory(self, trajectory: str) -> AsyncGenerator[Client]:
-        """Give the connection of a trajectory to one of its tools; the last that leaves ends it."""
+        """Open the connection of a trajectory for one of its tools; the last tool that leaves closes it."""
         self._at_home()
-        key = current_session.get() or trajectory
-        shared = self._of_trajectories.get(key)
-        if shared is None:
-            shared = self._of_trajectories[key] = _Shared(self)
-        shared.users += 1
+        member = self._of_trajectories.join(trajectory, lambda: _Connection(self))
+        client = member.value.client
         try:
-            await shared.client.connection()
-            yield shared.client
+            await client.connection()
+            yield client
         finally:
-            shared.users -= 1
-            if shared.users == 0:
-                if self._of_trajectories.get(key) is shared:
-                    del self._of_trajectories[key]
-                await shared.client.close()
+            if member.leave():
+                await client.close()
 
     def client(self, changed: Callable[[], None] | None = None) -> Client:
         """Make a connection of its own, which whoever asks for it closes."""
@@ -342,11 +337,10 @@ class MCPToolset(Toolset):
         return f"MCPToolset({self.config!r})"
 
 
-class _Shared:
-    """The connection that the tools of one trajectory have, and how many of them."""
+class _Connection:
+    """The connection that the tools of one trajectory share."""
 
     def __init__(self, toolset: MCPToolset) -> None:
-        self.users = 0
         self.has_changed = False
         self._toolset = toolset
         self.client = toolset.client(self._changed)

@@ -1,112 +1,159 @@
-"""What a trajectory may spend, and what it has spent."""
+"""`Budgeted`, a tool that each trajectory may use up to a bound, and `Budget`, which tools can share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from typing import Any, TypeAlias
 
-from torchrl_agentic.messages import JSON, TextPart
-from torchrl_agentic.tools.base import current_session
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult, altered
+from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.per_trajectory import PerTrajectory
+from torchrl_agentic.tools.wrappers.base import Wrapped
 
-_purses: dict[tuple[int, object], Purse] = {}
-"""The purses of the trajectories under way, by the identity of their budget, which their tools keep alive."""
+Cost: TypeAlias = Callable[[ToolResult], float]
+Spent: TypeAlias = dict[str, float]
+"""What one trajectory has used: "calls", "seconds" and "cost"."""
 
-_KEPT = 1000
-"""How many lines for the model are kept, of budgets of no more calls than that."""
+
+def _nothing() -> Spent:
+    return {"calls": 0, "seconds": 0.0, "cost": 0.0}
 
 
 @dataclass(eq=False)
 class Budget:
-    """What each trajectory may spend on the tools that share this object; None: no bound.
+    """What each trajectory may spend on the tools that share this object.
 
-    calls: of all these tools together. seconds: inside of them, summed up. max_cost: in the unit of their
-    `cost`.
+    Attributes:
+        calls: Number of calls of all these tools together; None: no bound.
+        seconds: Time spent inside these tools, summed up; None: no bound.
+        max_cost: Summed cost, in the unit of their `cost`; None: no bound.
 
     Raises:
-        ValueError: it bounds nothing, or a bound is below 0 or NaN.
+        ValueError: If there is no bound, or one is below 0 or NaN.
     """
 
     calls: int | None = None
     seconds: float | None = None
     max_cost: float | None = None
-    by_hand: Purse = field(init=False, repr=False)
+    bounds: Mapping[str, float] = field(init=False, repr=False)
+    by_trajectory: PerTrajectory[Spent] = field(init=False, repr=False, default_factory=PerTrajectory[Spent])
+    by_hand: Spent = field(init=False, repr=False, default_factory=_nothing)
     """What was spent outside of any trajectory."""
 
     def __post_init__(self) -> None:
-        bounds = self.bounds()
-        if not bounds:
-            raise ValueError("a budget bounds calls, seconds or max_cost; got none of them")
-        for name, bound in bounds.items():
-            if not bound >= 0:
-                raise ValueError(f"a bound must be 0 or more, or None for none; got {bound} {name}")
-        self.by_hand = Purse(self)
-
-    def bounds(self) -> dict[str, float]:
-        """Give what is bounded, by name."""
         bounds = {"calls": self.calls, "seconds": self.seconds, "cost": self.max_cost}
-        return {name: bound for name, bound in bounds.items() if bound is not None}
-
-    def key(self, trajectory: str) -> tuple[int, object]:
-        """Give what stands for a trajectory while a session opens."""
-        return (id(self), current_session.get() or trajectory)
-
-    def take(self, key: tuple[int, object], source: Purse | None) -> Purse:
-        """Give the purse of a trajectory to one tool more; a branch has spent what its source has."""
-        purse = _purses.get(key)
-        if purse is None:
-            purse = _purses[key] = Purse(self, source)
-        purse.users += 1
-        return purse
-
-    def give_back(self, key: tuple[int, object]) -> None:
-        """Take note that one tool needs it no more."""
-        purse = _purses[key]
-        purse.users -= 1
-        if purse.users == 0:
-            del _purses[key]
-
-
-class Purse:
-    """What one trajectory has spent of a budget: calls, seconds, cost. users: tools that have it."""
-
-    def __init__(self, budget: Budget, source: Purse | None = None) -> None:
-        self.bounds = budget.bounds()
-        self._left = [(name, f"{name}_left", bound) for name, bound in self.bounds.items()]
-        told = ", ".join(f"%.4g of {bound:g} {name}" for name, bound in self.bounds.items())
-        self._told = f"[budget left: {told}]"
-        self._few = [*self.bounds] == ["calls"] and self.bounds["calls"] <= _KEPT
-        self.spent: dict[str, float] = {"calls": 0, "seconds": 0.0, "cost": 0.0}
-        if source is not None:
-            self.spent.update(source.spent)
-        self.users = 0
-
-    def used_up(self) -> str | None:
-        """Say what there is no more of; None: something is left of all."""
+        self.bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+        if not self.bounds:
+            raise ValueError("a budget bounds calls, seconds or max_cost; got none of them")
         for name, bound in self.bounds.items():
-            if self.spent[name] >= bound:
-                return f"the budget of {bound:g} {name} is used up"
-        return None
+            if not bound >= 0:
+                raise ValueError(f"a bound must be 0 or more, or None for no bound; got {bound} {name}")
 
-    def left(self) -> dict[str, JSON]:
-        """Say what is left of each, for rewards."""
-        spent = self.spent
-        left: dict[str, JSON] = {}
-        for name, key, bound in self._left:
-            rest = bound - spent[name]
-            left[key] = rest if rest > 0 else 0
-        return left
+    def exhausted(self, spent: Spent) -> str | None:
+        """Return the name of a bound that is reached, or None."""
+        return next((name for name, bound in self.bounds.items() if spent[name] >= bound), None)
 
-    def told(self, left: Mapping[str, JSON]) -> TextPart:
-        """Say the same for the model."""
-        return (_kept_line if self._few else _line)(self._told, *left.values())
+    def left(self, spent: Spent) -> dict[str, JSON]:
+        """Return what is left of each bound, as metrics of a result."""
+        return {f"{name}_left": max(0, bound - spent[name]) for name, bound in self.bounds.items()}
 
-
-def _line(told: str, *left: float) -> TextPart:
-    return TextPart(told % left)
+    def line(self, left: Mapping[str, JSON]) -> str:
+        """Return a line that tells the model what is left."""
+        told = (f"{left[f'{name}_left']:.4g} of {bound:g} {name}" for name, bound in self.bounds.items())
+        return f"[budget left: {', '.join(told)}]"
 
 
-@lru_cache(maxsize=_KEPT)
-def _kept_line(told: str, left: float) -> TextPart:
-    """The same; each trajectory of a budget of a few calls has the same few lines."""
-    return _line(told, left)
+class Budgeted(Wrapped):
+    """A tool that each trajectory may call so often, for so long, or at such a cost; then calls get SKIPPED.
+
+    Calls that overlap never exceed the number of calls. They may exceed seconds and cost, because a call that
+    has begun is not stopped. A call that fails through no fault of the model (INFRA) does not count as a
+    call, but its time and cost do. The last line of each result tells the model what is left, and the
+    metrics "calls_left", "seconds_left" and "cost_left" tell rewards.
+
+    Args:
+        tool: The tool.
+        calls: Bound on the calls of a trajectory.
+        seconds: Bound on the seconds that a trajectory spends in the tool.
+        cost: Returns the cost of a result; it needs a `max_cost`, here or in the shared budget.
+        max_cost: Bound on the summed cost.
+        budget: A budget in place of these bounds, for several tools that share it.
+        tell: Whether the model reads what is left.
+        clock: Returns the time in seconds.
+
+    Raises:
+        ValueError: If there is no budget, or two; a cost without a maximum, or a maximum without a cost.
+    """
+
+    keeps_state = True
+
+    def __init__(
+        self,
+        tool: Any,
+        calls: int | None = None,
+        seconds: float | None = None,
+        cost: Cost | None = None,
+        *,
+        max_cost: float | None = None,
+        budget: Budget | None = None,
+        tell: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(tool)
+        if budget is not None and (calls, seconds, max_cost) != (None, None, None):
+            raise ValueError("give calls, seconds and max_cost to the shared Budget, not beside it")
+        self.budget = Budget(calls, seconds, max_cost) if budget is None else budget
+        if cost is not None and self.budget.max_cost is None:
+            raise ValueError("a cost needs a max_cost")
+        if max_cost is not None and cost is None:
+            raise ValueError("max_cost needs a cost: a function of the result")
+        self.cost, self.tell, self.clock = cost, tell, clock
+        self.spent = self.budget.by_hand
+
+    def begin(self, trajectory: str, source: Any) -> None:
+        """Join the tools that share the budget in this trajectory; a branch has spent what its source has."""
+        self._member = self.budget.by_trajectory.join(
+            trajectory, lambda: _nothing() if source is None else dict(source.spent)
+        )
+        self.spent = self._member.value
+
+    def end(self) -> None:
+        """Leave them."""
+        self._member.leave()
+
+    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
+        """Run the tool if its budget allows, and add what is left to the result."""
+        spent, budget = self.spent, self.budget
+        if name := budget.exhausted(spent):
+            text = (
+                f"Error: this call was not run: the budget of {budget.bounds[name]:g} {name} is used up; "
+                "answer with what you have"
+            )
+            return altered(ToolResult.from_text(text, status=Status.SKIPPED), metrics=budget.left(spent))
+        spent["calls"] += 1
+        began = self.clock()
+        try:
+            result = await self.result(args, ctx)
+            if result.status is Status.INFRA:
+                spent["calls"] -= 1
+            if self.cost is not None:
+                spent["cost"] += checked_cost(self.cost(result))
+        except InfrastructureError:
+            spent["calls"] -= 1
+            raise
+        finally:
+            spent["seconds"] += self.clock() - began
+        left = budget.left(spent)
+        parts = (*result.parts, TextPart(budget.line(left))) if self.tell else result.parts
+        return altered(result, parts=parts, metrics={**(result.metrics or {}), **left})
+
+
+def checked_cost(cost: float) -> float:
+    """Return a cost; raise ValueError if it is not a number of 0 or more."""
+    if not 0 <= cost < math.inf:
+        raise ValueError(f"the cost of a result must be a number of 0 or more; got {cost}")
+    return float(cost)

@@ -1,4 +1,4 @@
-"""A tool whose text is never longer than a bound."""
+"""`Truncated`, a tool whose text has a bound."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ _TEXTUAL = (TextPart, JsonPart)
 
 
 class Truncated(Wrapped):
-    """A tool whose text is cut where it is longer than `max_chars` characters, the mark of the cut included.
+    """A tool whose text is truncated to `max_chars` characters, the mark of the cut included.
 
-    side: what is lost: the "left" end, the "right" one, or the "middle". The text is that of all text and
-    JSON parts, which become one; images, videos and files stay. What was cut says so in its `meta`:
-    "truncated" and "original_chars". Errors that the model reads are cut as well.
+    All text and JSON parts of a longer result become one text; images, videos and files stay. Its `meta` has
+    "truncated" and "original_chars". Errors that the model reads are truncated too.
+
+    Args:
+        tool: The tool.
+        max_chars: Number of characters at most.
+        side: Which part is dropped: the "left" end, the "right" end or the "middle".
 
     Raises:
-        ValueError: no such side, or a bound without room for the mark.
+        ValueError: If the side is unknown, or the bound leaves no room for the mark.
     """
 
     def __init__(self, tool: Any, max_chars: int = 8192, side: Side = "middle") -> None:
@@ -43,7 +47,7 @@ class Truncated(Wrapped):
         self.side: Side = side
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run it, and cut what is too long."""
+        """Run the tool, and truncate the text of its result."""
         result = await self.result(args, ctx)
         texts = [str(part) for part in result.parts if isinstance(part, _TEXTUAL)]
         length = sum(map(len, texts)) + max(0, len(texts) - 1)
@@ -56,7 +60,7 @@ class Truncated(Wrapped):
 
 
 def one_text(parts: Sequence[ToolResultPart], text: str) -> tuple[ToolResultPart, ...]:
-    """Put one text in the place of all text and JSON parts, where the first of them was."""
+    """Return the parts with one text in place of all text and JSON parts, where the first of them was."""
     kept: list[ToolResultPart] = []
     place: int | None = None
     for part in parts:
