@@ -37,7 +37,7 @@ class PerTrajectory(Generic[T]):
         member = self._members.get(key)
         if member is None:
             member = self._members[key] = Membership(self._members, key, owner, create())
-        member.users += 1
+        member.users.join()
         return member
 
     def __iter__(self) -> Iterator[T]:
@@ -50,12 +50,30 @@ class PerTrajectory(Generic[T]):
         return (type(self), ())
 
 
+class Users:
+    """Count of the users of something that the last of them closes; a pickled copy has none."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def join(self) -> None:
+        """Add one user."""
+        self._count += 1
+
+    def leave(self) -> bool:
+        """Remove one user, if there is one; return True if none is left."""
+        self._count = max(0, self._count - 1)
+        return self._count == 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), ())
+
+
 class Membership(Generic[T]):
-    """The value that one trajectory's tools share, and the number of tools that use it.
+    """The value that the tools of one trajectory share.
 
     Attributes:
         value: The value.
-        users: How many tools have joined and not left.
     """
 
     def __init__(
@@ -66,14 +84,13 @@ class Membership(Generic[T]):
         value: T,
     ) -> None:
         self.value = value
-        self.users = 0
+        self.users = Users()
         self._members, self._key = members, key
         self._owner = owner  # kept alive, so that no other owner gets its identity meanwhile
 
     def leave(self) -> bool:
         """Remove one user; return True if it was the last one, which has to close the value."""
-        self.users -= 1
-        if self.users:
-            return False
-        del self._members[self._key]
-        return True
+        is_last = self.users.leave()
+        if is_last:
+            del self._members[self._key]
+        return is_last

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, TextPart, Timing, ToolResult, fields_of
+from torchrl_agentic.process_bound import ProcessBound
 from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext
 from torchrl_agentic.tools.schema import Schema
@@ -88,25 +89,26 @@ class SearchTool(Tool):
         self.patience = patience or Patience()
         self.output_max_chars = output_max_chars
         self._headers = {**(headers or {}), **bearer(token_file)}
-        self._service: ServiceClient | None = None
+        self._service = ProcessBound[ServiceClient]()  # set up anew in each process
 
     async def setup(self) -> None:
-        """Join those that share the limit of the service."""
-        self._service = ServiceClient(
+        """Create the client, under the limit that all clients of the service share."""
+        await self._set_up()
+
+    async def _set_up(self) -> ServiceClient:
+        client = ServiceClient(
             "the retrieval service",
             await shared_limiter("search", self.url, self.rate_limit, self.enable_global_rate_limit),
             max_connections=self.num_workers,
             patience=self.patience,
             headers=self._headers,
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_service": None}  # it is set up anew where it arrives
+        return self._service.set(client)
 
     async def teardown(self) -> None:
         """Close the connections."""
-        if self._service is not None:
-            await self._service.close()
+        if (service := self._service.get()) is not None:
+            await service.close()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Search, and show what was found for each query."""
@@ -115,11 +117,9 @@ class SearchTool(Tool):
             raise ToolError("a query is empty; write what to search for")
         if len(queries) > self.max_queries:
             raise ToolError(f"{len(queries)} queries are too many; {self.max_queries} at most")
-        if self._service is None:
-            await self.setup()
-        assert self._service is not None
+        service = self._service.get() or await self._set_up()
         payload = {"queries": queries, "topk": self.topk, "return_scores": True}
-        answer = await self._service.post(self.url, payload, timeout=self.timeout, ctx=ctx)
+        answer = await service.post(self.url, payload, timeout=self.timeout, ctx=ctx)
         if answer.status >= 400:
             raise ServiceError(
                 f"the retrieval service refused the request ({answer.status}): {str(answer.data)[:300]}",

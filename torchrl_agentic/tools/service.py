@@ -25,6 +25,7 @@ from torchrl_agentic.limits.token_bucket import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import read_json
 from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.per_loop import PerLoop
 
 MIN_TOKEN = 16
 """A shorter token can be guessed."""
@@ -194,7 +195,7 @@ class ServiceClient:
             "headers": dict(headers or {}),
             "trust_env": trust_env,
         }
-        self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._clients = PerLoop[httpx.AsyncClient]()  # none of them travels
         self.answered_at = -math.inf
 
     async def post(
@@ -334,16 +335,11 @@ class ServiceClient:
         return ServiceError(f"{self.name} {text}", reason, **more)
 
     def _client(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients = {one: client for one, client in self._clients.items() if not one.is_closed()}
-            self._clients[loop] = httpx.AsyncClient(**self._options)
-        return self._clients[loop]
+        return self._clients.get(lambda: httpx.AsyncClient(**self._options))
 
     async def close(self) -> None:
         """Close the connections of this event loop; a later call opens new ones."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
+        if (client := self._clients.pop()) is not None:
             await client.aclose()
 
     async def __aenter__(self) -> Self:
@@ -351,9 +347,6 @@ class ServiceClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}}  # connections stay where they are
 
 
 class _Call:

@@ -6,10 +6,11 @@ import asyncio
 import ssl
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
+from torchrl_agentic.process_bound import ProcessBound
 from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.http import http_client
@@ -42,6 +43,8 @@ from torchrl_agentic.tools.http.render import (
     text_of,
     without_controls,
 )
+from torchrl_agentic.tools.per_loop import PerLoop
+from torchrl_agentic.tools.per_trajectory import Users
 
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 
@@ -162,9 +165,9 @@ class HttpTool(Tool):
         self.ca_file = ca_file
         self._credentials = _by_origin(credentials)
         self._backend = PinnedBackend(self.policy, resolver)
-        self._ssl_context: ssl.SSLContext | None = None
-        self._clients: dict[asyncio.AbstractEventLoop, Client] = {}
-        self._users = 0
+        self._ssl_context = ProcessBound[ssl.SSLContext]()
+        self._clients = PerLoop[Client]()
+        self._users = Users()
         self.effects = Effects.PURE if set(self.methods) <= READING else Effects(writes=[name])
         self.description = describe(self.methods, self.policy)
         self.input_schema = input_schema(self.methods, ask_for_text=html == "ask")
@@ -172,7 +175,8 @@ class HttpTool(Tool):
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Ask for the URL, and show what came back."""
         ask, as_text, start = self._read(args)
-        client = await self._live(ctx)
+        trusted = await self._trusted(ctx)
+        client = self._clients.get(lambda: Client(self._backend, trusted))
         progress = Progress(ctx, self.max_response_bytes + WIRE_EXTRA_BYTES)
         token = current.set(progress)
         try:
@@ -193,20 +197,13 @@ class HttpTool(Tool):
 
     async def setup(self) -> None:
         """Read the certificates that are trusted."""
-        self._users += 1
-        await self._trust(ToolContext(call_id="setup"))
+        self._users.join()
+        await self._trusted(ToolContext(call_id="setup"))
 
     async def teardown(self) -> None:
-        """Close the connections once nobody uses the tool any more."""
-        self._users = max(0, self._users - 1)
-        if self._users == 0:
-            client = self._clients.pop(asyncio.get_running_loop(), None)
-            if client is not None:
-                await client.aclose()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process."""
-        return self.__dict__ | {"_clients": {}, "_ssl_context": None, "_users": 0}
+        """Close the connections after the last user."""
+        if self._users.leave() and (client := self._clients.pop()) is not None:
+            await client.aclose()
 
     def _read(self, args: Mapping[str, JSON]) -> tuple[Ask, bool, int]:
         """Check what the model asks, before anything is done."""
@@ -259,20 +256,10 @@ class HttpTool(Tool):
         meta = {"untrusted": bool(partial), "bytes": size, "truncated": True, "reason": "timeout"}
         return ToolResult((TextPart(line),), meta=meta, status=Status.TIMEOUT)
 
-    async def _live(self, ctx: ToolContext) -> Client:
-        """Give the client of the running loop; connections serve the loop that made them."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            trusted = await self._trust(ctx)
-            for ended in [one for one in self._clients if one.is_closed()]:
-                del self._clients[ended]
-            self._clients.setdefault(loop, Client(self._backend, trusted))
-        return self._clients[loop]
-
-    async def _trust(self, ctx: ToolContext) -> ssl.SSLContext:
-        if self._ssl_context is None:
-            self._ssl_context = await ctx.in_thread(make_ssl_context, self.ca_file)
-        return self._ssl_context
+    async def _trusted(self, ctx: ToolContext) -> ssl.SSLContext:
+        """Return the certificates that this process trusts, read once."""
+        trusted = self._ssl_context.get()
+        return trusted or self._ssl_context.set(await ctx.in_thread(make_ssl_context, self.ca_file))
 
 
 def _by_origin(credentials: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str, int], dict[str, str]]:

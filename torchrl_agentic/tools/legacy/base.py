@@ -14,6 +14,7 @@ from typing import Any
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.per_trajectory import Users
 from torchrl_agentic.tools.schema import Schema
 
 
@@ -65,7 +66,7 @@ class Layer(ABC):
         self.transform = transform
         self.lock = threading.Lock()
         self._owners: dict[int, object] = {}
-        self._users = 0
+        self._users = Users()
         self._is_closed = False
 
     @abstractmethod
@@ -120,7 +121,7 @@ class Layer(ABC):
     def open(self) -> None:
         """Count one more tool that is in use, and open again what `close` has closed. Blocks."""
         with self.lock:
-            self._users += 1
+            self._users.join()
             if self._is_closed:
                 self._is_closed = False
                 self.reopen()
@@ -128,8 +129,7 @@ class Layer(ABC):
     def close(self) -> None:
         """Close the transform, with the last tool that used it. Blocks."""
         with self.lock:
-            self._users = max(0, self._users - 1)
-            if self._users == 0:
+            if self._users.leave():
                 self._is_closed = True
                 self.close_transform()
 

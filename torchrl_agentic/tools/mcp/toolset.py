@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
-import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from torchrl_agentic.arguments import check_count, check_seconds
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import Limiter
+from torchrl_agentic.process_bound import ProcessBound
 from torchrl_agentic.text import nearest, printable
 from torchrl_agentic.tools.base import Effects, Tool, Toolset
 from torchrl_agentic.tools.mcp.approval import Approval, OnChange
 from torchrl_agentic.tools.mcp.mcp_tool import MCPProgress, MCPTool, SessionMCPTool
 from torchrl_agentic.tools.mcp.server_config import MAX_RESULT_BYTES, MCPServerConfig
-from torchrl_agentic.tools.per_trajectory import PerTrajectory
+from torchrl_agentic.tools.per_trajectory import PerTrajectory, Users
 
 if TYPE_CHECKING:
     import mcp_types
@@ -145,26 +145,7 @@ class MCPToolset(Toolset):
         self.revision = 0
         self._tools: dict[str, MCPTool] = {}  # by the server's names
         self._offered: tuple[int, tuple[MCPTool, ...]] = (-1, ())
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin without connections; those that were there belong to another process or event loop."""
-        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
-        self._users = 0
-        self._shared: Client | None = None
-        self._of_trajectories = PerTrajectory[_Connection]()
-        self._refreshing = asyncio.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what belongs to this process."""
-        live = ("_home", "_users", "_shared", "_of_trajectories", "_refreshing")
-        return {name: value for name, value in self.__dict__.items() if name not in live}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin without connections."""
-        for name, value in state.items():
-            setattr(self, name, value)
-        self._forget()
+        self._state = ProcessBound[_Connections]()
 
     async def setup(self) -> Sequence[Tool]:
         """Connect, and give the tools that the server offers.
@@ -174,8 +155,7 @@ class MCPToolset(Toolset):
                 message has its command, how it ended, and the last lines of its stderr.
             ValueError: one of `tools` is not there, or is not as `fingerprints` says and that is refused.
         """
-        self._at_home()
-        self._users += 1
+        self._connections().users.join()
         try:
             found = await self._listed()
             self._check_selected(found)
@@ -206,13 +186,12 @@ class MCPToolset(Toolset):
 
     async def teardown(self) -> None:
         """End the connections, and with them the servers that were started."""
-        self._at_home()
-        self._users = max(0, self._users - 1)
-        if self._users:
+        connections = self._connections()
+        if not connections.users.leave():
             return
         self._offered = (-1, ())
-        clients = [self._shared, *(own.client for own in self._of_trajectories)]
-        self._shared = None
+        clients = [connections.shared, *(own.client for own in connections.of_trajectories)]
+        connections.shared = None
         await asyncio.gather(*(client.close() for client in clients if client is not None))
 
     async def refresh(self) -> Sequence[Tool]:
@@ -224,8 +203,7 @@ class MCPToolset(Toolset):
         Raises:
             InfrastructureError: the server cannot be asked; `revision` is as before, so ask again.
         """
-        self._at_home()
-        async with self._refreshing:
+        async with self._connections().refreshing:
             revision, offered = self._offered
             if revision != self.revision:
                 revision = self.revision
@@ -238,7 +216,7 @@ class MCPToolset(Toolset):
     async def _listed(self) -> list[mcp_types.Tool]:
         if self.sessions == "shared":
             return await self.shared().tools()
-        live = [own.client for own in self._of_trajectories if own.has_changed]
+        live = [own.client for own in self._connections().of_trajectories if own.has_changed]
         if live:
             return await live[-1].tools()
         client = self.client()
@@ -284,17 +262,17 @@ class MCPToolset(Toolset):
                 )
 
     def shared(self) -> Client:
-        """Give the connection that all share; made at its first call."""
-        self._at_home()
-        if self._shared is None:
-            self._shared = self.client()
-        return self._shared
+        """Return the connection that all trajectories share, created at the first call."""
+        connections = self._connections()
+        if connections.shared is None:
+            connections.shared = self.client()
+        return connections.shared
 
     @asynccontextmanager
     async def of_trajectory(self, trajectory: str) -> AsyncGenerator[Client]:
         """Open the connection of a trajectory for one of its tools; the last tool that leaves closes it."""
-        self._at_home()
-        member = self._of_trajectories.join(trajectory, lambda: _Connection(self))
+        members = self._connections().of_trajectories
+        member = members.join(trajectory, lambda: _Connection(self))
         client = member.value.client
         try:
             await client.connection()
@@ -319,22 +297,31 @@ class MCPToolset(Toolset):
         """Take note that the tools may be others now."""
         self.revision += 1
 
-    def _at_home(self) -> None:
-        """Leave connections alone that were made before a fork, or on an event loop that is gone."""
-        here = (os.getpid(), asyncio.get_running_loop())
-        if self._home is None:
-            self._home = here
-        elif self._home != here:
-            if self._home[0] == here[0] and not self._home[1].is_closed():
-                raise InfrastructureError(
-                    f"the MCP server {self.config.name!r} is connected to on another event loop, which still "
-                    "runs: make one MCPToolset for each"
-                )
-            self._forget()
-            self._home = here
+    def _connections(self) -> _Connections:
+        """Return the connections of this process and event loop; start anew if they belong to others."""
+        loop, found = asyncio.get_running_loop(), self._state.get()
+        if found is not None and found.loop is loop:
+            return found
+        if found is not None and not found.loop.is_closed():
+            raise InfrastructureError(
+                f"the MCP server {self.config.name!r} is connected on another event loop, which still runs: "
+                "create one MCPToolset for each loop"
+            )
+        return self._state.set(_Connections(loop))
 
     def __repr__(self) -> str:
         return f"MCPToolset({self.config!r})"
+
+
+class _Connections:
+    """The connections of a toolset that belong to one process and event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.users = Users()
+        self.shared: Client | None = None
+        self.of_trajectories = PerTrajectory[_Connection]()
+        self.refreshing = asyncio.Lock()
 
 
 class _Connection:

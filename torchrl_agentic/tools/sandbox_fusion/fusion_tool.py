@@ -7,7 +7,6 @@ import itertools
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torchrl_agentic.images import image_type
 from torchrl_agentic.messages import (
@@ -20,6 +19,7 @@ from torchrl_agentic.messages import (
     ToolResult,
     ToolResultPart,
 )
+from torchrl_agentic.process_bound import ProcessBound
 from torchrl_agentic.repl.supervised import KINDS
 from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext
@@ -121,28 +121,27 @@ class SandboxFusionTool(Tool):
         self.output_max_chars = output_max_chars
         self.is_strict = strict
         self._headers = {**(headers or {}), **bearer(token_file)}
-        self._client: SandboxFusionClient | None = None
+        self._client = ProcessBound[SandboxFusionClient]()  # set up anew in each process
 
     async def setup(self) -> None:
         """Join those that share the limit of the service."""
         limiter = await shared_limiter(
             "sandbox_fusion", self.url, self.rate_limit, self.enable_global_rate_limit
         )
-        self._client = SandboxFusionClient(
-            self.url,
-            limiter=limiter,
-            max_connections=self.num_workers,
-            patience=self.patience,
-            headers=self._headers,
+        self._client.set(
+            SandboxFusionClient(
+                self.url,
+                limiter=limiter,
+                max_connections=self.num_workers,
+                patience=self.patience,
+                headers=self._headers,
+            )
         )
 
     async def teardown(self) -> None:
         """Close the connections."""
-        if self._client is not None:
-            await self._client.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None}  # it is set up anew where it arrives
+        if (client := self._client.get()) is not None:
+            await client.close()
 
     @property
     def client(self) -> SandboxFusionClient:
@@ -151,13 +150,14 @@ class SandboxFusionTool(Tool):
         Raises:
             RuntimeError: the tool is not set up.
         """
-        if self._client is None:
+        client = self._client.get()
+        if client is None:
             raise RuntimeError(f"{self.name!r} is not set up: await tool.setup() first")
-        return self._client
+        return client
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run the code, and show what it printed and how it ended."""
-        if self._client is None:
+        if self._client.get() is None:
             await self.setup()
         code = str(args["code"])
         if self.jupyter:
