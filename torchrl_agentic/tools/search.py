@@ -19,24 +19,30 @@ BETWEEN_QUERIES = "\n---\n"
 
 
 class SearchTool(Tool):
-    """Searches documents for several queries at once.
+    """Search documents for several queries at once.
 
     The result is the JSON that models trained with verl know: `{"result": "Doc 1 (Title: …) …"}`, with `---`
     between queries.
 
     Args:
-        retrieval_service_url: what takes `{queries, topk, return_scores}`, e.g. http://localhost:8000/retrieve;
-            `torchrl-agentic serve search FOLDER` starts one here.
-        topk: passages per query.
-        num_workers, rate_limit, enable_global_rate_limit, patience, headers, token_file: as for
-            `SandboxFusionTool`.
-        timeout: seconds for one try.
-        max_queries: more in one call are refused.
-        output_max_chars: longer output loses its middle.
+        retrieval_service_url: URL that takes `{queries, topk, return_scores}`, such as
+            http://localhost:8000/retrieve; `torchrl-agentic serve search FOLDER` starts such a service.
+        name: The name that the model calls.
+        description: The description that the model reads; None: the default one.
+        topk: Number of passages per query.
+        num_workers: Number of connections of this process at most.
+        rate_limit: Number of requests at a time at most; None: no limit.
+        timeout: Seconds for one try.
+        enable_global_rate_limit: Whether all processes that use this URL share the rate limit.
+        patience: How long to go on trying.
+        max_queries: Number of queries in one call at most.
+        output_max_chars: Longer output loses its middle.
+        headers: Headers of each request.
+        token_file: File with a bearer token for the service.
 
     Raises:
-        ValueError: no URL, a number that is not above 0, or no token in the file.
-        OSError: the token cannot be read.
+        ValueError: If the URL is not one, a number is not above 0, or the file has no token.
+        OSError: If the token cannot be read.
     """
 
     name: str = "search"
@@ -111,7 +117,7 @@ class SearchTool(Tool):
             await service.close()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Search, and show what was found for each query."""
+        """Search, and return the passages found for each query."""
         queries = [str(query) for query in cast("list[JSON]", args["query_list"])]
         if not all(query.strip() for query in queries):
             raise ToolError("a query is empty; write what to search for")
@@ -144,11 +150,7 @@ class SearchTool(Tool):
 
 
 def _passages(data: JSON, count: int) -> list[list[str]]:
-    """Read the texts of an answer.
-
-    Raises:
-        ServiceError: it has another form.
-    """
+    """Return the texts of an answer; raise ServiceError if it has another form."""
     fields = fields_of(data)
     result: JSON = None if fields is None else fields.get("result")
     if not isinstance(result, list) or len(cast("list[JSON]", result)) != count:

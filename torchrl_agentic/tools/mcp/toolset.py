@@ -65,32 +65,33 @@ _SHOWN = 2000
 class MCPToolset(Toolset):
     """The tools of one MCP server, for `ToolCompose.add_toolset`.
 
-    A server that says that its tools are others now is asked for them at the next step or reset. One that is
-    lost gives INFRA results to the calls under way, and is started or reached again by the next call, which
-    says that what it held is gone.
+    After a server announces that its tools have changed, they are listed again at the next step or reset. If
+    a server is lost, the running calls get INFRA results; the next call starts or reaches it again, and its
+    result tells that the server's state is gone.
 
     Args:
-        config: the server.
-        name_prefix: put before each name. Two servers with tools of one name need it; else that is an error.
-            What models cannot write in a name becomes "_".
-        request_timeout: seconds that the server may take for a call, from when it is sent; None: no bound.
-            The `per_call_timeout` of the ToolCompose bounds the call too: the smaller of both counts.
-        start_timeout: seconds that it may take until it is ready, and again to list its tools.
-        tools: names of the tools to offer, as the server has them; None: all.
+        config: The server.
+        name_prefix: Prefix of each name, needed if two servers have tools of one name. Characters that models
+            cannot write in a name become "_".
+        request_timeout: Seconds that the server may take for a call, from when it is sent; None: no bound.
+            The `per_call_timeout` of the ToolCompose bounds the call too.
+        start_timeout: Seconds that the server may take to start, and again to list its tools.
+        tools: Names of the tools to offer, as the server has them; None: all.
         sessions: "shared": one connection for this process; "trajectory": one for each trajectory that
-            calls, so that what it keeps in memory is not seen by others. Over HTTP that needs a server with
+            calls, so that trajectories do not share the server's memory. Over HTTP that needs a server with
             sessions.
-        limiter: what calls of all its tools go through; share it with whoever uses the same server.
-        effects: of each of its tools; None: a tool that the server says only reads reads "mcp:<name>", any
-            other writes it, so that calls of one trajectory keep their order unless all of them only read.
-        on_progress: called on the event loop with what the server tells of calls under way.
-        max_result_bytes: of an answer, as JSON; a larger one is an ERROR result that says so.
-        on_change: what becomes of a tool whose description, schemas or annotations are not those of the first
-            listing, also after a restart of the server and in the server of another trajectory. "warn": it is
-            logged once, and each result has a note. "refuse": calls give INFRA results, the model is shown
-            the tool as it was, its name included, and tools that are new are not offered.
-        fingerprints: those of an earlier run, `toolset.fingerprints`, to compare with in place of the first
-            listing. With "refuse", `setup` raises if one differs.
+        limiter: Limiter of the calls of all its tools; share it with other users of the same server.
+        effects: Effects of each of its tools; None: a tool that the server declares read-only reads
+            "mcp:<name>", any other writes it, so that calls of one trajectory keep their order unless all of
+            them only read.
+        on_progress: Called on the event loop with the progress of running calls.
+        max_result_bytes: Bound on the JSON of an answer, in bytes; a larger one becomes an ERROR result.
+        on_change: What happens to a tool whose description, schemas or annotations differ from the first
+            listing, also after a restart of the server and in the server of another trajectory. "warn": log
+            it once, and add a note to each result. "refuse": answer calls with INFRA, show the model the tool
+            as it was, name included, and offer no new tools.
+        fingerprints: Fingerprints of an earlier run, `toolset.fingerprints`, to compare with instead of the
+            first listing. With "refuse", `setup` raises if one differs.
 
     Raises:
         MissingExtra: the MCP SDK is not installed.
@@ -148,12 +149,12 @@ class MCPToolset(Toolset):
         self._state = ProcessBound[_Connections]()
 
     async def setup(self) -> Sequence[Tool]:
-        """Connect, and give the tools that the server offers.
+        """Connect, and return the tools that the server offers.
 
         Raises:
-            InfrastructureError: the server cannot be started or reached, or says nothing sensible; the
+            InfrastructureError: If the server cannot be started or reached, or does not speak MCP; the
                 message has its command, how it ended, and the last lines of its stderr.
-            ValueError: one of `tools` is not there, or is not as `fingerprints` says and that is refused.
+            ValueError: If one of `tools` does not exist, or differs from `fingerprints` and is refused.
         """
         self._connections().users.join()
         try:
@@ -168,24 +169,24 @@ class MCPToolset(Toolset):
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools that the server offered last; none while it is not connected."""
+        """The tools of the last listing; empty while the server is not connected."""
         return self._offered[1]
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """A digest of what the server said of each tool when it was approved; none before `setup`."""
+        """Digest of each tool's description at its approval; empty before `setup`."""
         return dict(self.approval.fingerprints or {})
 
     async def open(self) -> None:
-        """Connect, as `setup` does; `tools` then holds the tools."""
+        """Connect, as `setup` does; `tools` then has the tools."""
         await self.setup()
 
     async def close(self) -> None:
-        """End the connections, as `teardown` does."""
+        """Close the connections, as `teardown` does."""
         await self.teardown()
 
     async def teardown(self) -> None:
-        """End the connections, and with them the servers that were started."""
+        """Close the connections, which ends the servers that were started."""
         connections = self._connections()
         if not connections.users.leave():
             return
@@ -195,13 +196,13 @@ class MCPToolset(Toolset):
         await asyncio.gather(*(client.close() for client in clients if client is not None))
 
     async def refresh(self) -> Sequence[Tool]:
-        """Give the tools as they are now; one listing serves all who ask after the same change.
+        """Return the current tools; callers after the same change share one listing.
 
-        With sessions "trajectory" tools are added and changed but not taken away: what one trajectory's
-        server does without, another's may have.
+        With sessions "trajectory", tools are added and changed but never removed, because the server of
+        another trajectory may still have them.
 
         Raises:
-            InfrastructureError: the server cannot be asked; `revision` is as before, so ask again.
+            InfrastructureError: If the server cannot be reached; the next call tries again.
         """
         async with self._connections().refreshing:
             revision, offered = self._offered
@@ -226,10 +227,10 @@ class MCPToolset(Toolset):
             await client.close()
 
     def _tools_of(self, found: Sequence[mcp_types.Tool]) -> tuple[MCPTool, ...]:
-        """Give our tools for the server's; those that are known stay the same objects.
+        """Return our tools for the server's; known tools stay the same objects.
 
-        Of what is refused, those that are new are left out, and others stay as they were approved, also in
-        name: that comes of the names that were approved alone, which the server cannot change.
+        A refused tool that is new is left out. Others stay as they were approved, name included: names are
+        computed from the approved names alone, which the server cannot change.
         """
         kind = MCPTool if self.sessions == "shared" else SessionMCPTool
         listed = [definition.name for definition in found]
@@ -282,7 +283,7 @@ class MCPToolset(Toolset):
                 await client.close()
 
     def client(self, changed: Callable[[], None] | None = None) -> Client:
-        """Make a connection of its own, which whoever asks for it closes."""
+        """Create a connection; the caller closes it."""
         from torchrl_agentic.tools.mcp.mcp_client import Client
 
         return Client(
@@ -294,7 +295,7 @@ class MCPToolset(Toolset):
         )
 
     def changed(self) -> None:
-        """Take note that the tools may be others now."""
+        """Note that the tools may have changed."""
         self.revision += 1
 
     def _connections(self) -> _Connections:
