@@ -389,13 +389,9 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
         timing = None if timing is None else Timing(*timing)
         return ToolResult(parts, status=status, notes=tuple(notes), timing=timing, **fields)
     error: Mapping[str, Any] = data["error"]
-    kind, text = error["kind"], error["text"]
-    if kind == "tool":
-        return ToolError(text, error.get("detail"))
-    if kind in _ERRORS:
-        return _ERRORS[kind](text)
-    # A bug of the tool: the model has read the name of its class.
-    return cast("Exception", type(error["type"], (RuntimeError,), {})(text))
+    crash = cast("type[Exception]", type(error["type"], (RuntimeError,), {}))  # the model has read this name
+    detail = [error["detail"]] if "detail" in error else []
+    return _ERRORS.get(error["kind"], crash)(error["text"], *detail)
 
 
 def _part_to_json(part: ToolResultPart) -> dict[str, JSON]:
