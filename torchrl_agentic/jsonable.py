@@ -8,11 +8,11 @@ from typing import Any, TypeAlias, cast
 
 import pydantic_core
 
+from torchrl_agentic.text import MAX_INT_BITS
+
 JSON: TypeAlias = Any
 """A value that `json.loads` can return; types cannot say it without recursion in each signature."""
 
-MAX_INT_BITS = 14_000
-"""Larger integers, of about 4,200 digits and more, are neither written nor read by Python's json."""
 MAX_ELEMENTS = 10_000
 """Arrays and tables of more elements are abridged."""
 FIRST = 10

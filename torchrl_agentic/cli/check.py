@@ -24,8 +24,7 @@ from rich.text import Text
 from torchrl_agentic.cli.show import progress
 from torchrl_agentic.dispatch.dispatcher import Dispatcher
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
-from torchrl_agentic.nesting import read_json
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable, read_json
 
 if TYPE_CHECKING:
     from torchrl_agentic.config import LoadedTools

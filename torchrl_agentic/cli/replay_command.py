@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchrl_agentic.cli.show import progress, verdict
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.tools.private_files import PRIVATE
 
 if TYPE_CHECKING:

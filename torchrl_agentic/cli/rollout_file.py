@@ -15,9 +15,9 @@ from torchrl_agentic.config.document import read_yaml
 from torchrl_agentic.config.sections import read_section
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
-from torchrl_agentic.nesting import read_json
 from torchrl_agentic.rollout.evaluate import Question
 from torchrl_agentic.rollout.replay import Conversation
+from torchrl_agentic.text import read_json
 
 
 class ModelConfig(pydantic.BaseModel):

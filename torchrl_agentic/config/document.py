@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from torchrl_agentic.nesting import MAX_DEPTH, count_values
+from torchrl_agentic.text import MAX_DEPTH, count_values
 from torchrl_agentic.tools.schema import shorten
 
 Steps = tuple[str, ...]

@@ -12,6 +12,7 @@ import docstring_parser
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Fields, ToolResult, fields_of
+from torchrl_agentic.text import shorten
 from torchrl_agentic.tools import signatures
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.row_data import RowData
@@ -22,7 +23,6 @@ from torchrl_agentic.tools.schema import (
     Validator,
     hidden_of,
     schema_of,
-    shorten,
 )
 from torchrl_agentic.tools.signatures import Callee
 

@@ -1,4 +1,4 @@
-"""A tool whose calls somebody looks at before they run."""
+"""`Approved`, a tool whose calls need the approval of a policy."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any, TypeAlias
 from torchrl_agentic.messages import JSON, Status, Timing, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.schema import Validator
-from torchrl_agentic.tools.wrap.base import Wrapped
+from torchrl_agentic.tools.wrappers.base import Wrapped
 
 Verdict: TypeAlias = bool | str | Mapping[str, JSON]
-"""True: run it. False, or the reason as text: do not. A mapping: run it with these arguments."""
+"""True: run the call. False or a text, the reason: refuse it. A mapping: run it with these arguments."""
 
 Policy: TypeAlias = Callable[[str, Mapping[str, JSON], ToolContext], Verdict | Awaitable[Verdict]]
-"""`policy(name, args, ctx)`, a function or a coroutine function."""
+"""`policy(name, args, ctx)`; a function or a coroutine function."""
 
 
 class Approved(Wrapped):
     """A tool whose calls run only if a policy says so: a rule, a classifier, a human being.
 
-    A refused call is answered SKIPPED, since it was not tried: the model reads the reason. Arguments that
-    the policy has put in the place of the model's are checked against the schema, and noted as "changed
-    arguments". A policy that raises, or says none of these things, lets nothing through; a `ToolError` that
-    it raises is what the model reads. A policy that blocks belongs on a thread: `await ctx.in_thread(...)`.
+    A refused call gets the status SKIPPED, and the model reads the reason. Arguments that the policy returns
+    in place of the model's are checked against the schema, and the result has the note "changed arguments".
+    A policy that raises, or returns something else, lets no call through; the model reads the `ToolError`
+    that it raises. A policy that blocks should run on a thread: `await ctx.in_thread(...)`.
 
     Args:
-        tool: the tool.
-        policy: see `Policy`.
-        wait_s: seconds that the policy may take, for human beings: the wait then counts as queueing, not as
-            the tool's time, and no answer is a refusal. None: it is part of the call, and of its
+        tool: The tool.
+        policy: Decides about each call; see `Policy` and `Verdict`.
+        wait_s: Seconds that the policy may take, for human beings: the wait counts as queueing, not as time
+            of the tool, and no answer is a refusal. None: the wait is part of the call, and of its
             `per_call_timeout`.
 
     Raises:
-        ValueError: `wait_s` is not above 0.
+        ValueError: If `wait_s` is not above 0.
     """
 
     def __init__(self, tool: Any, policy: Policy, *, wait_s: float | None = None) -> None:
@@ -45,7 +45,7 @@ class Approved(Wrapped):
         self.policy, self.wait_s = policy, wait_s
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
-        """Ask, then run it or say why not."""
+        """Ask the policy, then run the call or return the reason for the refusal."""
         if self.wait_s is not None:
             return await self._after_waiting(args, ctx, self.wait_s)
         verdict = await self._ask(args, ctx)

@@ -19,7 +19,7 @@ from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Approved, Retrying
 from torchrl_agentic.tools.base import Effects, Tool
-from torchrl_agentic.tools.wrap.retrying import pause_s
+from torchrl_agentic.tools.wrappers.retrying import pause_s
 
 INFRA = InfrastructureError("overloaded")
 CHANGES = Effects(writes=["db"])

@@ -7,7 +7,6 @@ import pickle
 import threading
 from dataclasses import replace
 
-import pydantic_core
 import pytest
 from helpers.wrap_tools import Gated, Notes, Scripted, add, by_hand, ctx, write_calls
 from hypothesis import given
@@ -27,14 +26,9 @@ from torchrl_agentic.messages import (
     VideoPart,
 )
 from torchrl_agentic.testing import VirtualClock
+from torchrl_agentic.text import canonical_json
 from torchrl_agentic.tools import Cassette, CassetteMiss, Recorded, Renamed, Replayed, Retrying
-from torchrl_agentic.tools.wrap.encoding import (
-    canonical,
-    outcome_from_json,
-    outcome_to_json,
-    plain_text,
-)
-from torchrl_agentic.tools.wrap.entries import entry_line, entry_to_json, read_entry
+from torchrl_agentic.tools.wrappers.cassette import Entry, outcome_from_json, outcome_to_json
 
 
 @pytest.fixture
@@ -44,6 +38,11 @@ def path(tmp_path):
 
 class Odd(Exception):
     """A bug with a name of its own."""
+
+
+def entry(trajectory="t", tool="x", call_id="c", *, args=None, outcome):
+    """Make an entry as a cassette does."""
+    return Entry(trajectory, tool, call_id, canonical_json(args or {}), 0.0, outcome_to_json(outcome))
 
 
 OUTCOMES = [
@@ -262,7 +261,7 @@ async def test_a_broken_line_is_passed_over_and_what_comes_later_is_not_lost(pat
         file.write(b'{"schema_version": 1, "traj')
     await by_hand(recorder, "c2", a=2)
     assert [(await by_hand(Replayed(add, path), a=a)).text for a in (1, 2)] == ["1", "2"]
-    assert "line 2, passed over" in caplog.text
+    assert "line 2, skipped" in caplog.text
 
 
 def nested(depth):
@@ -320,24 +319,11 @@ async def test_arguments_of_any_kind_can_be_recorded(path, args):
 
 @given(st.dictionaries(st.text(), json_values, max_size=3), json_values)
 def test_a_call_is_found_by_arguments_as_they_were_before_they_were_written(args, meta):
-    """Two encoders write them: a fast one into the file, a canonical one for the comparison."""
-    line = entry_line("t", "x", "c", args, ToolResult(meta={"m": meta}), 0.0)
-    entry = read_entry(json.loads(line))
+    line = entry(args=args, outcome=ToolResult(meta={"m": meta})).line()
+    found = Entry.from_json(json.loads(line))
     assert line.find(b"\n") == len(line) - 1
-    assert entry.args == canonical(args)
-    assert entry.outcome == ToolResult(meta={"m": meta})
-
-
-@given(
-    st.tuples(st.text(), st.text(), st.text(), st.dictionaries(st.text(), json_values, max_size=3)),
-    st.text(),
-    st.floats(min_value=0, allow_infinity=False),
-)
-def test_a_plain_text_is_written_in_the_same_bytes_as_all_else(call, text, seconds):
-    outcome = ToolResult.from_text(text)
-    assert plain_text(outcome) == text
-    line = pydantic_core.to_json(entry_to_json(*call, outcome, seconds))
-    assert entry_line(*call, outcome, seconds) == line + b"\n"
+    assert found.args == canonical_json(args)
+    assert found.outcome == ToolResult(meta={"m": meta})
 
 
 @pytest.mark.parametrize("place", range(4), ids=["trajectory", "tool", "id", "text"])
@@ -345,9 +331,10 @@ def test_half_a_character_is_escaped_wherever_it_stands(place):
     names = ["t", "x", "c", "text"]
     names[place] = "\ud800"
     trajectory, tool, call_id, text = names
-    entry = read_entry(json.loads(entry_line(trajectory, tool, call_id, {}, ToolResult.from_text(text), 0.0)))
-    assert (entry.trajectory, entry.tool, entry.call_id) == (trajectory, tool, call_id)
-    assert entry.outcome == ToolResult.from_text(text)
+    line = entry(trajectory, tool, call_id, outcome=ToolResult.from_text(text)).line()
+    found = Entry.from_json(json.loads(line))
+    assert (found.trajectory, found.tool, found.call_id) == (trajectory, tool, call_id)
+    assert found.outcome == ToolResult.from_text(text)
 
 
 @pytest.mark.parametrize(
@@ -359,11 +346,9 @@ def test_half_a_character_is_escaped_wherever_it_stands(place):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_text_with_anything_beside_it_is_not_taken_for_a_plain_one(more):
+def test_what_a_result_has_beside_its_text_is_read_back(more):
     result = replace(ToolResult.from_text("x"), **more)
-    entry = read_entry(json.loads(entry_line("t", "x", "c", {}, result, 0.0)))
-    assert plain_text(result) is None
-    assert entry.outcome == result
+    assert Entry.from_json(json.loads(entry(outcome=result).line())).outcome == result
 
 
 @pytest.mark.parametrize("where", ["metrics", "meta"])

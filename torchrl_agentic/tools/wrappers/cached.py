@@ -1,4 +1,4 @@
-"""A pure tool that does not do twice what it has done once."""
+"""`Cached`, a pure tool that remembers its results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
+from torchrl_agentic.text import canonical_json
 from torchrl_agentic.tools.base import Effects, ToolContext, effects_of
-from torchrl_agentic.tools.wrap.base import Wrapped
-from torchrl_agentic.tools.wrap.encoding import canonical
+from torchrl_agentic.tools.wrappers.base import Wrapped
 
 Scope = Literal["trajectory", "group", "global"]
 
@@ -19,22 +19,21 @@ Scope = Literal["trajectory", "group", "global"]
 class Cached(Wrapped):
     """A pure tool that remembers its results by their arguments.
 
-    Equal calls that overlap run once. One that was cancelled, or failed for reasons of its own (INFRA,
-    TIMEOUT, SKIPPED), hands over to the next that waits for it; an error that the model made (ERROR) holds
-    for all that wait. Only OK results are kept, those that were used last. A result from the cache says
-    "cached" in its `meta`.
+    Equal calls that overlap run once. If the one that runs is cancelled or fails for a reason of its own
+    (INFRA, TIMEOUT, SKIPPED), the next one that waits runs; an error of the model's (ERROR) answers all that
+    wait. Only OK results are cached, the most recently used ones. The `meta` of a result from the cache has
+    "cached".
 
     Args:
-        tool: a tool without effects; it must give the same for the same arguments.
-        scope: "trajectory": each has a cache of its own. "group", "global": the cache is shared by all
-            trajectories of a group, or by all, and with clones; it does not travel to other processes.
-        max_entries: how many results are kept, in each trajectory or in all.
-        group: trajectory → group, for the scope "group".
+        tool: A tool without effects; it must return the same result for the same arguments.
+        scope: "trajectory": each trajectory has its own cache. "group" or "global": all trajectories of a
+            group, or all trajectories, share a cache, clones included; other processes do not.
+        max_entries: Number of results that a cache holds at most.
+        group: Returns the group of a trajectory, for the scope "group".
 
     Raises:
-        ValueError: the tool has effects, or looks at the environment's state, which is no argument, or at the
-            data set's row, which trajectories do not share; a scope without its group, or the other way
-            round.
+        ValueError: If the tool has effects, or reads the environment's state, or reads the data set's row
+            with a scope other than "trajectory"; if `scope` and `group` do not fit.
     """
 
     def __init__(
@@ -66,13 +65,13 @@ class Cached(Wrapped):
         self.store = Store(max_entries)
 
     def begin(self, trajectory: str, source: Any) -> None:
-        """Give the trajectory a cache of its own; a branch knows what was known before it."""
+        """Create the cache of the trajectory; that of a branch starts with the results of its source."""
         if self.scope == "trajectory":
             self.store = Store(self.store.max_entries, None if source is None else source.store)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Look it up, wait for somebody who is at it, or run it."""
-        text = canonical(args)
+        """Return the cached result, wait for an equal call, or run the tool."""
+        text = canonical_json(args)
         if text is None:
             return await self.result(args, ctx)
         key = text if self.group is None else (self.group(ctx.trajectory), text)
@@ -98,7 +97,7 @@ class Cached(Wrapped):
 
 
 class Store:
-    """Results by key, those used last, and the calls under way. May be used from several threads."""
+    """Results by key, the most recently used ones, and the running calls; usable from several threads."""
 
     def __init__(self, max_entries: int, source: Store | None = None) -> None:
         if max_entries < 1:
@@ -109,7 +108,7 @@ class Store:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> ToolResult | None:
-        """Give what is known."""
+        """Return the cached result, or None."""
         with self._lock:
             found = self._results.get(key)
             if found is not None:
@@ -117,7 +116,7 @@ class Store:
             return found
 
     def keep(self, key: Hashable, result: ToolResult) -> ToolResult | None:
-        """Give the result as others may have it, None if they may not; keep it if it is one for later."""
+        """Cache `result` if it is OK; return the copy that concurrent callers may share, or None."""
         if result.status not in (Status.OK, Status.ERROR):
             return None
         shared = altered(result, timing=None, meta={**(result.meta or {}), "cached": True})

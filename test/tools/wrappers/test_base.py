@@ -14,9 +14,12 @@ from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.tools import Renamed, Wrapped
 from torchrl_agentic.tools.base import Effects, Tool
 from torchrl_agentic.tools.legacy import LegacyTool, as_tool
-from torchrl_agentic.tools.wrap.base import pause
+from torchrl_agentic.tools.wrappers.base import pause
 
-OWN = {"run", "session", "branch", "spec", "effects", "opens_sessions"}
+MEMBERS = [name for name in vars(Tool) if not name.startswith("_")]
+METHODS = ["check_row", "finish", "greeting", "setup", "teardown"]
+CHANGED = {"run", "session", "branch", "spec", "opens_sessions", "default_effects"}
+"""What a wrapper has a reason of its own to define; tests below and of each wrapper are about these."""
 
 
 class Everything(Tool):
@@ -26,14 +29,41 @@ class Everything(Tool):
         return ""
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in vars(Tool) if not name.startswith("_") and name not in OWN]
-)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_whatever_a_tool_has_is_written_out_in_a_wrapper(name: str):
+    """Also what is added to `Tool` later."""
+    assert name in vars(Wrapped)
+
+
+@pytest.mark.parametrize("name", [name for name in MEMBERS if name not in CHANGED.union(METHODS)])
 def test_whatever_a_tool_has_is_read_off_the_wrapped_one(name: str):
-    """Also what is added to `Tool` later: the test is about all of its attributes."""
+    """Also what is added to `Tool` later, and what the tool changes after it was wrapped."""
+    tool: Any = type("Marked", (Everything,), {name: None})()  # its own also where Tool has a property
+    wrapped = Wrapped(Wrapped(tool))
     mark = object()
-    tool: Any = type("Marked", (Everything,), {name: mark})()  # its own also where Tool has a property
-    assert getattr(Wrapped(Wrapped(tool)), name) is mark
+    setattr(tool, name, mark)
+    assert getattr(wrapped, name) is mark
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_whatever_a_tool_does_is_done_by_the_wrapped_one(name: str):
+    seen: list[Any] = []
+
+    def check_row(_: Any, row: Any) -> None:
+        seen.append(row)
+
+    async def other(_: Any) -> object:
+        seen.append(mark)
+        return mark
+
+    mark = object()
+    method = check_row if name == "check_row" else other
+    wrapped: Any = Wrapped(Wrapped(type("Marked", (Everything,), {name: method})()))
+    if name == "check_row":
+        wrapped.check_row(mark)
+    else:
+        assert await getattr(wrapped, name)() is (mark if name in ("greeting", "finish") else None)
+    assert seen == [mark]
 
 
 def test_what_only_some_tools_have_is_found_too():

@@ -13,7 +13,6 @@ from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Budget, Budgeted, Cached
-from torchrl_agentic.tools.wrap import budget as module
 
 
 async def test_calls_beyond_the_budget_are_skipped_and_say_so():
@@ -45,7 +44,7 @@ async def test_each_trajectory_has_its_own_budget_and_begins_anew():
             (result,) = await session.run([ParsedCall("add", {"a": 1}, "c")])
             assert result.status is Status.OK
     await dispatcher.close()
-    assert tool.purse.spent["calls"] == 0
+    assert tool.budget.by_hand["calls"] == 0
 
 
 async def test_trajectories_of_one_name_do_not_share():
@@ -67,7 +66,7 @@ async def test_tools_that_share_a_budget_share_the_purse_of_each_trajectory():
             first, second = await session.run(calls), await session.run(calls)
             assert [r.status for r in (*first, *second)] == [Status.OK] * 3 + [Status.SKIPPED]
     await dispatcher.close()
-    assert not module._purses
+    assert len(budget.by_trajectory) == 0
 
 
 async def test_a_branch_has_spent_what_its_source_has():
@@ -130,13 +129,24 @@ async def test_cost_is_what_the_result_says():
 
 
 @given(calls=st.integers(1, 3000) | st.integers(1, 10**18), used=st.integers(0, 2999), others=st.booleans())
-def test_the_line_says_the_same_whether_it_is_kept_or_made(calls, used, others):
-    """Budgets of few calls share their lines, whichever trajectory and budget they were made for."""
-    purse = Budget(calls, max_cost=2.5 if others else None).by_hand
-    purse.spent["calls"] += used
+def test_the_line_tells_what_is_left_of_each_bound(calls, used, others):
+    budget = Budget(calls, max_cost=2.5 if others else None)
     more = ", 2.5 of 2.5 cost" if others else ""
     expected = f"[budget left: {max(0, calls - used):.4g} of {calls:g} calls{more}]"
-    assert [purse.told(purse.left()).text for _ in range(2)] == [expected] * 2
+    assert budget.line(budget.left({"calls": used, "seconds": 0.0, "cost": 0.0})) == expected
+
+
+async def test_tools_that_share_a_budget_share_it_when_they_are_used_by_hand():
+    budget = Budget(calls=1)
+    first, second = Budgeted(add, budget=budget), Budgeted(shout, budget=budget)
+    assert (await by_hand(first, a=1)).status is Status.OK
+    assert (await by_hand(second, text="x")).status is Status.SKIPPED
+
+
+async def test_a_failed_call_costs_what_it_cost_and_is_not_counted():
+    lost = ToolResult.from_text("lost", status=Status.INFRA)
+    tool = Budgeted(Scripted(lost), calls=2, cost=lambda _: 4, max_cost=10)
+    assert (await by_hand(tool)).metrics == {"calls_left": 2, "cost_left": 6}
 
 
 @pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf")])
@@ -166,7 +176,7 @@ def test_tools_that_share_a_budget_share_it_where_they_arrive():
     budget = Budget(calls=3)
     first, second = pickle.loads(pickle.dumps([Budgeted(add, budget=budget), Budgeted(shout, budget=budget)]))
     assert first.budget is second.budget
-    assert (first.budget.calls, first.purse.spent["calls"]) == (3, 0)
+    assert (first.budget.calls, first.spent["calls"]) == (3, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
-"""A tool whose text is never longer than a bound."""
+"""`Truncated`, a tool whose text has a bound."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart, altered
+from torchrl_agentic.text import Side, truncate
 from torchrl_agentic.tools.base import ToolContext
-from torchrl_agentic.tools.wrap.base import Wrapped
+from torchrl_agentic.tools.wrappers.base import Wrapped
 
-Side = Literal["left", "right", "middle"]
 MARKS: Mapping[str, str] = {
     "left": "(truncated)...",
     "right": "...(truncated)",
@@ -21,14 +21,18 @@ _TEXTUAL = (TextPart, JsonPart)
 
 
 class Truncated(Wrapped):
-    """A tool whose text is cut where it is longer than `max_chars` characters, the mark of the cut included.
+    """A tool whose text is truncated to `max_chars` characters, the mark of the cut included.
 
-    side: what is lost: the "left" end, the "right" one, or the "middle". The text is that of all text and
-    JSON parts, which become one; images, videos and files stay. What was cut says so in its `meta`:
-    "truncated" and "original_chars". Errors that the model reads are cut as well.
+    All text and JSON parts of a longer result become one text; images, videos and files stay. Its `meta` has
+    "truncated" and "original_chars". Errors that the model reads are truncated too.
+
+    Args:
+        tool: The tool.
+        max_chars: Number of characters at most.
+        side: Which part is dropped: the "left" end, the "right" end or the "middle".
 
     Raises:
-        ValueError: no such side, or a bound without room for the mark.
+        ValueError: If the side is unknown, or the bound leaves no room for the mark.
     """
 
     def __init__(self, tool: Any, max_chars: int = 8192, side: Side = "middle") -> None:
@@ -43,29 +47,20 @@ class Truncated(Wrapped):
         self.side: Side = side
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run it, and cut what is too long."""
+        """Run the tool, and truncate the text of its result."""
         result = await self.result(args, ctx)
         texts = [str(part) for part in result.parts if isinstance(part, _TEXTUAL)]
         length = sum(map(len, texts)) + max(0, len(texts) - 1)
         if length <= self.max_chars:
             return result
-        parts = one_text(result.parts, cut("\n".join(texts), self.max_chars, self.side))
+        text = truncate("\n".join(texts), self.max_chars, side=self.side, mark=MARKS[self.side])
+        parts = one_text(result.parts, text)
         meta = {**(result.meta or {}), "truncated": True, "original_chars": length}
         return altered(result, parts=parts, meta=meta)
 
 
-def cut(text: str, max_chars: int, side: Side) -> str:
-    """Cut a text that is longer than a bound; what is left is as long as the bound, with the mark."""
-    if len(text) <= max_chars:
-        return text
-    mark = MARKS[side]
-    kept = max_chars - len(mark)
-    head = {"left": 0, "right": kept, "middle": (kept + 1) // 2}[side]
-    return text[:head] + mark + text[len(text) - (kept - head) :]
-
-
 def one_text(parts: Sequence[ToolResultPart], text: str) -> tuple[ToolResultPart, ...]:
-    """Put one text in the place of all text and JSON parts, where the first of them was."""
+    """Return the parts with one text in place of all text and JSON parts, where the first of them was."""
     kept: list[ToolResultPart] = []
     place: int | None = None
     for part in parts:

@@ -1,4 +1,4 @@
-"""A tool that fails now and then, the same way each time it is asked."""
+"""`Faulty`, a tool with reproducible faults."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, TextPart, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.row_data import local_name
-from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
+from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
 
 Latency: TypeAlias = Callable[[random.Random], float]
-"""Draws seconds: `lambda rng: rng.expovariate(1 / 0.05)`."""
+"""Draws a number of seconds, as in `lambda rng: rng.expovariate(1 / 0.05)`."""
 
 GARBAGE = "\x00\ufffd{}[]<>\"'\\\n\t\u202e\ud7ff\U0010ffff<tool_call></think>0aé漢"
 
 
 class Faulty(Wrapped):
-    """A tool that fails with given probabilities, to see what training and prompts make of it.
+    """A tool that fails with given probabilities, to test how prompts and training cope.
 
-    The fault of a call follows from the seed, its trajectory's name within its environment, its tool, its id,
-    and how often that id has come: tries of one call differ, and neither time nor the order of calls has any
-    say.
+    The fault of a call depends on the seed, the name of its trajectory within its environment, its tool, its
+    id, and how often that id has come: retries of a call draw anew, and neither time nor the order of calls
+    matters.
 
     Args:
-        tool: the tool.
-        seed: of all that is drawn.
-        timeouts: how probable it is that it is not run, and times out.
-        overloads: that it is not run, and not available: what a service means by 429.
-        truncations: that it is run, and its text ends somewhere before its end.
-        garbage: that it is run, and its text is nonsense of about that length.
-        latency: draws the seconds that pass before all that; None: none.
-        call_later: where that time comes from, for tests; None: the event loop.
+        tool: The tool.
+        seed: Seed of all draws.
+        timeouts: Probability that a call does not run and times out.
+        overloads: Probability that a call does not run because the service is overloaded, as with HTTP 429.
+        truncations: Probability that a call runs and its text is cut at a random place.
+        garbage: Probability that a call runs and its text is replaced by nonsense of about the same length.
+        latency: Draws the seconds that pass before each call; None: no time.
+        call_later: Clock that this time passes on, for tests; None: that of the event loop.
 
     Raises:
-        ValueError: a probability outside of [0, 1], or more than 1 in all.
+        ValueError: If a probability is not in [0, 1], or their sum is above 1.
     """
 
     keeps_state = True
@@ -64,14 +64,14 @@ class Faulty(Wrapped):
         self.begin("", None)
 
     def begin(self, trajectory: str, source: Any) -> None:
-        """Count the tries of each call from the start; a branch has calls of its own."""
+        """Count the tries of each call from 0, in a branch too."""
         self._tries: dict[str, int] = {}
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Draw what befalls the call."""
+        """Run the call with the fault that was picked for it, if any."""
         tries = self._tries[ctx.call_id] = self._tries.get(ctx.call_id, 0) + 1
         name = f"{self.seed}/{local_name(ctx.trajectory)}/{self.name}/{ctx.call_id}/{tries}"
-        fault = drawn(name, self.chances)
+        fault = pick_fault(name, self.chances)
         rng = random.Random(name) if fault or self.latency else None
         if rng is not None and self.latency is not None:
             await pause(self.latency(rng), self.call_later)
@@ -89,8 +89,8 @@ class Faulty(Wrapped):
         return altered(result, parts=spoiled, meta={**(result.meta or {}), "injected": fault})
 
 
-def drawn(name: str, chances: Mapping[str, float]) -> str | None:
-    """Draw what befalls what is called so; the same name draws the same."""
+def pick_fault(name: str, chances: Mapping[str, float]) -> str | None:
+    """Pick the fault for a call deterministically from its name; None: no fault."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     place = int.from_bytes(digest) / 2.0**64
     for fault, chance in chances.items():

@@ -1,4 +1,4 @@
-"""A tool that is tried again when it failed for no fault of the model's."""
+"""`Retrying`, a tool that is called again after a failure that may pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, cast
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult, altered
 from torchrl_agentic.tools.base import ToolContext, effects_of
-from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
+from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
 
 _NETWORK = frozenset(
     {
@@ -28,44 +28,46 @@ _OF_LIBRARIES = frozenset(
         ("httpx", "TransportError"), ("requests", "ConnectionError"), ("requests", "Timeout"),
     }
 )  # fmt: skip
-"""What HTTP clients raise where no answer came, by package and class: none is imported for it."""
+"""Exceptions of HTTP clients for a missing response, by package and class, so that none is imported."""
 
 Outcome = ToolResult | InfrastructureError | TimeoutError
 IdempotencyKey = str | Callable[[Mapping[str, JSON], ToolContext], JSON]
 
 
 class Retrying(Wrapped):
-    """A tool that is tried again after it was not available or timed out.
+    """A tool that is called again after it was not available or timed out.
 
-    Tried again are
+    A retry follows
 
     - results with the status INFRA or TIMEOUT, and `InfrastructureError`;
-    - `TimeoutError`, `ConnectionError`, failed look-ups of names and other errors of the network, also those
-      of httpx, aiohttp, requests and urllib; see `is_connection_error`;
+    - `TimeoutError`, `ConnectionError`, failed name look-ups and other network errors, also those of httpx,
+      aiohttp, requests and urllib; see `is_connection_error`;
     - the exceptions in `on`.
 
-    Any other exception is a bug: its call is CRASH, and not tried again. A tool that fails for a reason that
-    may pass should raise `InfrastructureError`. Where the last try ends with a connection error or one of
+    Any other exception is a bug: its call gets the status CRASH and no retry. A tool that fails for a reason
+    that may pass should raise `InfrastructureError`. If the last try ends with a connection error or one of
     `on`, the result is INFRA.
 
-    The pause after the first try is `first_s` seconds and doubles, up to `longest_s`; each is longer by a
-    random part, and as long as the service asked for. No try begins after the deadline of the call. Where
-    it took more than one, `metrics["retries"]` says how many more.
+    The pause after the first try is `first_s` seconds and doubles, up to `longest_s`. A random part is added
+    to each pause, and none is shorter than the service asked for. No try begins after the deadline of the
+    call. After a retry, `metrics["retries"]` counts them.
 
-    A tool that changes anything is tried again only with an `idempotency_key`, by which its service knows
-    that two tries are one call: the name of the argument that carries it, filled in here unless the model
-    has; or a function of arguments and context that gives it, None for a call that must not be repeated.
+    A tool that changes anything is only retried with an `idempotency_key`, by which its service recognizes
+    two tries as one call.
 
     Args:
-        tool: the tool.
-        attempts: tries at most, the first one included.
-        first_s, longest_s: the first pause in seconds, and the longest.
-        on: further types of exceptions after which the tool is tried again.
-        idempotency_key: see above. The same for all tries of a call, different for each call.
-        call_later: where pauses come from, for tests; None: the event loop.
+        tool: The tool.
+        attempts: Number of tries at most, the first one included.
+        first_s: First pause, in seconds.
+        longest_s: Longest pause, in seconds.
+        on: Further types of exceptions that are retried.
+        idempotency_key: Name of the argument that carries the key, which is filled in unless the model has
+            done so; or a function that returns the key for arguments and context, None for a call that must
+            not be repeated. It is the same for all tries of a call, and different for each call.
+        call_later: Clock that pauses wait on, for tests; None: that of the event loop.
 
     Raises:
-        TypeError: If `on` holds something else than types of exceptions.
+        TypeError: If `on` contains anything but types of exceptions.
         ValueError: If the tool changes things and there is no key, the key names no argument of the tool,
             or a number is out of range.
     """
@@ -101,7 +103,7 @@ class Retrying(Wrapped):
         self.on = _exceptions(on)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run it until it answers, or there is no try or no time left."""
+        """Run the tool until it answers, or no try or no time is left."""
         args, tries = self._keyed(args, ctx)
         retries, outcome = 0, await self._try(args, ctx)
         while is_transient(outcome) and retries + 1 < tries:
@@ -135,7 +137,7 @@ class Retrying(Wrapped):
             return lost
 
     def _keyed(self, args: Mapping[str, JSON], ctx: ToolContext) -> tuple[Mapping[str, JSON], int]:
-        """Give the arguments with their key, and how many tries they may have."""
+        """Return the arguments with their key, and the number of tries."""
         key = self.idempotency_key
         if isinstance(key, str):
             return {key: f"{ctx.trajectory}/{ctx.call_id}", **args}, self.attempts
@@ -143,11 +145,11 @@ class Retrying(Wrapped):
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether an exception says that the other end was not reached, or did not answer.
+    """Return True if an exception means that the other end was not reached, or did not answer.
 
     True of `ConnectionError`, `socket.gaierror`, `TimeoutError`, `urllib.error.URLError` (not `HTTPError`,
-    which is an answer), an `OSError` with an error number of the network, and what httpx, httpcore, aiohttp
-    and requests raise for the same.
+    which is an answer), an `OSError` with an error number of the network, and the corresponding exceptions of
+    httpx, httpcore, aiohttp and requests.
     """
     if isinstance(error, urllib.error.HTTPError):
         return False
@@ -173,13 +175,21 @@ def _exceptions(kinds: Iterable[type[Exception]]) -> tuple[type[Exception], ...]
 
 
 def is_transient(outcome: Outcome) -> bool:
-    """Whether it may go well next time."""
+    """Return True if another try may succeed."""
     if isinstance(outcome, ToolResult):
         return outcome.is_error and outcome.status in (Status.INFRA, Status.TIMEOUT)
     return bool(getattr(outcome, "is_transient", True))
 
 
 def pause_s(retries: int, outcome: Outcome, first_s: float, longest_s: float, chance: float) -> float:
-    """Say how long to wait after so many retries; chance, in [0, 1): what keeps many callers apart."""
+    """Return the pause in seconds after `retries` retries.
+
+    Args:
+        retries: Number of retries so far.
+        outcome: Outcome of the last try; its `retry_after`, in seconds, is a lower bound.
+        first_s: First pause, in seconds.
+        longest_s: Longest pause without the random part, in seconds.
+        chance: Random number in [0, 1), which keeps callers apart.
+    """
     seconds = min(longest_s, first_s * 2.0 ** min(retries, 64))
     return max(seconds, getattr(outcome, "retry_after", None) or 0.0) + first_s * chance

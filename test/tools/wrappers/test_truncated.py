@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.messages import FileRefPart, ImagePart, JsonPart, Status, TextPart, ToolResult
+from torchrl_agentic.text import truncate
 from torchrl_agentic.tools import Truncated
-from torchrl_agentic.tools.wrap.truncated import MARKS, cut
+from torchrl_agentic.tools.wrappers.truncated import MARKS
 
 IMAGE, REF = ImagePart(b"png"), FileRefPart("out/f")
 sides = pytest.mark.parametrize("side", ["left", "right", "middle"])
@@ -31,7 +32,7 @@ async def test_the_side_that_was_named_is_lost(side, expected):
 @sides
 @given(text=st.text(), bound=st.integers(17, 60))
 def test_what_is_cut_is_as_long_as_the_bound_and_made_of_its_ends(side, text, bound):
-    left = cut(text, bound, side)
+    left = truncate(text, bound, side=side, mark=MARKS[side])
     if len(text) <= bound:
         assert left == text
     else:

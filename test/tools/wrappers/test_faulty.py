@@ -14,7 +14,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ImagePart, JsonPart, ParsedCall, Status, TextPart, ToolResult
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Faulty, Renamed, Retrying
-from torchrl_agentic.tools.wrap.faulty import drawn
+from torchrl_agentic.tools.wrappers.faulty import pick_fault
 
 MIXED = {"timeouts": 0.2, "overloads": 0.2, "truncations": 0.2, "garbage": 0.2}
 TEXT = "all is well, and this is a sentence"
@@ -47,14 +47,14 @@ async def test_another_seed_trajectory_or_tool_has_another_fate(other):
 
 def test_a_fate_is_the_same_in_any_process_and_at_any_time():
     chances = {"a": 0.25, "b": 0.25, "c": 0.25}
-    fates = [drawn(f"1/t/x/c{n}/1", chances) for n in range(8)]
+    fates = [pick_fault(f"1/t/x/c{n}/1", chances) for n in range(8)]
     assert fates == [None, None, "c", "b", "b", "b", None, "a"]
 
 
 @given(st.integers(0, 3))
 def test_faults_come_as_often_as_they_should(seed):
     chances = {"timeout": 0.1, "overload": 0.3}
-    found = Counter(drawn(f"{seed}/{n}", chances) for n in range(4000))
+    found = Counter(pick_fault(f"{seed}/{n}", chances) for n in range(4000))
     assert 300 < found["timeout"] < 500
     assert 1050 < found["overload"] < 1350
 
