@@ -60,8 +60,8 @@ MACHINE = (
 )
 """Tests of which no two may run at once: they start Ray, or change the quotas of a user. Begun first."""
 
-# Examples per property test, for `--hypothesis-profile`. Tests share the machine, hence no deadlines. The same
-# code gets the same examples, so that a change is judged by what it changes; "thorough" searches for new ones.
+# Examples per property test, for `--hypothesis-profile`. There are no deadlines: tests share the machine. The
+# same code gets the same examples, so that a failure points at the change; "thorough" searches new ones.
 settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
 settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=1000, deadline=None)

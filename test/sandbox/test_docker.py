@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from fakes.docker import FakeDocker
+from fakes.docker_container import FakeContainer
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
@@ -24,8 +26,6 @@ from torchrl_agentic.sandbox.remote.docker import DockerSandbox
 from torchrl_agentic.sandbox.remote.docker_container import GROUPS
 from torchrl_agentic.sandbox.remote.docker_scripts import MARK
 from torchrl_agentic.testing import SandboxContract
-from torchrl_agentic.testing.servers.docker import FakeDocker
-from torchrl_agentic.testing.servers.docker_container import FakeContainer
 
 pytest.importorskip("aiodocker")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fake daemon needs /proc")

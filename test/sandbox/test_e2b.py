@@ -14,13 +14,14 @@ import pytest
 
 pytest.importorskip("e2b", reason="needs the extra 'e2b'")
 
+from fakes.e2b import E2BServer, Fault
+from fakes.e2b_machine import alone
+
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, SandboxError
 from torchrl_agentic.sandbox.remote.e2b import E2BSandbox
 from torchrl_agentic.sandbox.remote.envd_served import EnvdServed
 from torchrl_agentic.testing import SandboxContract
-from torchrl_agentic.testing.servers.e2b import E2BServer, Fault
-from torchrl_agentic.testing.servers.e2b_machine import alone
 
 CREATE = "/v2/sandboxes"
 START = "/process.Process/Start"
@@ -229,7 +230,7 @@ async def test_a_machine_that_cannot_be_made_ready_is_ended(server):
 
 
 async def test_a_template_that_lacks_what_is_needed_is_named(server, monkeypatch):
-    monkeypatch.setattr("torchrl_agentic.testing.servers.e2b_machine.PATH", "/nowhere")
+    monkeypatch.setattr("fakes.e2b_machine.PATH", "/nowhere")
     with pytest.raises(SandboxError, match=r"template 'base' cannot be used: .*setsid: not found"):
         await sandbox_at(server).open()
     assert not server.machines

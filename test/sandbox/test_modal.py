@@ -25,10 +25,9 @@ modal = pytest.importorskip("modal")
 if sys.platform != "linux":
     pytest.skip("the stand-in looks into /proc", allow_module_level=True)
 
+from fakes.modal import FakeModal  # noqa: E402
 from grpclib import Status  # noqa: E402
 from modal_proto import api_pb2  # noqa: E402
-
-from torchrl_agentic.testing.servers.modal import FakeModal  # noqa: E402
 
 Make = Callable[..., ModalSandbox]
 BYTES = bytes(range(256)) * 400

@@ -1,4 +1,4 @@
-"""Whole conversations of a local model with tools, for tests and for the script that taught the tiny one."""
+"""Run whole conversations of a local model with tools: for tests, and for `examples/train_tiny.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrl.envs.llm import ChatEnv
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout import agent_policy, chats_of, roll_out
 from torchrl_agentic.rollout.scripted import add_answers
-from torchrl_agentic.testing.lessons import SYSTEM
+from torchrl_agentic.testing.problems import SYSTEM
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
 from torchrl_agentic.transforms import history as border
 

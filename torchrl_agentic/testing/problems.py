@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+SYSTEM = "You solve problems with a Python tool."
+"""The system message that the tiny model was mostly taught with."""
+
 Split = Literal["train", "test"]
 Kind = Literal["one", "two", "pair"]
 Nested = tuple[tuple[str, ...], ...]

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchrl_agentic.testing.problems import Problem, problems, value_of
+from torchrl_agentic.testing.problems import SYSTEM, Problem, problems, value_of
 
-SYSTEM = "You solve problems with a Python tool."
 SYSTEMS = (
     *[SYSTEM] * 3, "You are a helpful assistant.", "Use the tool.", "You may call tools.",
     "You solve problems.", "Be brief.", "", None,

@@ -15,8 +15,8 @@ import urllib.parse
 from collections.abc import Generator, Mapping
 from typing import Any, Self
 
-from torchrl_agentic.testing.servers.e2b_http import Fault, Handler, Http, Seen
-from torchrl_agentic.testing.servers.e2b_machine import Machine, Refusal
+from fakes.e2b_http import Fault, Handler, Http, Seen
+from fakes.e2b_machine import Machine, Refusal
 
 __all__ = ["E2BServer", "Fault", "Seen"]
 

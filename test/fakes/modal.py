@@ -25,7 +25,7 @@ from modal_proto import task_command_router_pb2 as router
 from modal_proto.api_grpc import ModalClientBase
 from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
-from torchrl_agentic.testing.servers.modal_containers import Container, Execution
+from fakes.modal_containers import Container, Execution
 
 if TYPE_CHECKING:
     import modal

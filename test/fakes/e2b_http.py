@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from torchrl_agentic.testing.servers.e2b_machine import Machine, Refusal, Running
+from fakes.e2b_machine import Machine, Refusal, Running
 
 if TYPE_CHECKING:
-    from torchrl_agentic.testing.servers.e2b import E2BServer
+    from fakes.e2b import E2BServer
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from http import HTTPStatus
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from torchrl_agentic.testing.servers.docker_container import PIECE, FakeContainer, FakeExec
+from fakes.docker_container import PIECE, FakeContainer, FakeExec
 
 API = "1.41"
 
