@@ -123,7 +123,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         try:
             if "e2b-sandbox-id" in headers:
-                status, answer = self._envd(seen, query, raw, lost=fault is not None)
+                status, answer = self._envd(seen, lost=fault is not None)
             else:
                 status, answer = self.fake.control(seen, query)
         except Refusal as refusal:
@@ -133,7 +133,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif status:
             self._reply(status, answer)
 
-    def _envd(self, seen: Seen, query: Mapping[str, str], raw: bytes, *, lost: bool) -> tuple[int, Any]:
+    def _envd(self, seen: Seen, *, lost: bool) -> tuple[int, Any]:
         machine = self.fake.machines.get(seen.headers["e2b-sandbox-id"])
         if machine is None:
             raise Refusal(502, "The sandbox was not found")
@@ -143,10 +143,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         match seen.method, seen.path:
             case "GET", "/health":
                 return 204, None
-            case "GET", "/files":
-                return 200, machine.read(query["path"])
-            case "POST", "/files":
-                return 200, machine.write(query["path"], raw)
             case "POST", "/process.Process/Start":
                 self._follow(machine, seen.body, user.rstrip(":"), lost=lost)
                 return 0, None

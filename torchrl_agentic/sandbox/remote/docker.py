@@ -309,7 +309,7 @@ class Execution:
         writing = asyncio.ensure_future(self._stream.write_in(data))
         writing.add_done_callback(lambda task: task.cancelled() or task.exception())
         while not (await asyncio.wait([writing], timeout=STUCK_S))[0]:
-            # Docker takes no more input of a command that has ended, and asyncio reports the end of its output
+            # Docker takes no more input of a command that has ended, and asyncio reports the end of output
             # only when all input is sent.
             if not (await _insist(self._remote.inspect))["Running"]:
                 self._ended.set()

@@ -76,6 +76,9 @@ class RemoteSandbox(Sandbox, Generic[M]):
     counts_processes = False
     """Whether the limit of processes is set for each command: it holds only for a user of their own."""
 
+    programs: tuple[str, ...] = scripts.PROGRAMS
+    """What a machine must have, besides /bin/sh."""
+
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         super().__init__(limits)
         self.raises_limits = False
@@ -124,7 +127,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         """
 
     def may_run(self, error: BaseException | None) -> bool:
-        """Return whether a command may run although starting it raised this error of the SDK."""
+        """Return whether the service may have done what was asked although the SDK raised this error."""
         return False
 
     @property
@@ -152,7 +155,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         """Create /work and check that the machine has the programs that `scripts` needs."""
         out, err = Capture(MAX_ERRORS), Capture(MAX_ERRORS)
         async with _in_time(PREPARE_S):
-            code = await self._plain(machine, scripts.prepare(), out, err)
+            code = await self._plain(machine, scripts.prepare(self.programs), out, err)
         if code:
             reason = (err.text() + out.text()).strip() or f"exit code {code}"
             raise SandboxError(f"the image cannot be used for a sandbox: {reason}")
@@ -179,11 +182,12 @@ class RemoteSandbox(Sandbox, Generic[M]):
         if not creating.done():
             creating.cancel()
             await asyncio.wait([creating])
-        if creating.cancelled() or creating.exception() is not None:
-            await self._quietly(self._end_lost())
-        else:
+        error = asyncio.CancelledError() if creating.cancelled() else creating.exception()
+        if error is None:
             self._left = creating.result()
             await self._quietly(self._discard())
+        elif creating.cancelled() or self.may_run(error.__cause__):
+            await self._quietly(self._end_lost())
 
     async def close(self) -> None:
         """End the machine; also what a failed `open` or `close` left.
@@ -491,7 +495,7 @@ class RemoteProcess:
     async def _kill(self) -> None:
         if not self._may_run:
             return
-        reason = f"it still ran after {END_S:g} s"
+        reason = ""
         try:
             async with asyncio.timeout(END_S):
                 await self._known.wait()
@@ -500,14 +504,14 @@ class RemoteProcess:
                 await asyncio.wait([self._following])
                 self._may_run = self._may_run and self._numbers is None
         except TimeoutError:
-            pass
+            reason = f"it still ran after {END_S:g} s"
         except SandboxError as error:
             reason = str(error)
         self._following.cancel()
         await asyncio.wait([self._following])
         if self._may_run:
             self._may_run = False
-            await self._sandbox.give_up(self._machine, reason)
+            await self._sandbox.give_up(self._machine, reason or self._ending())
 
     async def wait(self) -> str:
         """Wait until it has ended, and say how."""

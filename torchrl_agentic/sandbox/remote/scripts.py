@@ -66,12 +66,12 @@ while read -r what value; do
 done </proc/self/status"""
 
 
-def prepare() -> list[str]:
-    """Return the command that creates /work and checks `PROGRAMS`; it fails with the reason on stderr.
+def prepare(programs: Sequence[str] = PROGRAMS) -> list[str]:
+    """Return the command that creates /work and checks for programs; it fails with the reason on stderr.
 
     It prints "0" if code inside cannot raise a limit that was set for it (CAP_SYS_RESOURCE).
     """
-    return [_SH, "-c", _PREPARE, "sh", WORK, *PROGRAMS]
+    return [_SH, "-c", _PREPARE, "sh", WORK, *programs]
 
 
 def supervised(
