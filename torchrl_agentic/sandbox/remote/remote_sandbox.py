@@ -31,6 +31,7 @@ END_S = 5.0
 CLEANUP_S = 20.0
 """Longest wait for a machine to be created or ended when it is no longer wanted."""
 PREPARE_S = 60.0
+"""Longest wait for a command to start, and for one of ours that prepares or ends something."""
 FILE_S = 120.0
 """Longest time for reading or writing one file."""
 MAX_UNREAD = 1 << 20
@@ -260,6 +261,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         process = RemoteProcess(self, self.opened(), Capture(MAX_ERRORS))
         try:
             await process.start(words, stdin=True, wall_s=None)
+            await process.known()
         except BaseException:
             await to_the_end(process.kill())
             raise
@@ -362,7 +364,8 @@ class RemoteProcess:
         self._header = b""
         self._numbers: list[int] | None = None
         self._unread = bytearray()
-        self._news, self._room, self._known = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._begun, self._known = asyncio.Event(), asyncio.Event()
+        self._news, self._room = asyncio.Event(), asyncio.Event()
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Future[None]] = set()
         self._stopped = self._may_run = False
@@ -371,10 +374,17 @@ class RemoteProcess:
         self._following: asyncio.Future[int] = self._loop.create_future()
 
     async def start(self, words: Sequence[str], *, stdin: bool, wall_s: float | None) -> None:
-        """Start it, and wait until it runs; see `RemoteSandbox.execute`."""
+        """Start it, and wait until the service has done so; see `RemoteSandbox.execute`."""
         # In a task of its own: cancelled, a request under way would start a command that nobody ends.
         self._following = asyncio.ensure_future(self._follow(words, stdin, wall_s))
         self._following.add_done_callback(self._over)
+        async with _in_time(PREPARE_S):
+            await self._begun.wait()
+        if self._execution is None:
+            self._result()
+
+    async def known(self) -> None:
+        """Wait until its supervisor runs. Raise SandboxError if it does not."""
         await self._known.wait()
         if self._numbers is None:
             code = self._result()
@@ -389,6 +399,7 @@ class RemoteProcess:
         except (SandboxError, ValueError) as error:
             self._may_run = self._sandbox.may_run(error.__cause__)
             raise
+        self._begun.set()
         try:
             code = await self._execution.wait()
         finally:
@@ -398,6 +409,7 @@ class RemoteProcess:
 
     def _over(self, following: asyncio.Future[int]) -> None:
         self._news.set()
+        self._begun.set()
         self._known.set()
         if not following.cancelled():
             following.exception()  # or else asyncio logs one that nobody asked for
@@ -432,6 +444,7 @@ class RemoteProcess:
         """Send its input and return its exit code, negative for a signal."""
         feeding = asyncio.ensure_future(self._feed(stdin))
         try:
+            await self.known()
             await asyncio.wait([self._following])
         finally:
             feeding.cancel()
