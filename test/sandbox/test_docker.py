@@ -355,7 +355,7 @@ async def test_the_request_asks_for_every_kind_of_isolation(daemon: FakeDocker):
         "NetworkMode": "none",
     }
     assert (host["Memory"], host["MemorySwap"], host["PidsLimit"], host["NanoCpus"]) == (
-        256 << 20, 256 << 20, 16, 500_000_000,
+        256 << 20, 256 << 20, 17, 500_000_000,
     )  # fmt: skip
     assert host["Runtime"] == "runsc"
     assert (host["Init"], host["AutoRemove"]) == (True, True)

@@ -29,15 +29,15 @@ import importlib
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
 from torchrl_agentic.sandbox.process import CHUNK
-from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox, Take, from_service
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox, Take, ask, from_service
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:
@@ -46,11 +46,10 @@ if TYPE_CHECKING:
     from aiodocker.execs import Exec
     from aiodocker.stream import Stream
 
-T = TypeVar("T")
 USER, KEEPER = 1000, 1001
 """The user of commands, and that of the first process of the container, which commands cannot signal."""
-KEPT = 6
-"""Processes that are not the command's own: Docker's init, its child, and the shells of `scripts`."""
+KEPT = 7
+"""Processes that are not the command's own: Docker's init, its child, and what `scripts` puts around it."""
 MAX_WORD, MAX_WORDS = 1 << 17, 1 << 20
 """Longest word and longest command that Linux takes, in bytes."""
 REQUEST_S = 60.0
@@ -156,8 +155,7 @@ class DockerSandbox(RemoteSandbox[Container]):
         except Exception as error:  # it asserts, among others
             raise SandboxError(NO_DAEMON.format(str(error) or "none is known")) from error
         try:
-            with from_service("Docker could not say its version"):
-                await _insist(client.version)
+            await ask("Docker could not say its version", client.version)
         except BaseException as error:
             await client.close()
             if isinstance(error, SandboxError):
@@ -169,8 +167,7 @@ class DockerSandbox(RemoteSandbox[Container]):
         if machine.client.session.closed:
             return  # its lifeline is cut: see below
         try:
-            with from_service("Docker could not remove the container"):
-                await _insist(lambda: _delete(machine.remote))
+            await ask("Docker could not remove the container", lambda: _delete(machine.remote))
         finally:
             # Without its lifeline, `cat` ends, and with that the container; Docker then removes it by itself.
             await _close(machine.lifeline)
@@ -277,20 +274,20 @@ class Execution:
         finally:
             reading.cancel()
             ended.cancel()
-        with from_service("Docker could not tell how a command ended"):
-            for pause_s in PAUSES_S:  # Docker may take a moment to know it
-                await asyncio.sleep(pause_s)
-                state = await _insist(self._remote.inspect)
-                if not state["Running"] and state["ExitCode"] is not None:
-                    break
-            else:
-                raise SandboxError("the connection to a command in the container was cut")
-            code = int(state["ExitCode"])
+        for pause_s in PAUSES_S:  # Docker may take a moment to know it
+            await asyncio.sleep(pause_s)
+            state = await ask("Docker could not tell how a command ended", self._remote.inspect)
+            if not state["Running"] and state["ExitCode"] is not None:
+                break
+        else:
+            raise SandboxError("the connection to a command in the container was cut")
+        code = int(state["ExitCode"])
+        with from_service("Docker could not tell how its container is"):
             if code > 128:
                 shown = await self._container.show()  # pyright: ignore[reportUnknownMemberType]  untyped options
                 if not shown["State"]["Running"]:
                     raise SandboxError("the container has ended, and a command with it")
-            return code
+        return code
 
     async def _read(self) -> None:
         with from_service("Docker could not pass on the output of a command"):
@@ -311,7 +308,7 @@ class Execution:
         while not (await asyncio.wait([writing], timeout=STUCK_S))[0]:
             # Docker takes no more input of a command that has ended, and asyncio reports the end of output
             # only when all input is sent.
-            if not (await _insist(self._remote.inspect))["Running"]:
+            if not (await self._remote.inspect())["Running"]:
                 self._ended.set()
                 raise EOFError("the process reads no more")
         writing.result()
@@ -334,17 +331,3 @@ async def _delete(container: DockerContainer) -> None:
     except DockerError as error:
         if error.status not in (404, 409):  # it is gone; it is being removed
             raise
-
-
-async def _insist(call: Callable[[], Awaitable[T]]) -> T:
-    """Make a request that may be repeated, again after a failure that may pass."""
-    from aiodocker.exceptions import DockerError
-
-    for pause_s in PAUSES_S:
-        try:
-            return await call()
-        except DockerError as error:
-            if error.status != 429 and error.status < 500:
-                raise
-        await asyncio.sleep(pause_s)
-    return await call()

@@ -19,7 +19,6 @@ Does not stop:
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import math
@@ -29,10 +28,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchrl_agentic.errors import MissingExtra, SandboxError
+from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.cancellation import off_loop
-from torchrl_agentic.sandbox.remote.remote_sandbox import PREPARE_S, RemoteSandbox, Take, from_service
+from torchrl_agentic.sandbox.remote.remote_sandbox import PREPARE_S, RemoteSandbox, Take, ask, from_service
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ CHUNK = 1 << 18
 MAX_LINE = 1 << 17
 """Longest command line that Linux takes, in bytes: the SDK passes it as one word to a shell."""
 MARGIN_S = 30.0
-PAUSES_S = (0.1, 0.5)
 # The SDK decodes output as UTF-8. Each byte goes as the character of its number, so that none is lost.
 _AS_TEXT = 'binmode STDOUT, ":utf8"; $| = 1; print $b while sysread STDIN, $b, 32768'
 
@@ -129,19 +127,12 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
             )
 
     async def _prepare(self, machine: AsyncSandbox) -> None:
+        what = f"the E2B template {self.template or 'base'!r} cannot be used"
         command = f"mkdir -p {WORK} && chmod 0777 {WORK}"
-        for pause_s in (*PAUSES_S, None):  # a new machine may not be known everywhere at once
-            try:
-                with from_service(f"the E2B template {self.template or 'base'!r} cannot be used"):
-                    await machine.commands.run(command, user="root", timeout=PREPARE_S)
-                    self._as_root = (
-                        await machine.commands.run("id -u", timeout=PREPARE_S)
-                    ).stdout.strip() == "0"
-                break
-            except SandboxError:
-                if pause_s is None:
-                    raise
-                await asyncio.sleep(pause_s)
+        # A new machine may not be known everywhere at once.
+        await ask(what, lambda: machine.commands.run(command, user="root", timeout=PREPARE_S))
+        who = await ask(what, lambda: machine.commands.run("id -u", timeout=PREPARE_S))
+        self._as_root = who.stdout.strip() == "0"
         await super()._prepare(machine)
 
     async def _end(self, machine: AsyncSandbox) -> None:
@@ -159,15 +150,8 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
     async def _kill_machine(self, machine_id: str) -> None:
         from e2b import AsyncSandbox
 
-        for pause_s in (*PAUSES_S, None):
-            try:
-                with from_service(f"E2B did not end {machine_id}, and will in {self.timeout_s} s"):
-                    await AsyncSandbox.kill(machine_id, **self._options)
-                return
-            except SandboxError:
-                if pause_s is None:
-                    raise
-                await asyncio.sleep(pause_s)
+        what = f"E2B did not end {machine_id}, and will in {self.timeout_s} s"
+        await ask(what, lambda: AsyncSandbox.kill(machine_id, **self._options))
 
     async def execute(
         self,
@@ -216,8 +200,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         if self._until - time.monotonic() < needed:
             granted = math.ceil(max(self.timeout_s, needed))
             until = time.monotonic() + granted
-            with from_service("E2B did not prolong a machine's time"):
-                await machine.set_timeout(granted)
+            await ask("E2B did not prolong a machine's time", lambda: machine.set_timeout(granted))
             self._until = until
 
     @property

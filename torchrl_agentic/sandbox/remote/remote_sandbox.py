@@ -25,6 +25,7 @@ from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.workspace import MAX_READ
 
 M = TypeVar("M")
+T = TypeVar("T")
 Take: TypeAlias = Callable[[bytes], Awaitable[None]]
 END_S = 5.0
 """Longest wait for a command to end once it is killed; then its machine is ended."""
@@ -69,6 +70,16 @@ def from_service(what: str) -> Generator[None]:
         raise
     except Exception as error:
         raise SandboxError(f"{what}: {str(error) or type(error).__name__}") from error
+
+
+async def ask(what: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Make a request that may be repeated, up to three times; see `from_service`."""
+    for pause_s in (0.1, 0.5):
+        with contextlib.suppress(SandboxError), from_service(what):
+            return await call()
+        await asyncio.sleep(pause_s)
+    with from_service(what):
+        return await call()
 
 
 class RemoteSandbox(Sandbox, Generic[M]):
@@ -282,13 +293,17 @@ class RemoteSandbox(Sandbox, Generic[M]):
         return await self._file(scripts.read(path, limit), path)
 
     async def _file(self, argv: Sequence[str], path: str, data: bytes | None = None) -> bytes:
-        """Run a script of ours on a file and return what it printed.
+        """Run a script of ours on a file and return what it printed, 64 MiB at most.
 
         The file APIs of the services follow links, wait at a FIFO or do not see mounts; commands do not.
         """
+
+        def keep(data: bytes) -> None:
+            content.extend(data[: MAX_READ - len(content)])  # code inside may have replaced `head`
+
         words = self._supervised(argv, _NO_LIMITS, None, len(data or b""))
         content, reason = bytearray(), Capture(MAX_ERRORS)
-        code = await self._finish(words, data, content.extend, reason, FILE_S)
+        code = await self._finish(words, data, keep, reason, FILE_S)
         if code is None:
             raise SandboxError(f"{path} was not read or written within {FILE_S:g} s")
         if code:
@@ -424,7 +439,7 @@ class RemoteProcess:
                 return
             self._numbers = _numbers(line)
             if self._numbers is None:  # Docker prints why it could not start a command
-                said = (line + data).decode("utf-8", "replace").strip()
+                said = (line + data)[:1000].decode("utf-8", "replace").strip()
                 self._failed = SandboxError(f"the sandbox could not start a command: {said}")
             self._known.set()
         if self._keep is not None:
