@@ -46,7 +46,7 @@ class FakeContainer:
             self.abandon()
 
     def abandon(self) -> None:
-        """Whoever was attached is gone: its first process reads no more."""
+        """Close the stdin of the first process, because the attached client is gone."""
         self.is_abandoned = True
         if self.init is not None and self.init.stdin is not None and self.config.get("StdinOnce"):
             self.init.stdin.close()
@@ -75,7 +75,7 @@ class FakeContainer:
         return process
 
     def _here(self, word: str) -> str:
-        """Return a word with the path of a tmpfs replaced by that of the folder which stands for it."""
+        """Return a word with the path of a tmpfs replaced by the path of its folder."""
         for path in self.config.get("HostConfig", {}).get("Tmpfs", {}):
             if word == path or word.startswith(f"{path}/"):
                 return self.folder + word
@@ -123,7 +123,7 @@ class FakeExec:
     code: int | None = None
 
     def state(self) -> dict[str, Any]:
-        """Say what Docker says of one."""
+        """Return the state that Docker reports."""
         entrypoint, *arguments = self.config["Cmd"]
         return {
             "ID": self.id,

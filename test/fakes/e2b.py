@@ -95,7 +95,7 @@ class E2BServer:
 
     @contextlib.contextmanager
     def streaming(self, connection: socket.socket, machine: Machine) -> Generator[None]:
-        """Take note of a connection on which a process is followed."""
+        """Record a connection on which a process is followed."""
         with self._lock:
             self._streams[connection] = machine
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request that came in. body: its JSON, None where it is none."""
+    """A request that came in. body: its JSON, None if it has none."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Fault:
-    """What is to go wrong with requests to a path.
+    """A fault for requests to a path.
 
     status: of the answer, 0 to cut the connection, None for no fault but a delay. times: with how many
     requests. done: what was asked is done, only its answer is lost. hold: wait for it before anything else.
@@ -71,7 +71,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
-        """Take note of the connection."""
+        """Record the connection."""
         super().setup()
         self.fake = cast(Http, self.server).fake
         cast(Http, self.server).connections.add(self.connection)
@@ -88,7 +88,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         """Answer."""

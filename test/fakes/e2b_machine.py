@@ -43,7 +43,7 @@ class Refusal(Exception):
         self.status = status if isinstance(status, int) else _STATUS.get(status, 400)
 
     def body(self) -> dict[str, Any]:
-        """What it looks like in JSON."""
+        """Return it as JSON."""
         return {"code": self.code, "message": self.message}
 
 
@@ -79,7 +79,7 @@ class Running:
         os.write(self._wake, b"x")
 
     def events(self, client: socket.socket) -> Iterator[dict[str, Any]]:
-        """Give what happens to it; what it writes is read to the end also where nobody listens."""
+        """Yield its events; its output is read to the end also if no client listens."""
         yield {"start": {"pid": self.process.pid}}
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -116,7 +116,7 @@ class Running:
 
 @functools.cache
 def alone() -> tuple[str, ...]:
-    """Say what to put in front of a command so that only its own processes count against its limit of them.
+    """Return the prefix with which only the processes of a command count against its limit of them.
 
     That is a user namespace, where the machine has those; else () and all processes of the user count.
     """
@@ -164,7 +164,7 @@ class Machine:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def start(self, request: Mapping[str, Any], user: str) -> Running:
-        """Start a process, as a user: root where that is who we are, else as whoever is allowed least."""
+        """Start a process as a user: as root if we are root, else with the fewest rights."""
         user = user or self.user
         if user not in ("user", "root"):
             raise Refusal("unauthenticated", f"invalid username: '{user}'")
@@ -192,7 +192,7 @@ class Machine:
         return running
 
     def follow(self, running: Running, client: socket.socket) -> Iterator[dict[str, Any]]:
-        """Give what happens to a process of this machine, to its end."""
+        """Yield the events of a process of this machine, to its end."""
         try:
             yield from running.events(client)
         finally:

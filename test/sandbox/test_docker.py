@@ -627,7 +627,7 @@ async def test_a_daemon_that_hangs_holds_up_the_caller_for_a_bounded_time(
     daemon: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ):
     """The command may have begun, so the container is ended."""
-    monkeypatch.setattr("torchrl_agentic.sandbox.remote.remote_sandbox.END_S", 0.3)
+    monkeypatch.setattr("torchrl_agentic.sandbox.remote.remote_process.END_S", 0.3)
     async with DockerSandbox(url=daemon.url) as sandbox:
         go_on = daemon.pause(EXEC)
         with pytest.raises(TimeoutError):

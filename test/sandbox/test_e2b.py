@@ -20,7 +20,7 @@ from fakes.e2b_machine import alone
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, SandboxError
 from torchrl_agentic.sandbox.remote.e2b import E2BSandbox
-from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteProcess
+from torchrl_agentic.sandbox.remote.remote_process import RemoteProcess
 from torchrl_agentic.testing import SandboxContract
 
 CREATE = "/v2/sandboxes"

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox import ResourceLimits
-from torchrl_agentic.sandbox.remote import remote_sandbox
+from torchrl_agentic.sandbox.remote import remote_process, remote_sandbox
 from torchrl_agentic.sandbox.remote.modal import ModalSandbox
 from torchrl_agentic.testing import SandboxContract
 
@@ -442,7 +442,7 @@ class TestLosing:
 
     async def test_a_command_that_cannot_be_ended_costs_the_sandbox(self, fake, sandbox, monkeypatch):
         """The way to the commands is cut for good, that to Modal is not."""
-        monkeypatch.setattr(remote_sandbox, "END_S", 0.3)
+        monkeypatch.setattr(remote_process, "END_S", 0.3)
         mark = f"96{os.getpid()}"
         task = asyncio.create_task(
             sandbox.run(["sleep", mark], limits=replace(sandbox.limits, wall_seconds=1))
@@ -456,7 +456,7 @@ class TestLosing:
 
     async def test_a_start_that_is_never_answered_costs_the_sandbox(self, fake, sandbox, monkeypatch):
         """The command may run, and nobody knows its number."""
-        monkeypatch.setattr(remote_sandbox, "END_S", 0.3)
+        monkeypatch.setattr(remote_process, "END_S", 0.3)
         mark = f"99{os.getpid()}"
         fake.hold("TaskExecStart")
         task = asyncio.create_task(sandbox.run(["sleep", mark]))

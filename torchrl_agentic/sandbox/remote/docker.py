@@ -37,7 +37,9 @@ from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
 from torchrl_agentic.sandbox.process import CHUNK
-from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox, Take, ask, from_service
+from torchrl_agentic.sandbox.remote.remote_process import Take
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.service import ask, from_service
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:

@@ -31,7 +31,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.cancellation import off_loop
-from torchrl_agentic.sandbox.remote.remote_sandbox import PREPARE_S, RemoteSandbox, Take, ask, from_service
+from torchrl_agentic.sandbox.remote.remote_process import START_S, Take
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.service import ask, from_service
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:
@@ -130,8 +132,8 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         what = f"the E2B template {self.template or 'base'!r} cannot be used"
         command = f"mkdir -p {WORK} && chmod 0777 {WORK}"
         # A new machine may not be known everywhere at once.
-        await ask(what, lambda: machine.commands.run(command, user="root", timeout=PREPARE_S))
-        who = await ask(what, lambda: machine.commands.run("id -u", timeout=PREPARE_S))
+        await ask(what, lambda: machine.commands.run(command, user="root", timeout=START_S))
+        who = await ask(what, lambda: machine.commands.run("id -u", timeout=START_S))
         self._as_root = who.stdout.strip() == "0"
         await super()._prepare(machine)
 

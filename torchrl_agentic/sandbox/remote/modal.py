@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox, Take, from_service
+from torchrl_agentic.sandbox.remote.remote_process import Take
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.service import from_service
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:
