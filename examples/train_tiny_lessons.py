@@ -1,4 +1,4 @@
-"""Right and wrong conversations that solve word problems with a Python tool: the lessons of `train_tiny.py`."""
+"""Right and wrong conversations that solve word problems with a Python tool: lessons of `train_tiny.py`."""
 
 from __future__ import annotations
 

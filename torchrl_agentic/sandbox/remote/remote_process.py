@@ -103,6 +103,7 @@ class RemoteProcess:
     async def start(self, words: Sequence[str], *, stdin: bool, wall_s: float | None) -> None:
         """Start it, and wait until the service has done so; see `RemoteSandbox.execute`."""
         # In a task of its own: cancelled, a request under way would start a command that nobody ends.
+        self._may_run = True
         self._following = asyncio.ensure_future(self._follow(words, stdin, wall_s))
         self._following.add_done_callback(self._over)
         async with in_time(START_S):
@@ -118,7 +119,6 @@ class RemoteProcess:
             raise SandboxError(f"the shell in the sandbox did not run the command: it gave exit code {code}")
 
     async def _follow(self, words: Sequence[str], stdin: bool, wall_s: float | None) -> int:
-        self._may_run = True
         try:
             self._execution = await self._sandbox.execute(
                 self._machine, words, self._take, self._take_errors, stdin=stdin, wall_s=wall_s
