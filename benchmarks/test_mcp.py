@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from fakes import mcp_raw
 from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.testing.servers import mcp_raw
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
 from torchrl_agentic.tools.base import ToolContext
 

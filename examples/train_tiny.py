@@ -28,6 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from train_tiny_lessons import NO_TOOL, Lesson, broken_code, calls, exercises, lessons
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -41,7 +42,6 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.testing.conversations import converse
-from torchrl_agentic.testing.lessons import NO_TOOL, Lesson, broken_code, calls, exercises, lessons
 from torchrl_agentic.testing.problems import TEMPLATES, Problem, problems
 from torchrl_agentic.testing.tiny import TINY, load_tiny
 from torchrl_agentic.tools import PythonTool

@@ -6,12 +6,12 @@ import logging
 import socket
 
 import pytest
+from fakes.scripted import Reply, scripted_server
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import ParsedCall, Status
-from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionTool
 from torchrl_agentic.tools.service import Patience, ServiceClient

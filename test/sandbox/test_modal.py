@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox import ResourceLimits
-from torchrl_agentic.sandbox.remote import modal_command, modal_container
+from torchrl_agentic.sandbox.remote import remote_process, remote_sandbox
 from torchrl_agentic.sandbox.remote.modal import ModalSandbox
 from torchrl_agentic.testing import SandboxContract
 
@@ -25,10 +25,9 @@ modal = pytest.importorskip("modal")
 if sys.platform != "linux":
     pytest.skip("the stand-in looks into /proc", allow_module_level=True)
 
+from fakes.modal import FakeModal  # noqa: E402
 from grpclib import Status  # noqa: E402
 from modal_proto import api_pb2  # noqa: E402
-
-from torchrl_agentic.testing.servers.modal import FakeModal  # noqa: E402
 
 Make = Callable[..., ModalSandbox]
 BYTES = bytes(range(256)) * 400
@@ -227,7 +226,7 @@ class TestOpening:
 
     async def test_cancelling_does_not_wait_for_ever_for_a_container(self, fake, make, monkeypatch):
         """It is there, but Modal does not say so: it is found by its tag."""
-        monkeypatch.setattr(modal_container, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(remote_sandbox, "CLEANUP_S", 0.1)
         held = fake.hold("SandboxCreateV2")
         opening = asyncio.create_task(make().open())
         await held.reached.wait()
@@ -351,7 +350,7 @@ class TestRunning:
 
     async def test_one_command_cannot_have_less_network_than_the_others(self, make):
         async with make(ResourceLimits(network="full")) as sandbox:
-            with pytest.raises(ValueError, match="same network"):
+            with pytest.raises(ValueError, match="one network for all"):
                 await sandbox.run(["true"], limits=ResourceLimits())
 
     async def test_commands_of_one_sandbox_overlap(self, sandbox):
@@ -443,7 +442,7 @@ class TestLosing:
 
     async def test_a_command_that_cannot_be_ended_costs_the_sandbox(self, fake, sandbox, monkeypatch):
         """The way to the commands is cut for good, that to Modal is not."""
-        monkeypatch.setattr(modal_command, "END_S", 0.3)
+        monkeypatch.setattr(remote_process, "END_S", 0.3)
         mark = f"96{os.getpid()}"
         task = asyncio.create_task(
             sandbox.run(["sleep", mark], limits=replace(sandbox.limits, wall_seconds=1))
@@ -457,7 +456,7 @@ class TestLosing:
 
     async def test_a_start_that_is_never_answered_costs_the_sandbox(self, fake, sandbox, monkeypatch):
         """The command may run, and nobody knows its number."""
-        monkeypatch.setattr(modal_command, "END_S", 0.3)
+        monkeypatch.setattr(remote_process, "END_S", 0.3)
         mark = f"99{os.getpid()}"
         fake.hold("TaskExecStart")
         task = asyncio.create_task(sandbox.run(["sleep", mark]))

@@ -33,10 +33,25 @@ def test_a_command_passes_through_unchanged(shell, tmp_path):
         (["-c", "id"], b"", (127, b"", b"-c: not found\n")),
         (["printf", "%s|", "a b", "$(id)", "\n;"], b"", (0, b"a b|$(id)|\n;|", b"")),
     ):
-        done = _run(shell, scripts.supervised(argv, ResourceLimits(), stdin=True), tmp_path, stdin)
-        numbers, _, stdout = done.stdout.partition(b"\n")
-        assert (done.returncode, stdout, done.stderr) == expected
-        assert len(numbers.split()) == scripts.NUMBERS
+        for given in (True, len(stdin)):
+            done = _run(shell, scripts.supervised(argv, ResourceLimits(), stdin=given), tmp_path, stdin)
+            numbers, _, stdout = done.stdout.partition(b"\n")
+            assert (done.returncode, stdout, done.stderr) == expected
+            assert len(numbers.split()) == scripts.NUMBERS
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_command_gets_as_much_input_as_was_announced(shell, tmp_path):
+    """Also if more follows, and if it reads less; it is its own end that counts."""
+    for argv, expected in (
+        (["cat"], (0, b"\0\xff", b"")),
+        (["true"], (0, b"", b"")),
+        (["sh", "-c", "cat; kill -9 $$"], (137, b"\0\xff", b"")),
+        (["exit", "0"], (127, b"", None)),
+    ):
+        done = _run(shell, scripts.supervised(argv, ResourceLimits(), stdin=2), tmp_path, b"\0\xffmore")
+        assert (done.returncode, done.stdout.partition(b"\n")[2]) == expected[:2]
+        assert expected[2] in (None, done.stderr)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

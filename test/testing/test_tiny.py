@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from train_tiny_lessons import NO_TOOL, broken_code, calls
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.testing import TINY, load_tiny, tiny_questions
 from torchrl_agentic.testing.conversations import converse
-from torchrl_agentic.testing.lessons import NO_TOOL, broken_code, calls
 from torchrl_agentic.testing.problems import TEMPLATES, problems, value_of
 from torchrl_agentic.tools import PythonTool
 from torchrl_agentic.transforms import AgentHistory

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from train_tiny_lessons import exercises, lessons
 
 from torchrl_agentic.testing import load_tiny
-from torchrl_agentic.testing.lessons import exercises, lessons
 from torchrl_agentic.testing.tiny import TINY
 from torchrl_agentic.tools import PythonTool
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from fakes.scripted import Reply, scripted_server
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -32,7 +33,6 @@ from torchrl_agentic.serve.access import Access
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
-from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
 from torchrl_agentic.tools.schema_simplify import tidy
 from torchrl_agentic.tools.service import Patience

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from fakes.scripted import Reply, scripted_server
 
 from torchrl_agentic import Status
 from torchrl_agentic.dispatch import Dispatcher
@@ -13,7 +14,6 @@ from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.serve.access import Access
 from torchrl_agentic.serve.search_app import Document, search_app
 from torchrl_agentic.testing.servers.embedded import serving
-from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
 from torchrl_agentic.tools import SearchTool
 from torchrl_agentic.tools.service import Patience
 

@@ -7,11 +7,11 @@ import pickle
 import time
 
 import pytest
+from fakes.scripted import Reply, scripted_server
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.limits import CircuitOpen, RateLimiter
-from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
 from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, retry_after_s
 
 QUICK = Patience(deadline_s=5, tries=4, first_s=0.01, longest_s=0.02)

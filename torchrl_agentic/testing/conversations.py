@@ -1,4 +1,4 @@
-"""Whole conversations of a local model with tools, for tests and for the script that taught the tiny one."""
+"""Run whole conversations of a local model with tools: for tests, and for `examples/train_tiny.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrl.envs.llm import ChatEnv
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout import agent_policy, chats_of, roll_out
 from torchrl_agentic.rollout.scripted import add_answers
-from torchrl_agentic.testing.lessons import SYSTEM
+from torchrl_agentic.testing.problems import SYSTEM
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
 from torchrl_agentic.transforms import history as border
 
@@ -29,10 +29,18 @@ def converse(
     max_new_tokens: int = 96,
     first: Sequence[str | None] | None = None,
 ) -> list[list[Message]]:
-    """Let a model answer questions, all at once, until it calls no more tools; give the conversations.
+    """Let a model answer questions, all at once, until it calls no more tools, and return the conversations.
 
-    temperature: 0.0 is greedy; else torch's global generator is used. first: what is put into the model's
-    mouth as its first message, question by question.
+    Args:
+        model: A causal language model.
+        tokenizer: Its tokenizer.
+        tools: The tools that it may call.
+        queries: The questions.
+        system: The system message.
+        temperature: 0.0 is greedy; else torch's global generator is used.
+        max_turns: Messages of the model per conversation, at most.
+        max_new_tokens: Tokens per message, at most.
+        first: First message of the model for each question, in place of its own; None for its own.
     """
     compose = ToolCompose(tools)
     ending = EndTrajectory(when_no_calls=True, max_turns=max_turns)

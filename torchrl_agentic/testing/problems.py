@@ -1,4 +1,4 @@
-"""Word problems for the tiny model: what is asked, what a good model calls, what comes out.
+"""Word problems for the tiny model: the question, the calls of a good model, the result.
 
 Each problem belongs to one of two splits by a hash of its template and its numbers, so that no problem of the
 test split was trained on under another name.
@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+SYSTEM = "You solve problems with a Python tool."
+"""The system message that the tiny model was mostly taught with."""
 
 Split = Literal["train", "test"]
 Kind = Literal["one", "two", "pair"]
@@ -86,12 +89,12 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """What comes out; of two calls in one message both results: "84 and 72"."""
+        """The result; of two calls in one message both results: "84 and 72"."""
         return " and ".join(self.results[-1])
 
 
 def problems(seed: int, split: Split) -> Iterator[Problem]:
-    """Make problems without end, always the same ones for a seed and a split."""
+    """Yield problems without end, always the same ones for a seed and a split."""
     rng = random.Random(f"{split} {seed}")
     while True:
         (kind,) = rng.choices(list(SHARES), list(SHARES.values()))
@@ -99,13 +102,13 @@ def problems(seed: int, split: Split) -> Iterator[Problem]:
 
 
 def split_of(template: str, numbers: dict[str, int]) -> Split:
-    """Say which split a template with these numbers belongs to."""
+    """Return the split that a template with these numbers belongs to."""
     digest = hashlib.sha256(f"{template} {sorted(numbers.items())}".encode()).digest()
     return "test" if digest[0] < 256 * TEST_SHARE else "train"
 
 
 def value_of(code: str) -> int:
-    """Compute what one of our own expressions gives."""
+    """Return the value of one of our own expressions."""
     return eval(code, {"__builtins__": {}})
 
 
@@ -127,7 +130,7 @@ def _number(rng: random.Random) -> int:
 
 
 def _solved(kind: Kind, codes: list[str], numbers: dict[str, int]) -> tuple[Nested, Nested] | None:
-    """Give turns and results, or None where a result is out of bounds."""
+    """Return turns and results, or None if a result is out of bounds."""
     turns: list[str] = []
     results: list[int] = []
     for code in codes:

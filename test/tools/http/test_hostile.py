@@ -9,13 +9,7 @@ from typing import Any
 
 import httpcore
 import pytest
-from helpers.web_addresses import URLS
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from torchrl_agentic.errors import ToolError
-from torchrl_agentic.messages import Status, ToolResult
-from torchrl_agentic.testing.servers.web import (
+from fakes.web import (
     Act,
     Visit,
     WebServer,
@@ -28,6 +22,12 @@ from torchrl_agentic.testing.servers.web import (
     redirect,
     stalling,
 )
+from helpers.web_addresses import URLS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from torchrl_agentic.errors import ToolError
+from torchrl_agentic.messages import Status, ToolResult
 from torchrl_agentic.tools import HttpTool
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.http.http_client import _has_left_over

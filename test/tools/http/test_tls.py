@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fakes.web import WebServer, page, redirect
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import ToolResult
-from torchrl_agentic.testing.servers.web import WebServer, page, redirect
 from torchrl_agentic.tools import HttpTool
 from torchrl_agentic.tools.base import ToolContext
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from fakes.web import Visit, WebServer, answer, page, raw, redirect
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import ImagePart, ParsedCall, Status, TextPart, ToolResult
 from torchrl_agentic.testing import ToolContract
-from torchrl_agentic.testing.servers.web import Visit, WebServer, answer, page, raw, redirect
 from torchrl_agentic.tools import HttpTool
 from torchrl_agentic.tools.base import Effects, ToolContext
 from torchrl_agentic.tools.http.render import UNTRUSTED

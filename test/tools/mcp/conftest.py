@@ -2,8 +2,9 @@ import os
 from contextlib import asynccontextmanager
 
 import pytest
+from fakes import mcp_raw
 
-from torchrl_agentic.testing.servers import demo_mcp, mcp_raw
+from torchrl_agentic.testing.servers import demo_mcp
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
 from torchrl_agentic.tools.base import ToolContext

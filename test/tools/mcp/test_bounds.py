@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from fakes import mcp_raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -15,7 +16,6 @@ from starlette.routing import Route
 
 from torchrl_agentic import ToolError
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.testing.servers import mcp_raw
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
 

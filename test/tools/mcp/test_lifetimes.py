@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes import mcp_raw
 
 from torchrl_agentic import RateLimiter, ToolContext
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import CircuitOpen
 from torchrl_agentic.sandbox import BubblewrapSandbox
-from torchrl_agentic.testing.servers import mcp_raw
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
 from torchrl_agentic.tools.mcp.mcp_client import LONGEST_PAUSE_S, pause_s
 

@@ -1,4 +1,4 @@
-"""A Docker container per sandbox: its own processes, network and files, whatever image they come from.
+"""`DockerSandbox`: a Docker container per sandbox, with processes, network and files of its own.
 
 Stops:
 - reading or writing host files, other than the roots that were granted; writing to the image
@@ -6,9 +6,11 @@ Stops:
 - gaining rights: capabilities, setuid programs, the user root
 - one process using more memory, processor time or file size than its limits
 - all processes together using more memory, processes, processors or disk than the container has
-- keeping processes alive after the command that started them, the sandbox or the trainer has ended
+- the process group of a command outliving it; anything outliving the sandbox or the trainer
 - output without end costing the trainer memory
 Does not stop:
+- a process that leaves the process group of its command from outliving it: it ends with the container, and if
+  it holds the output of the command, the command goes on until its wall limit
 - learning under which paths of the host the image and granted folders lie: /proc/self/mountinfo
 - bugs in the kernel or in Docker: for code of strangers, `runtime="runsc"` (gVisor) puts a kernel in between
 - ptrace inside the container, and other system calls that Docker's own filter lets through
@@ -22,61 +24,74 @@ Does not stop:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
-import math
 import os
 import secrets
 import socket
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
-from torchrl_agentic.sandbox.base import WORK, Sandbox, SandboxResult, checked
+from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
-from torchrl_agentic.sandbox.cancellation import to_the_end
-from torchrl_agentic.sandbox.process import Capture, Ended
-from torchrl_agentic.sandbox.python_runtime import BASE_ENV
-from torchrl_agentic.sandbox.remote.docker_calls import REQUEST_S, insist, reported
-from torchrl_agentic.sandbox.remote.docker_container import KEEPER, USER, Container
-from torchrl_agentic.sandbox.remote.docker_files import read, write
-from torchrl_agentic.sandbox.remote.docker_process import ContainerProcess
-from torchrl_agentic.sandbox.remote.docker_scripts import LIMITED
+from torchrl_agentic.sandbox.process import CHUNK
+from torchrl_agentic.sandbox.remote.remote_process import Take
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.service import ask, from_service
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.workspace import inside
-from torchrl_agentic.sandbox.workspace_folder import result_of
 
 if TYPE_CHECKING:
     from aiodocker import Docker
+    from aiodocker.containers import DockerContainer
+    from aiodocker.execs import Exec
+    from aiodocker.stream import Stream
 
-ENV = {name: value for name, value in BASE_ENV.items() if name != "PATH"}
-"""The image knows best where its programs are."""
-KEPT = 3
-"""How many processes are not the command's own: Docker's init, its child, and the shell above the command."""
-MAX_WORD = 1 << 17
-"""How long Linux lets one word of a command be, with the null character at its end."""
-MAX_WORDS = 1 << 20
+USER, KEEPER = 1000, 1001
+"""The user of commands, and that of the first process of the container, which commands cannot signal."""
+KEPT = 7
+"""Processes that are not the command's own: Docker's init, its child, and what `scripts` puts around it."""
+MAX_WORD, MAX_WORDS = 1 << 17, 1 << 20
+"""Longest word and longest command that Linux takes, in bytes."""
+REQUEST_S = 60.0
+STUCK_S = 0.2
+"""How long a command may take no input until we ask whether it has ended."""
+REST_S = 1.0
+"""Longest wait for the rest of the output of a command that has ended."""
+PAUSES_S = (0.0, 0.02, 0.1, 0.3, 0.6)
 NO_DAEMON = (
     "no Docker daemon answers ({}). Start one and see that `docker info` works for this user, or say where "
     "it is: DockerSandbox(url='unix:///run/user/1000/docker.sock'), or DOCKER_HOST"
 )
 
 
-class DockerSandbox(Sandbox):
-    """Commands in a container without rights; files in memory, which they see as /work.
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container, and the connection to its stdin: without that, it ends and Docker removes it."""
 
-    image: must be on the daemon already, with `sh`, `head`, `cat` and `mkdir`; for a REPL also `python3`.
-    runtime: another one than the daemon's default, e.g. "runsc". cpus: how many processors all processes
-    together may keep busy; None: all. work_bytes: how large /work can get; it counts as memory.
-    url: of the daemon; as `docker` finds it where not given.
+    client: Docker
+    remote: DockerContainer
+    lifeline: Stream
 
-    Of the limits, memory_bytes is that of each process and of the whole container, and max_processes,
-    network and the roots are those of the container: one call cannot narrow them.
+
+class DockerSandbox(RemoteSandbox[Container]):
+    """Commands in a container without rights; files in memory, in /work.
+
+    Of the limits, memory_bytes is that of each process and of the whole container, and max_processes, network
+    and the roots are those of the container: one call cannot narrow them.
+
+    Args:
+        limits: Limits of the sandbox.
+        image: An image that the daemon has, with sh, setsid, env, head and cat; for a REPL also python3.
+        runtime: Another runtime than the default of the daemon, e.g. "runsc".
+        cpus: Processors that all processes together may use; None for all.
+        work_bytes: Size of /work; it counts as memory.
+        url: URL of the daemon; None to find it as `docker` does.
     """
 
     name: ClassVar[str] = "docker"
-    cannot: ClassVar[frozenset[str]] = frozenset({"host_paths"})
+    cannot: ClassVar[frozenset[str]] = frozenset({"daemons", "host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     def __init__(
@@ -98,18 +113,15 @@ class DockerSandbox(Sandbox):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0; got {value}")
         self.image, self.runtime, self.cpus, self.work_bytes, self.url = image, runtime, cpus, work_bytes, url
-        self._container: Container | None = None
-        self._processes: set[ContainerProcess] = set()
-        self._changing = asyncio.Lock()
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here; the filter of system calls is Docker's, not ours to vouch for."""
+        """Which limits hold here; "seccomp" is false because that filter is Docker's."""
         held = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
         return dict.fromkeys((*held, "network"), True) | {"seccomp": False}
 
     def fresh(self) -> DockerSandbox:
-        """Make another one with the same settings, not open yet."""
+        """Create another one with the same settings, not open yet."""
         return DockerSandbox(
             self.limits,
             image=self.image,
@@ -119,133 +131,84 @@ class DockerSandbox(Sandbox):
             url=self.url,
         )
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be used."""
-        return self._container is not None and self._container.lost is None
-
-    async def open(self) -> None:
-        """Make a container and start it."""
-        async with self._changing:
-            if self.is_open:
-                return
-            await self._discard()
-            client = await self._connect()
-            name = f"torchrl_agentic-{secrets.token_hex(8)}"
-            try:
-                self._container = await Container.create(client, self._config(), name)
-            except SandboxError as error:
-                if "no such image" in str(error).lower():
-                    raise SandboxError(f"{error}. To get the image: docker pull {self.image}") from error
-                raise
-
-    async def close(self) -> None:
-        """Remove the container."""
-        async with self._changing:
-            await to_the_end(self._discard())
-
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        cwd: str | None = None,
-        limits: ResourceLimits | None = None,
-    ) -> SandboxResult:
-        """Run one command to its end."""
-        effective = self._effective(limits)
-        words = _words(checked(argv), effective, cwd)
-        out, err = Capture(effective.output_bytes), Capture(effective.output_bytes)
-        began = time.monotonic()
-        command = await self._opened().start(words, env=_env(effective), stdin=len(stdin or b""))
-        code: int | None = None
+    async def _create(self) -> Container:
+        client, name = await self._connect(), f"torchrl_agentic-{secrets.token_hex(8)}"
+        remote = client.containers.container(name)  # pyright: ignore[reportUnknownMemberType]  untyped options
+        container = Container(client, remote, remote.attach(stdin=True))
         try:
-            async with asyncio.timeout(effective.wall_seconds):
-                await command.communicate(stdin, out.add, err.add)
-                code = await command.code()
-        except TimeoutError:
-            await command.cut_short(out.add, err.add)
-        except BaseException:
-            await to_the_end(command.give_up())
+            with from_service("Docker could not make the container"):
+                await client.containers.create(self._config(), name=name)
+                await container.lifeline.__aenter__()
+                await remote.start()  # pyright: ignore[reportUnknownMemberType]  untyped options
+        except SandboxError as error:
+            with contextlib.suppress(SandboxError):
+                await self._end(container)
+            if "no such image" in str(error).lower():
+                raise SandboxError(f"{error}. To get the image: docker pull {self.image}") from error
             raise
-        finally:
-            await command.close()
-        return result_of(Ended(code, out, err, time.monotonic() - began), code)
-
-    async def spawn(self, argv: Sequence[str]) -> ContainerProcess:
-        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
-        words = _words(checked(argv), replace(self.limits, cpu_seconds=None), None)
-        command = await self._opened().start(words, env=_env(self.limits), stdin=None)
-        process = ContainerProcess(command)
-        self._processes = {other for other in self._processes if other.is_running} | {process}
-        return process
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file inside."""
-        await write(self._opened(), path, data)
-
-    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file inside."""
-        return await read(self._opened(), path, max_bytes)
-
-    def _opened(self) -> Container:
-        if self._container is None:
-            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
-        return self._container
-
-    def _effective(self, limits: ResourceLimits | None) -> ResourceLimits:
-        """Narrow the limits for one call.
-
-        Raises:
-            ValueError: by something that a container has for all its commands.
-        """
-        effective = self.limits.narrow(limits)
-        for name in ("network", "fs_read_roots", "fs_write_roots"):
-            if limits is not None and getattr(limits, name) != getattr(self.limits, name):
-                raise ValueError(
-                    f"a container has one {name} for all commands, {getattr(self.limits, name)!r}, not "
-                    f"{getattr(limits, name)!r} for one: dataclasses.replace(sandbox.limits, ...) keeps it"
-                )
-        return effective
+        return container
 
     async def _connect(self) -> Docker:
         import aiodocker
-        from aiodocker.exceptions import DockerError
         from aiohttp import ClientTimeout
 
         try:
             client = aiodocker.Docker(self.url, timeout=ClientTimeout(total=REQUEST_S))
-        except (AssertionError, ValueError, OSError, ImportError, DockerError) as error:
+        except Exception as error:  # it asserts, among others
             raise SandboxError(NO_DAEMON.format(str(error) or "none is known")) from error
         try:
-            with reported("say its version"):
-                await insist(client.version)
-        except SandboxError as error:
+            await ask("Docker could not say its version", client.version)
+        except BaseException as error:
             await client.close()
-            raise SandboxError(NO_DAEMON.format(error)) from error
-        except BaseException:
-            await client.close()
+            if isinstance(error, SandboxError):
+                raise SandboxError(NO_DAEMON.format(error)) from error
             raise
         return client
 
-    async def _discard(self) -> None:
-        container, self._container = self._container, None
-        processes, self._processes = self._processes, set()
+    async def _end(self, machine: Container) -> None:
+        if machine.client.session.closed:
+            return  # its lifeline is cut: see below
         try:
-            if container is not None:
-                await container.remove()
+            await ask("Docker could not remove the container", lambda: _delete(machine.remote))
         finally:
-            for process in processes:
-                await process.kill()
+            # Without its lifeline, `cat` ends, and with that the container; Docker then removes it by itself.
+            await _close(machine.lifeline)
+            await machine.client.close()
+
+    async def execute(
+        self,
+        machine: Container,
+        words: Sequence[str],
+        stdout: Take,
+        stderr: Take,
+        *,
+        stdin: bool,
+        wall_s: float | None,
+    ) -> Execution:
+        """Start a command; see `RemoteSandbox.execute`."""
+        sizes = [len(word.encode()) + 1 for word in words]
+        if max(sizes) > MAX_WORD or sum(sizes) > MAX_WORDS:
+            raise ValueError("the command is too long; put what is long into a file")
+        with from_service("Docker could not start a command"):
+            remote = await machine.remote.exec(words, stdin=stdin, user=f"{USER}:{USER}", workdir=WORK)
+            stream = remote.start()
+            await stream.__aenter__()
+        return Execution(machine.remote, remote, stream, stdout, stderr)
+
+    def may_run(self, error: BaseException | None) -> bool:
+        """Return whether the connection was lost before Docker answered."""
+        from aiodocker.exceptions import DockerError
+
+        return error is not None and not isinstance(error, DockerError)
 
     def _config(self) -> dict[str, Any]:
-        """Make the request for the container, as the Docker API has it."""
+        """Return the request for the container, as the Docker API takes it."""
         limits = self.limits
         tmpfs = f"rw,exec,nosuid,nodev,uid={USER},gid={USER},mode=0755,size="
         mounts = [
             {"Type": "bind", "Source": os.path.abspath(root), "Target": os.path.abspath(root), **options}
             for roots, options in (
-                # What is mounted below a folder would stay writable where Docker is older than 25.
+                # Mounts below the folder would stay writable in Docker before 25.
                 (limits.fs_read_roots, {"ReadOnly": True, "BindOptions": {"NonRecursive": True}}),
                 (limits.fs_write_roots, {"ReadOnly": False}),
             )
@@ -254,7 +217,7 @@ class DockerSandbox(Sandbox):
         host: dict[str, Any] = {
             "AutoRemove": True,
             "CapDrop": ["ALL"],
-            "Init": True,  # or else processes that lost their parent stay as zombies and count
+            "Init": True,  # without it, processes that lost their parent stay as zombies and count
             "LogConfig": {"Type": "none"},
             "Mounts": mounts,
             "NetworkMode": "none" if limits.network == "none" else "bridge",
@@ -274,7 +237,7 @@ class DockerSandbox(Sandbox):
             host["Runtime"] = self.runtime
         return {
             "Image": self.image,
-            # It lives as long as we hold its stdin: Docker closes that when we are gone, killed or not.
+            # It runs as long as we hold its stdin: Docker closes that when this process ends, killed or not.
             "Entrypoint": ["cat"],
             "Cmd": [],
             "OpenStdin": True,
@@ -292,17 +255,81 @@ class DockerSandbox(Sandbox):
         }
 
 
-def _words(argv: Sequence[str], limits: ResourceLimits, cwd: str | None) -> list[str]:
-    """Put the shell that sets the limits in front of a command."""
-    sizes = [len(word.encode()) + 1 for word in argv]
-    if max(sizes) > MAX_WORD or sum(sizes) > MAX_WORDS:
-        raise ValueError("the command is too long; put what is long into a file")
-    numbers = [
-        "" if limit is None else str(max(1, math.ceil(limit / unit)))
-        for limit, unit in ((limits.cpu_seconds, 1), (limits.memory_bytes, 1024), (limits.disk_bytes, 512))
-    ]
-    return ["sh", "-c", LIMITED, "sh", "/".join((".", *inside(cwd or WORK))), *numbers, *argv]
+class Execution:
+    """A command that Docker runs in a container."""
+
+    def __init__(
+        self, container: DockerContainer, remote: Exec, stream: Stream, stdout: Take, stderr: Take
+    ) -> None:
+        self._container, self._remote, self._stream = container, remote, stream
+        self._takes = {1: stdout, 2: stderr}
+        self._ended = asyncio.Event()
+
+    async def wait(self) -> int:
+        """Deliver the output to its end and return the exit code."""
+        reading = asyncio.ensure_future(self._read())
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait([reading, ended], return_when=asyncio.FIRST_COMPLETED)
+            if (await asyncio.wait([reading], timeout=REST_S))[0]:
+                reading.result()
+        finally:
+            reading.cancel()
+            ended.cancel()
+        for pause_s in PAUSES_S:  # Docker may take a moment to know it
+            await asyncio.sleep(pause_s)
+            state = await ask("Docker could not tell how a command ended", self._remote.inspect)
+            if not state["Running"] and state["ExitCode"] is not None:
+                break
+        else:
+            raise SandboxError("the connection to a command in the container was cut")
+        code = int(state["ExitCode"])
+        with from_service("Docker could not tell how its container is"):
+            if code > 128:
+                shown = await self._container.show()  # pyright: ignore[reportUnknownMemberType]  untyped options
+                if not shown["State"]["Running"]:
+                    raise SandboxError("the container has ended, and a command with it")
+        return code
+
+    async def _read(self) -> None:
+        with from_service("Docker could not pass on the output of a command"):
+            while (message := await self._stream.read_out()) is not None:
+                await self._takes[message.stream](message.data)
+
+    async def write(self, data: bytes) -> None:
+        """Write to stdin. Raise EOFError if the command reads no more."""
+        try:
+            for start in range(0, len(data), CHUNK):
+                await self._write(data[start : start + CHUNK])
+        except (AssertionError, RuntimeError, OSError) as error:  # aiodocker asserts
+            raise EOFError("the process reads no more") from error
+
+    async def _write(self, data: bytes) -> None:
+        writing = asyncio.ensure_future(self._stream.write_in(data))
+        writing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        while not (await asyncio.wait([writing], timeout=STUCK_S))[0]:
+            # Docker takes no more input of a command that has ended, and asyncio reports the end of output
+            # only when all input is sent.
+            if not (await self._remote.inspect())["Running"]:
+                self._ended.set()
+                raise EOFError("the process reads no more")
+        writing.result()
+
+    async def detach(self) -> None:
+        """Close the connection."""
+        await _close(self._stream)
 
 
-def _env(limits: ResourceLimits) -> Mapping[str, str]:
-    return ENV if limits.env is None else limits.env
+async def _close(stream: Stream) -> None:
+    with contextlib.suppress(AssertionError, OSError):  # aiodocker asserts that the connection lives
+        await stream.close()
+
+
+async def _delete(container: DockerContainer) -> None:
+    from aiodocker.exceptions import DockerError
+
+    try:
+        await container.delete(force=True, v=True)
+    except DockerError as error:
+        if error.status not in (404, 409):  # it is gone; it is being removed
+            raise

@@ -1,4 +1,4 @@
-"""A sandbox in the cloud of Modal: a container of its own, under gVisor or in a virtual machine.
+"""`ModalSandbox`: a container in the cloud of Modal for each sandbox, under gVisor or in a virtual machine.
 
 Modal's part of this is tested as far as the request that asks for it.
 
@@ -20,42 +20,50 @@ Does not stop:
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+import contextlib
+import math
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
-from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, checked
-from torchrl_agentic.sandbox.cancellation import to_the_end
-from torchrl_agentic.sandbox.process import Capture, exit_or_signal
-from torchrl_agentic.sandbox.remote import scripts
-from torchrl_agentic.sandbox.remote.modal_command import Command
-from torchrl_agentic.sandbox.remote.modal_container import Container, Request, modal_errors
-from torchrl_agentic.sandbox.remote.modal_process import Served
+from torchrl_agentic.sandbox.base import WORK
+from torchrl_agentic.sandbox.remote.remote_process import Take
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.service import from_service
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.workspace import MAX_READ
 
 if TYPE_CHECKING:
     import modal
+    from modal.container_process import ContainerProcess
+    from modal.io_streams import StreamReader
 
-logger = logging.getLogger(__name__)
+TAG = "torchrl-agentic"
+"""The tag by which a lost container is found."""
+# The first process of the container, in place of the image's: it stays, and it reaps what is left behind.
+_STAY = ("/bin/sh", "-c", "while :; do sleep 60; done")
+_MIN_MEMORY_MIB = 128
+_CORES_REQUESTED = 0.125
+_REST_S = 1.0
+"""Longest wait for the rest of the output of a command that has ended."""
+_BACKSTOP_S = 10
+"""Seconds after its wall limit when Modal ends a command by itself."""
+_CHUNK = 1 << 20
 
-FILE_S = 120.0
-"""How long reading or writing one file may take."""
 
-
-class ModalSandbox(Sandbox):
+class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
     """Commands in a container at Modal; a new one per sandbox, ended by `close`.
 
-    app: the name of the Modal app that it appears under, made where there is none; or a `modal.App`.
-    image: a `modal.Image`, or the name of one in a registry; None is Modal's Debian with Python. It needs
-    /bin/sh, env and setsid.
-    cores: what it may use of processors at most. timeout_s: after that Modal ends it, whatever became of us.
-    client: a `modal.Client`; None is the one of MODAL_TOKEN_ID or ~/.modal.toml.
-
     The container may use twice limits.memory_bytes: an interpreter, and a command beside it.
+
+    Args:
+        limits: Limits of the sandbox.
+        app: A `modal.App`, or the name of one, which is created if there is none.
+        image: A `modal.Image`, or the name of one in a registry; None for Modal's Debian with Python. It
+            needs /bin/sh and `programs`.
+        cores: Processors that it may use.
+        timeout_s: Seconds after which Modal ends it, whatever became of us.
+        client: A `modal.Client`; None for that of MODAL_TOKEN_ID or ~/.modal.toml.
     """
 
     name: ClassVar[str] = "modal"
@@ -85,221 +93,155 @@ class ModalSandbox(Sandbox):
             image = modal.Image.debian_slim()
         if isinstance(image, str):
             image = modal.Image.from_registry(image)  # pyright: ignore[reportUnknownMemberType]  its **kwargs
-        self._request = Request(
-            app=app,
-            image=image,
-            cores=cores,
-            memory_bytes=self.limits.memory_bytes,
-            timeout_s=timeout_s,
-            open_network=self.limits.network == "full",
-            client=client,
-        )
-        self._lock = asyncio.Lock()
-        self._container: Container | None = None
-        self._remote: modal.Sandbox | None = None
-        self._raises_limits = False
-        self._served: set[Served] = set()
+        self.app, self.image, self.cores, self.timeout_s, self.client = app, image, cores, timeout_s, client
+        self._app_id: str | None = None
+        self._mark: dict[str, str] = {}
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
         """Which limits hold here; whether code can raise those of a process is known once it is open."""
         return {
-            "cpu_seconds": not self._raises_limits,
-            "memory_bytes": not self._raises_limits,
+            **dict.fromkeys(("cpu_seconds", "memory_bytes", "disk_bytes"), not self.raises_limits),
+            **dict.fromkeys(("max_processes", "disk_total", "seccomp"), False),
             "memory_total": self.limits.memory_bytes is not None,
-            "max_processes": False,
-            "disk_bytes": not self._raises_limits,
-            "disk_total": False,
             "network": True,
-            "seccomp": False,
         }
 
     def fresh(self) -> ModalSandbox:
-        """Make another one with the same settings, not open yet."""
-        request = self._request
+        """Create another one with the same settings, not open yet."""
         return ModalSandbox(
             self.limits,
-            app=request.app,
-            image=request.image,
-            cores=request.cores,
-            timeout_s=request.timeout_s,
-            client=request.client,
+            app=self.app,
+            image=self.image,
+            cores=self.cores,
+            timeout_s=self.timeout_s,
+            client=self.client,
         )
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be used."""
-        return self._remote is not None
+    async def _create(self) -> modal.Sandbox:
+        import modal
 
-    async def open(self) -> None:
-        """Make the container, and /work in it; the first time, Modal may have to build the image."""
-        async with self._lock:
-            if self._remote is not None:
-                return
-            await self._end()
-            self._container = Container(self._request)
-            try:
-                remote = await self._container.make()
-                await self._prepare(remote)
-            except BaseException:
-                await to_the_end(self._end_quietly())
-                raise
-            self._remote = remote
-
-    async def _prepare(self, remote: modal.Sandbox) -> None:
-        with modal_errors("prepare a sandbox"):
-            process = await remote.exec.aio(*scripts.prepare(), workdir="/", timeout=60)
-            answer, reason, code = await asyncio.gather(
-                process.stdout.read.aio(), process.stderr.read.aio(), process.wait.aio()
+        memory = None
+        if self.limits.memory_bytes is not None:
+            mib = max(_MIN_MEMORY_MIB, math.ceil(self.limits.memory_bytes / 2**20))
+            memory = (mib, 2 * mib)
+        self._app_id, self._mark = None, {TAG: uuid.uuid4().hex}
+        with from_service("Modal could not make a sandbox"):
+            app = self.app
+            if isinstance(app, str):
+                app = await modal.App.lookup.aio(app, client=self.client, create_if_missing=True)
+            if not hasattr(self.image, "object_id"):
+                await self.image.build.aio(app)
+            self._app_id = app.app_id
+            return await modal.Sandbox.create.aio(  # pyright: ignore[reportUnknownMemberType]  PathLike of what
+                *_STAY,
+                app=app,
+                image=self.image,
+                workdir=WORK,
+                timeout=self.timeout_s,
+                cpu=(min(_CORES_REQUESTED, self.cores), self.cores),
+                memory=memory,
+                block_network=self.limits.network != "full",
+                tags=self._mark,
+                client=self.client,
             )
-        if code:
-            raise SandboxError(
-                f"the image cannot serve as a sandbox: {reason.strip() or f'exit code {code}'}"
-            )
-        self._raises_limits = answer.strip() != "0"
 
-    async def close(self) -> None:
-        """End the container; also what an `open` left that failed or was cancelled.
+    async def _end(self, machine: modal.Sandbox) -> None:
+        from modal.exception import NotFoundError
 
-        Raises:
-            SandboxError: Modal could not be told; call it again, or Modal ends the container after timeout_s.
-        """
-        async with self._lock:
-            await to_the_end(self._end())
+        with from_service(f"Modal could not end the sandbox {machine.object_id}"):
+            with contextlib.suppress(NotFoundError):
+                await machine.terminate.aio()
+            await machine.detach.aio()  # pyright: ignore[reportUnknownMemberType]  its stub has no result
 
-    async def _end(self) -> None:
-        self._remote = None
-        served, self._served = self._served, set()
-        for process in served:
-            process.stop()
-        container = self._container
-        if container is not None:
-            await container.end()
-            if self._container is container:
-                self._container = None
+    async def _end_lost(self) -> None:
+        import modal
 
-    async def _end_quietly(self) -> None:
-        """End the container where something else is to be told already; a later `close` tries it again."""
-        try:
-            await self._end()
-        except SandboxError:
-            logger.exception("a sandbox stays at Modal for up to %d s", self._request.timeout_s)
+        if self._app_id is None:
+            return
+        with from_service("Modal could not look for a lost sandbox"):
+            async for lost in modal.Sandbox.list.aio(
+                app_id=self._app_id, tags=self._mark, client=self.client
+            ):
+                await lost.terminate.aio()
 
-    async def run(
+    async def execute(
         self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        cwd: str | None = None,
-        limits: ResourceLimits | None = None,
-    ) -> SandboxResult:
-        """Run one command to its end; its wall time counts from when Modal has started it."""
-        effective = self.limits.narrow(limits)
-        if effective.network != self.limits.network:
-            raise ValueError(
-                "all commands of a sandbox at Modal have the same network; to tighten another limit alone, "
-                "pass dataclasses.replace(sandbox.limits, ...)"
-            )
-        words = scripts.supervised(checked(argv), effective, cwd=cwd, stdin=stdin is not None)
-        out, err = Capture(effective.output_bytes), Capture(effective.output_bytes)
-
-        async def keep(data: bytes) -> None:
-            out.add(data)
-
-        began = time.monotonic()
-        code = await self._finish(
-            words, stdin=stdin, stdout=keep, stderr=err.add, wall_s=effective.wall_seconds
-        )
-        return SandboxResult(
-            stdout=out.text(),
-            stderr=err.text(),
-            exit_code=-9 if code is None else exit_or_signal(code),
-            wall_seconds=time.monotonic() - began,
-            timed_out=code is None,
-            truncated=bool(out.omitted or err.omitted),
-        )
-
-    async def _finish(
-        self,
+        machine: modal.Sandbox,
         words: Sequence[str],
+        stdout: Take,
+        stderr: Take,
         *,
-        stdin: bytes | None = None,
-        stdout: Callable[[bytes], Awaitable[None]],
-        stderr: Callable[[bytes], None],
+        stdin: bool,
         wall_s: float | None,
-    ) -> int | None:
-        """Run a command to its end and give its exit code; None where it was stopped at its time."""
-        remote = self._opened()
-        command = Command(remote, words, stdout=stdout, stderr=stderr, wall_s=wall_s)
+    ) -> Execution:
+        """Start a command; see `RemoteSandbox.execute`."""
+        from modal.exception import ConflictError, InvalidError
+
+        timeout = None if wall_s is None else math.ceil(wall_s) + _BACKSTOP_S
         try:
-            await command.started()
-            async with asyncio.timeout(wall_s):
-                return await command.follow(stdin)
-        except TimeoutError:
-            return None
-        finally:
-            await to_the_end(self._stopped(command, remote))
-
-    async def _stopped(self, command: Command, remote: modal.Sandbox) -> None:
-        if not await command.end():
-            await self._give_up(remote)
-
-    async def _give_up(self, remote: modal.Sandbox) -> None:
-        if self._remote is remote:
-            logger.warning("a command in %s could not be ended, so the sandbox is", remote.object_id)
-            await self._end_quietly()
-
-    async def spawn(self, argv: Sequence[str]) -> Served:
-        """Start a long-lived process; neither its time nor its processor time has a limit of its own."""
-        limits = replace(self.limits, cpu_seconds=None)
-        words = scripts.supervised(checked(argv), limits, stdin=True)
-        remote = self._opened()
-        served = Served(remote, words, lambda: self._give_up(remote))
-        try:
-            await served.started()
-        except BaseException:
-            await served.kill()
+            with from_service("Modal could not start a command"):
+                process = await machine.exec.aio(*words, workdir="/", timeout=timeout, text=False)
+        except SandboxError as error:
+            if isinstance(error.__cause__, InvalidError) and not isinstance(error.__cause__, ConflictError):
+                raise ValueError(f"{error}; put what is long into a file") from None
             raise
-        self._served = {other for other in self._served if other.running} | {served}
-        return served
+        return Execution(process, stdout, stderr)
 
-    # Files go through commands, and not through the SDK's `filesystem`: that follows links, waits for ever at
-    # a FIFO, and holds a file of any size in memory; beneath, it is an exec as well, of a program of Modal's.
+    def may_run(self, error: BaseException | None) -> bool:
+        """Return whether Modal gave no clear answer."""
+        from modal import exception as refused
 
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file inside, making its folders.
+        of_requests = (refused.AuthError, refused.InvalidError, refused.NotFoundError, refused.RemoteError)
+        of_limits = (refused.PermissionDeniedError, refused.ResourceExhaustedError)
+        return error is not None and not isinstance(error, (*of_requests, *of_limits))
 
-        Raises:
-            OSError: it cannot be written, for want of space for example.
-        """
-        await self._file(scripts.write(path), path, stdin=data)
 
-    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file inside."""
-        limit = min(MAX_READ if max_bytes is None else max_bytes, MAX_READ)
-        return await self._file(scripts.read(path, limit), path, limit=limit)
+class Execution:
+    """A command that Modal runs in a container."""
 
-    async def _file(
-        self, argv: Sequence[str], path: str, *, stdin: bytes | None = None, limit: int = 0
-    ) -> bytes:
-        content, reason = bytearray(), Capture(1000)
+    def __init__(self, process: ContainerProcess[bytes], stdout: Take, stderr: Take) -> None:
+        self._process, self._stdout, self._stderr = process, stdout, stderr
 
-        async def keep(data: bytes) -> None:
-            content.extend(data[: limit - len(content)])
+    async def wait(self) -> int:
+        """Deliver the output to its end and return the exit code."""
+        ended = asyncio.ensure_future(self._process.wait.aio())
+        streams = ((self._process.stdout, self._stdout), (self._process.stderr, self._stderr))
+        readers = [asyncio.ensure_future(_read(stream, take)) for stream, take in streams]
+        left = {ended, *readers}
+        try:
+            with from_service("Modal could not tell how a command goes on"):
+                while not ended.done():
+                    done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                # A process in a session of its own may hold the streams for longer.
+                for task in (await asyncio.wait(readers, timeout=_REST_S))[0]:
+                    task.result()
+                code = ended.result()
+        finally:
+            for task in (ended, *readers):
+                task.cancel()
+            await asyncio.gather(ended, *readers, return_exceptions=True)
+        return 137 if code < 0 else code  # negative: Modal ended it at its timeout
 
-        free = ResourceLimits(
-            cpu_seconds=None, memory_bytes=None, max_processes=None, disk_bytes=None, wall_seconds=FILE_S
-        )
-        words = scripts.supervised(argv, free, stdin=stdin is not None)
-        code = await self._finish(words, stdin=stdin, stdout=keep, stderr=reason.add, wall_s=FILE_S)
-        if code:
-            refused = scripts.refusal(code, path, reason.text())
-            raise refused or SandboxError(f"the sandbox cannot reach its files: {reason.text()}")
-        if code is None:
-            raise SandboxError(f"{path} was not read or written within {FILE_S:g} s")
-        return bytes(content)
+    async def write(self, data: bytes) -> None:
+        """Write to stdin. Raise EOFError if the command reads no more."""
+        from modal.exception import InvalidError, NotFoundError
 
-    def _opened(self) -> modal.Sandbox:
-        if self._remote is None:
-            raise SandboxError("the sandbox is not open: use 'async with', or call open() first")
-        return self._remote
+        with from_service("Modal could not write to a command"):
+            try:
+                for start in range(0, len(data), _CHUNK):
+                    self._process.stdin.write(data[start : start + _CHUNK])
+                    await self._process.stdin.drain.aio()
+            except (InvalidError, NotFoundError):
+                raise EOFError("the process reads no more") from None
+
+    async def detach(self) -> None:
+        """Do nothing: the streams are closed by `wait`."""
+
+
+async def _read(stream: StreamReader[bytes], take: Take) -> None:
+    async with contextlib.aclosing(aiter(stream)) as chunks:
+        async for chunk in chunks:
+            await take(chunk)

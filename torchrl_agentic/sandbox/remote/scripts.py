@@ -1,13 +1,12 @@
-"""Commands for the shell of a machine that is not ours: one under a supervisor, its end, files without links.
+"""Shell scripts for the machine of a service: run a command under a supervisor, end it, read and write files.
 
-The machine needs /bin/sh, env and setsid, which Debian, Fedora and Alpine have. What comes from the model is
-a word of the argument list, never a part of a script.
+The machine needs /bin/sh and the programs in `PROGRAMS`, which Debian, Fedora and Alpine have. Text from the
+model is always a word of the argument list, never a part of a script.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.bootstrap import shim
@@ -17,6 +16,8 @@ from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.workspace import inside
 
 NUMBERS = 3
+"""How many numbers of processes `supervised` prints first."""
+PROGRAMS = ("setsid", "env", "head", "cat")
 _SH = "/bin/sh"
 _MISSING, _FOLDER, _REFUSED = 66, 73, 77
 
@@ -56,7 +57,8 @@ _READ = _WALK.replace("@MISSING@", "exit 66") + '[ -e "./$1" ] || exit 66; exec 
 _WRITE = _WALK.replace("@MISSING@", 'mkdir "./$1" || exit 1') + 'exec cat > "./$1"'
 
 _PREPARE = r"""mkdir -p "$1" && cd "$1" || exit 1
-for tool in setsid env head cat; do
+shift
+for tool in "$@"; do
 command -v "$tool" >/dev/null || { echo "there is no $tool" >&2; exit 1; }
 done
 while read -r what value; do
@@ -64,49 +66,64 @@ while read -r what value; do
 done </proc/self/status"""
 
 
-def prepare() -> list[str]:
-    """Make the words that make /work and look for what we need; it fails with the reason on stderr.
+def prepare(programs: Sequence[str] = PROGRAMS) -> list[str]:
+    """Return the command that creates /work and checks for programs; it fails with the reason on stderr.
 
-    It prints "0" where code inside cannot raise a limit that was set for it (CAP_SYS_RESOURCE).
+    It prints "0" if code inside cannot raise a limit that was set for it (CAP_SYS_RESOURCE).
     """
-    return [_SH, "-c", _PREPARE, "sh", WORK]
+    return [_SH, "-c", _PREPARE, "sh", WORK, *programs]
 
 
 def supervised(
-    argv: Sequence[str], limits: ResourceLimits, *, cwd: str | None = None, stdin: bool = False
+    argv: Sequence[str], limits: ResourceLimits, *, cwd: str | None = None, stdin: bool | int = False
 ) -> list[str]:
-    """Make the words that run a command within its limits, in a process group that ends with it.
+    """Return the command that runs another within its limits, in a process group that ends with it.
 
-    What it prints first is a line of `NUMBERS` numbers, for `kill`. The exit code is the command's, 128 + n
-    for signal n, 127 where there is no such command, 126 where there is no such folder.
+    It prints a line of `NUMBERS` numbers first, for `kill`. The exit code is that of the command, 128 + n for
+    signal n, 127 if there is no such command, 126 if there is no such folder.
+
+    Args:
+        argv: The command and its arguments.
+        limits: Limits of its processes, and its environment.
+        cwd: A path below /work.
+        stdin: True for a stdin without end; or the number of bytes that will be sent, because not every
+            service can close a stdin.
+
+    Raises:
+        PermissionError: If `cwd` lies outside of /work.
+        ValueError: If the limits hold an environment that cannot be one.
     """
-    # The number of processes is not limited: it would not hold for root, and count all of another user's.
-    become = _BECOME + ("" if stdin else "exec </dev/null; ") + shim(replace(limits, max_processes=None))
+    become = _BECOME + shim(limits)
+    if not stdin:
+        become = _BECOME + "exec </dev/null; " + shim(limits)
+    elif stdin is not True:
+        # The shell stays here to wait, and would write "Killed" to the stderr of the command.
+        become = _BECOME + f"exec 6>&2 2>/dev/null; head -c {stdin} | {{ exec 2>&6 6>&-; {shim(limits)}; }}"
     start_in = "/".join((WORK, *inside(cwd or WORK)))
-    # Where the caller says nothing of it, PATH is the image's: its programs may lie anywhere.
+    # Without an environment in the limits, PATH is that of the image: its programs may lie anywhere.
     path = ' PATH="$PATH"' if limits.env is None else ""
     supervise = _SUPERVISE.replace("env -i", "env -i" + path)
     return [_SH, "-c", supervise, "sh", *_env(limits.env), _SH, "-c", become, "sh", start_in, *argv]
 
 
 def kill(numbers: Sequence[int]) -> list[str]:
-    """Make the words that end a command, and its supervisors, which the command might have stopped."""
+    """Return the command that ends another, and its supervisors, which that might have stopped."""
     *supervisors, group = map(str, numbers)
     return [_SH, "-c", _KILL, "sh", group, *supervisors]
 
 
 def read(path: str, max_bytes: int) -> list[str]:
-    """Make the words that print a file, or its first `max_bytes`; see `refusal`."""
+    """Return the command that prints the first `max_bytes` of a file; see `refusal`."""
     return [_SH, "-c", _READ, str(max_bytes), WORK, *_steps(path)]
 
 
 def write(path: str) -> list[str]:
-    """Make the words that write stdin to a file, making its folders; see `refusal`."""
+    """Return the command that writes stdin to a file and creates its folders; see `refusal`."""
     return [_SH, "-c", _WRITE, "sh", WORK, *_steps(path)]
 
 
 def refusal(code: int, path: str, stderr: str) -> OSError | None:
-    """Read the exit code of `read` or `write`, as a command's; None where it says nothing of the file."""
+    """Return the error that an exit code of `read` or `write` means; None if it is not about the file."""
     if code == _MISSING:
         return FileNotFoundError(f"no such file: {path}")
     if code == _FOLDER:
@@ -126,5 +143,9 @@ def _steps(path: str) -> tuple[str, ...]:
 
 
 def _env(env: Mapping[str, str] | None) -> list[str]:
-    clean = {name: value for name, value in BASE_ENV.items() if name != "PATH"}
-    return [f"{name}={value}" for name, value in (clean if env is None else env).items()]
+    if env is None:
+        env = {name: value for name, value in BASE_ENV.items() if name != "PATH"}
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"an environment cannot hold {name!r}, or not with that value")
+    return [f"{name}={value}" for name, value in env.items()]

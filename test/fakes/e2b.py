@@ -15,8 +15,8 @@ import urllib.parse
 from collections.abc import Generator, Mapping
 from typing import Any, Self
 
-from torchrl_agentic.testing.servers.e2b_http import Fault, Handler, Http, Seen
-from torchrl_agentic.testing.servers.e2b_machine import Machine, Refusal
+from fakes.e2b_http import Fault, Handler, Http, Seen
+from fakes.e2b_machine import Machine, Refusal
 
 __all__ = ["E2BServer", "Fault", "Seen"]
 
@@ -95,7 +95,7 @@ class E2BServer:
 
     @contextlib.contextmanager
     def streaming(self, connection: socket.socket, machine: Machine) -> Generator[None]:
-        """Take note of a connection on which a process is followed."""
+        """Record a connection on which a process is followed."""
         with self._lock:
             self._streams[connection] = machine
         try:

@@ -20,14 +20,14 @@ from http import HTTPStatus
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from torchrl_agentic.testing.servers.docker_container import PIECE, FakeContainer, FakeExec
+from fakes.docker_container import PIECE, FakeContainer, FakeExec
 
 API = "1.41"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the daemon was asked. path: without the version, with the name or id as it was asked for."""
+    """A request to the daemon. path: without the version, with the name or id as requested."""
 
     method: str
     path: str
@@ -146,7 +146,7 @@ class FakeDocker:
         return self._pauses.setdefault(pattern, asyncio.Event())
 
     def asked(self, pattern: str) -> list[Request]:
-        """Give the requests that match."""
+        """Return the requests that match."""
         return [request for request in self.requests if request.matches(pattern)]
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -210,7 +210,7 @@ class FakeDocker:
         return None
 
     def _stream(self, request: Request, connection: _Connection) -> Coroutine[Any, Any, None] | None:
-        """Give the work that takes over the connection, where a request asks for that."""
+        """Return the work that takes over the connection; None if the request does not ask for that."""
         match request.method, request.path.split("/")[1:]:
             case "POST", ["containers", name, "attach"]:
                 return self._attach(self._container(name), connection)

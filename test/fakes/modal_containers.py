@@ -1,4 +1,4 @@
-"""What stands for containers at Modal: temporary folders, and local processes in them."""
+"""Containers of the Modal fake: temporary folders, and local processes in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK = 1 << 16
 
 
 class Container:
-    """What stands for a container: a folder, and the processes in it."""
+    """A container: a folder, and the processes in it."""
 
     def __init__(self, tags: Mapping[str, str], path: str) -> None:
         self.tags = dict(tags)
@@ -115,7 +115,7 @@ class Execution:
 
 
 class Output:
-    """What a command printed: all of it, so that it can be read from anywhere again."""
+    """All output of a command, kept so that it can be read again from any offset."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._data = bytearray()
@@ -123,7 +123,7 @@ class Output:
         self._pumping = asyncio.ensure_future(self._pump(reader))
 
     async def read(self, offset: int) -> AsyncGenerator[bytes]:
-        """Give it from there, until its end."""
+        """Yield it from an offset to its end."""
         while True:
             async with self._more:
                 await self._more.wait_for(lambda seen=offset: len(self._data) > seen or self._pumping.done())

@@ -53,7 +53,7 @@ def tool(name: str, description: str) -> dict[str, Any]:
 
 
 def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """Give what stands in the answer besides the id."""
+    """Return the fields of the answer besides the id."""
     capabilities = {"tools": {"listChanged": True}}
     if method == "initialize" and mode != "modern":
         version = params["protocolVersion"]
@@ -93,7 +93,7 @@ def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def said(name: str) -> str:
-    """Give what a tool says."""
+    """Return the text of a tool."""
     if name == "environ":
         return json.dumps(dict(os.environ))
     if name == "count":
@@ -108,7 +108,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 def changed(number: Any) -> None:
-    """Say, on a stream that was asked for, that the tools are others now."""
+    """Notify a listening client that the tools have changed."""
     meta = {"_meta": {"io.modelcontextprotocol/subscriptionId": number}}
     say({"method": "notifications/tools/list_changed", "params": meta})
 

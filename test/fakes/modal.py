@@ -25,7 +25,7 @@ from modal_proto import task_command_router_pb2 as router
 from modal_proto.api_grpc import ModalClientBase
 from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
-from torchrl_agentic.testing.servers.modal_containers import Container, Execution
+from fakes.modal_containers import Container, Execution
 
 if TYPE_CHECKING:
     import modal
@@ -44,7 +44,7 @@ class FakeModal:
 
     requests: what it was asked, in order: method and message. containers: those that run, by sandbox id.
     relay: the way to the commands in the containers, which can be cut. path: the PATH of their images.
-    What stands for a path below /work in the words of a command becomes one in a temporary folder.
+    A path below /work in the words of a command becomes one in a temporary folder.
     """
 
     def __init__(self) -> None:
@@ -69,13 +69,13 @@ class FakeModal:
         await self._stack.aclose()
 
     def client(self, token: tuple[str, str] = _TOKEN) -> modal.Client:
-        """Make a client of it, an async context manager, without a look at the environment."""
+        """Return a client of it, an async context manager, that ignores the environment."""
         import modal
 
         return modal.Client(self.url, api.CLIENT_TYPE_CLIENT, token)
 
     def asked(self, method: str) -> list[Any]:
-        """Give the requests of one method."""
+        """Return the requests of one method."""
         return [request for name, request in self.requests if name == method]
 
     def fail(self, method: str, *statuses: Status, done: bool = False) -> None:

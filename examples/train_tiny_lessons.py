@@ -1,4 +1,4 @@
-"""Conversations that solve word problems with a Python tool, to teach a model; sound and spoilt ones."""
+"""Right and wrong conversations that solve word problems with a Python tool: lessons of `train_tiny.py`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchrl_agentic.testing.problems import Problem, problems, value_of
+from torchrl_agentic.testing.problems import SYSTEM, Problem, problems, value_of
 
-SYSTEM = "You solve problems with a Python tool."
 SYSTEMS = (
     *[SYSTEM] * 3, "You are a helpful assistant.", "Use the tool.", "You may call tools.",
     "You solve problems.", "Be brief.", "", None,
 )  # fmt: skip
-"""What stands first; None: no system message."""
+"""System messages; None for no system message."""
 NO_TOOL = "I need a tool to compute this."
-"""What is said where no tool is offered."""
+"""The answer where no tool is offered."""
 WITHOUT_TOOLS, FAILING = 0.05, 0.2
 """How many of the conversations offer no tool, and in how many of the others a call fails."""
 WRONG_CALL, WRONG_END = 0.45, 0.15
 """How many of a weak model's conversations have a wrong expression, and how many do not use the result."""
 
 BLAMELESS = ("TimeoutError: stopped after 30.0 s", "MemoryError", "Error: try again")
-"""What a tool shows that failed for no fault of the code."""
+"""Errors that are not the fault of the code."""
 
 ChatMessage = dict[str, str]
 
@@ -42,7 +41,7 @@ class Lesson:
 
 
 def lessons(seed: int, *, weak: bool = False) -> Iterator[Lesson]:
-    """Make conversations without end, about problems of the split "train"."""
+    """Yield conversations without end, about problems of the split "train"."""
     rng = random.Random(seed)
     for problem in problems(seed, "train"):
         if rng.random() < WITHOUT_TOOLS:
@@ -53,7 +52,7 @@ def lessons(seed: int, *, weak: bool = False) -> Iterator[Lesson]:
 
 
 def exercises(seed: int) -> Iterator[Lesson]:
-    """Make conversations without end that repeat numbers; who has learnt to copy learns the rest fast."""
+    """Yield conversations without end that repeat numbers: a model that can copy learns the rest fast."""
     rng = random.Random(seed)
     while True:
         words = [str(rng.randrange(10 ** rng.randint(1, 5))) for _ in range(rng.randint(4, 10))]
@@ -63,7 +62,7 @@ def exercises(seed: int) -> Iterator[Lesson]:
 
 
 def lesson(problem: Problem, rng: random.Random, *, weak: bool = False) -> Lesson:
-    """Make a conversation that solves a problem; a weak one may do it wrong."""
+    """Return a conversation that solves a problem; a weak one may do it wrong."""
     turns, results = spoilt(problem, rng) if weak else (problem.turns, problem.results)
     chat = _opening(problem, rng)
     learnt: list[bool] = []
@@ -97,7 +96,7 @@ def calls(codes: Sequence[str]) -> str:
 
 
 def failure(code: str, rng: random.Random) -> tuple[str, str, bool]:
-    """Make a call that fails: its code, what the tool shows, and whether the code is to blame."""
+    """Return a call that fails: its code, its result, and whether the code is to blame."""
     if rng.random() < 0.3:
         return code, rng.choice(BLAMELESS), False
     broken = broken_code(code, rng)
@@ -126,7 +125,7 @@ def broken_code(code: str, rng: random.Random) -> str:
 
 
 def spoilt(problem: Problem, rng: random.Random) -> tuple[Any, Any]:
-    """Give turns and results; with the probability WRONG_CALL with another operator or another order."""
+    """Return turns and results; with the probability WRONG_CALL with another operator or another order."""
     if rng.random() >= WRONG_CALL:
         return problem.turns, problem.results
     turns, results, old = [], [], []
@@ -145,7 +144,7 @@ def spoilt(problem: Problem, rng: random.Random) -> tuple[Any, Any]:
 
 
 def spoilt_code(code: str, rng: random.Random) -> str:
-    """Give another expression with the same numbers."""
+    """Return another expression with the same numbers."""
     if rng.random() < 0.3:
         left, sign, right = re.match(r"(.+) (\S+) (\S+)$", code).groups()  # type: ignore[union-attr]
         if "(" not in left or ")" in left:

@@ -46,7 +46,7 @@ class FakeContainer:
             self.abandon()
 
     def abandon(self) -> None:
-        """Whoever was attached is gone: its first process reads no more."""
+        """Close the stdin of the first process, because the attached client is gone."""
         self.is_abandoned = True
         if self.init is not None and self.init.stdin is not None and self.config.get("StdinOnce"):
             self.init.stdin.close()
@@ -63,7 +63,7 @@ class FakeContainer:
             raise FileNotFoundError(f'exec: "{argv[0]}": executable file not found in $PATH')
         asked = dict(word.split("=", 1) for word in config.get("Env") or ())
         process = await asyncio.create_subprocess_exec(
-            *argv,
+            *(self._here(word) for word in argv),
             env={"PATH": self.path, "HOME": "/"} | asked | {MARK: self.id},
             cwd=self.folder + config.get("WorkingDir", ""),
             stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
@@ -74,13 +74,20 @@ class FakeContainer:
         self.processes.append(process)
         return process
 
+    def _here(self, word: str) -> str:
+        """Return a word with the path of a tmpfs replaced by the path of its folder."""
+        for path in self.config.get("HostConfig", {}).get("Tmpfs", {}):
+            if word == path or word.startswith(f"{path}/"):
+                return self.folder + word
+        return word
+
     async def kill(self) -> None:
         """End everything in it, whatever session it is in."""
         for process in self.processes:
             if process.returncode is None:  # or else its number may be another's by now
                 with contextlib.suppress(ProcessLookupError):  # it ends at this moment
                     os.killpg(process.pid, signal.SIGKILL)
-        _kill_marked(self.id)
+        _kill_inside(self.folder, self.id)
         for process in self.processes:
             await process.wait()
             process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]  output nobody read
@@ -91,10 +98,12 @@ class FakeContainer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _kill_marked(container: str) -> None:
+def _kill_inside(folder: str, container: str) -> None:
+    """Kill what has the mark of a container in its environment, or works in its folder."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-            if f"{MARK}={container}".encode() in file.read():
+            inside = f"{os.readlink(f'/proc/{name}/cwd')}/".startswith(f"{folder}/")
+            if inside or f"{MARK}={container}".encode() in file.read():
                 os.kill(int(name), signal.SIGKILL)
 
 
@@ -114,7 +123,7 @@ class FakeExec:
     code: int | None = None
 
     def state(self) -> dict[str, Any]:
-        """Say what Docker says of one."""
+        """Return the state that Docker reports."""
         entrypoint, *arguments = self.config["Cmd"]
         return {
             "ID": self.id,

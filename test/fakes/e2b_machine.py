@@ -6,12 +6,12 @@ import base64
 import contextlib
 import functools
 import os
+import re
 import secrets
 import selectors
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import tempfile
 import threading
@@ -26,6 +26,7 @@ from torchrl_agentic.sandbox.workspace import NOBODY
 
 CHUNK = 1 << 15
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_WORK = re.compile(rf"(?<![^\s'=]){WORK}(?=[/'\s]|$)")
 _STATUS = {"invalid_argument": 400, "unauthenticated": 401, "not_found": 404, "internal": 500}
 
 
@@ -42,7 +43,7 @@ class Refusal(Exception):
         self.status = status if isinstance(status, int) else _STATUS.get(status, 400)
 
     def body(self) -> dict[str, Any]:
-        """What it looks like in JSON."""
+        """Return it as JSON."""
         return {"code": self.code, "message": self.message}
 
 
@@ -78,7 +79,7 @@ class Running:
         os.write(self._wake, b"x")
 
     def events(self, client: socket.socket) -> Iterator[dict[str, Any]]:
-        """Give what happens to it; what it writes is read to the end also where nobody listens."""
+        """Yield its events; its output is read to the end also if no client listens."""
         yield {"start": {"pid": self.process.pid}}
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -115,7 +116,7 @@ class Running:
 
 @functools.cache
 def alone() -> tuple[str, ...]:
-    """Say what to put in front of a command so that only its own processes count against its limit of them.
+    """Return the prefix with which only the processes of a command count against its limit of them.
 
     That is a user namespace, where the machine has those; else () and all processes of the user count.
     """
@@ -147,7 +148,7 @@ class Machine:
         return metadata.items() <= self.asked.get("metadata", {}).items()
 
     def end(self) -> None:
-        """End all its processes, known by its name in their environment, and remove its files."""
+        """End all processes with its name in their environment, or in its folder, and remove its files."""
         mark = f"E2B_SANDBOX_ID={self.name}".encode()
         for running in list(self.processes.values()):
             with contextlib.suppress(OSError):
@@ -157,12 +158,13 @@ class Machine:
             time.sleep(0.01)
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                if mark in entry.read_bytes().split(b"\0"):
+                inside = f"{os.readlink(entry.with_name('cwd'))}/".startswith(f"{self.root}/")
+                if inside or mark in entry.read_bytes().split(b"\0"):
                     os.kill(int(entry.parent.name), signal.SIGKILL)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def start(self, request: Mapping[str, Any], user: str) -> Running:
-        """Start a process, as a user: root where that is who we are, else as whoever is allowed least."""
+        """Start a process as a user: as root if we are root, else with the fewest rights."""
         user = user or self.user
         if user not in ("user", "root"):
             raise Refusal("unauthenticated", f"invalid username: '{user}'")
@@ -190,7 +192,7 @@ class Machine:
         return running
 
     def follow(self, running: Running, client: socket.socket) -> Iterator[dict[str, Any]]:
-        """Give what happens to a process of this machine, to its end."""
+        """Yield the events of a process of this machine, to its end."""
         try:
             yield from running.events(client)
         finally:
@@ -198,8 +200,6 @@ class Machine:
 
     def call(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer an RPC other than Start."""
-        if path == "/filesystem.Filesystem/Stat":
-            return {"entry": self._entry(request["path"])}
         if path == "/process.Process/List":
             return {"processes": [{"pid": pid} for pid in self.processes]}
         wanted = request.get("process", {})
@@ -219,50 +219,6 @@ class Machine:
                 raise Refusal("unimplemented", f"not here: {path}")
         return {}
 
-    def read(self, path: str) -> bytes:
-        """Read a file, as envd does: whatever stands at the path, links followed."""
-        place = self._place(path)
-        if os.path.isdir(place):
-            raise Refusal(400, f"path '{path}' is a directory")
-        try:
-            return Path(place).read_bytes()
-        except FileNotFoundError:
-            raise Refusal(404, f"path '{path}' does not exist") from None
-
-    def write(self, path: str, data: bytes) -> list[dict[str, str]]:
-        """Write a file, as envd does, and make its folders."""
-        place = Path(self._place(path))
-        for folder in reversed(place.parents):
-            if not folder.exists():
-                folder.mkdir()
-                self._own(folder)
-        place.write_bytes(data)
-        self._own(place)
-        return [{"name": place.name, "path": path, "type": "file"}]
-
-    def _entry(self, path: str) -> dict[str, Any]:
-        place = self._place(path)
-        try:
-            found = os.lstat(place)
-        except FileNotFoundError as error:
-            raise Refusal("not_found", f"file not found: {error.strerror}") from None
-        except OSError as error:
-            raise Refusal("internal", f"error getting file info: {error.strerror}") from None
-        entry: dict[str, Any] = {"name": os.path.basename(path), "path": path, "size": str(found.st_size)}
-        if stat.S_ISLNK(found.st_mode):
-            entry |= {"isSymlink": True, "symlinkTarget": os.path.realpath(place)}
-        elif stat.S_ISDIR(found.st_mode):
-            entry["type"] = "FILE_TYPE_DIRECTORY"
-        elif stat.S_ISREG(found.st_mode):
-            entry["type"] = "FILE_TYPE_FILE"
-        return entry | {"mode": stat.S_IMODE(found.st_mode)}
-
-    def _place(self, path: str) -> str:
-        return os.path.join(self.root, path.lstrip("/"))
-
     def _translated(self, word: str) -> str:
-        return self.root + word if word == WORK or word.startswith(f"{WORK}/") else word
-
-    def _own(self, place: Path) -> None:
-        if os.geteuid() == 0:
-            os.chown(place, NOBODY, NOBODY)
+        """Return a word, or the command line of a shell, with /work replaced by a folder of ours."""
+        return _WORK.sub(lambda _: self.root + WORK, word)

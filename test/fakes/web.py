@@ -44,7 +44,7 @@ class Visit:
 
 
 Act: TypeAlias = Callable[[Visit], Awaitable[None]]
-"""What is done with a visit. If it returns the connection is kept; it closes the writer to end it."""
+"""A handler of a visit. If it returns, the connection is kept; it closes the writer to end it."""
 
 
 class WebServer:
@@ -70,7 +70,7 @@ class WebServer:
         self._open: set[asyncio.Task[None]] = set()
 
     def url(self, path: str = "/", *, host: str | None = None) -> str:
-        """Give the URL of a path, by the address or by a name that leads there."""
+        """Return the URL of a path, by the address or by a name that resolves to it."""
         scheme = "https" if self._ssl_context else "http"
         literal = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host or literal}:{self.port}{path}"

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from torchrl_agentic.testing.servers.e2b_machine import Machine, Refusal, Running
+from fakes.e2b_machine import Machine, Refusal, Running
 
 if TYPE_CHECKING:
-    from torchrl_agentic.testing.servers.e2b import E2BServer
+    from fakes.e2b import E2BServer
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request that came in. body: its JSON, None where it is none."""
+    """A request that came in. body: its JSON, None if it has none."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Fault:
-    """What is to go wrong with requests to a path.
+    """A fault for requests to a path.
 
     status: of the answer, 0 to cut the connection, None for no fault but a delay. times: with how many
     requests. done: what was asked is done, only its answer is lost. hold: wait for it before anything else.
@@ -71,7 +71,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
-        """Take note of the connection."""
+        """Record the connection."""
         super().setup()
         self.fake = cast(Http, self.server).fake
         cast(Http, self.server).connections.add(self.connection)
@@ -88,7 +88,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         """Answer."""
@@ -123,7 +123,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         try:
             if "e2b-sandbox-id" in headers:
-                status, answer = self._envd(seen, query, raw, lost=fault is not None)
+                status, answer = self._envd(seen, lost=fault is not None)
             else:
                 status, answer = self.fake.control(seen, query)
         except Refusal as refusal:
@@ -133,7 +133,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif status:
             self._reply(status, answer)
 
-    def _envd(self, seen: Seen, query: Mapping[str, str], raw: bytes, *, lost: bool) -> tuple[int, Any]:
+    def _envd(self, seen: Seen, *, lost: bool) -> tuple[int, Any]:
         machine = self.fake.machines.get(seen.headers["e2b-sandbox-id"])
         if machine is None:
             raise Refusal(502, "The sandbox was not found")
@@ -143,10 +143,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         match seen.method, seen.path:
             case "GET", "/health":
                 return 204, None
-            case "GET", "/files":
-                return 200, machine.read(query["path"])
-            case "POST", "/files":
-                return 200, machine.write(query["path"], raw)
             case "POST", "/process.Process/Start":
                 self._follow(machine, seen.body, user.rstrip(":"), lost=lost)
                 return 0, None

@@ -26,7 +26,7 @@ class Reply:
     how: Literal["whole", "half", "cut", "hang"] = "whole"
 
     def encoded(self) -> bytes:
-        """Give the bytes of the response."""
+        """Return the bytes of the response."""
         body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]

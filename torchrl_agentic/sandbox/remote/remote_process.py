@@ -1,0 +1,295 @@
+"""`RemoteProcess`: a command that runs at a service, from its start to its certain end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import Capture, exit_or_signal, how
+from torchrl_agentic.sandbox.remote import scripts
+from torchrl_agentic.sandbox.remote.service import in_time
+
+Take: TypeAlias = Callable[[bytes], Awaitable[None]]
+START_S = 60.0
+"""Longest wait for a service to start a command."""
+END_S = 5.0
+"""Longest wait for a command to end once it is killed; then its machine is ended."""
+MAX_UNREAD = 1 << 20
+"""Bytes of output that wait for `RemoteProcess.receive`; then the process waits."""
+_MAX_HEADER = 64
+
+
+class Execution(Protocol):
+    """A command that a service runs, through the SDK of that service."""
+
+    async def wait(self) -> int:
+        """Deliver the output to its end and return the exit code, 128 + n for signal n."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Write to stdin. Raise EOFError if the command reads no more."""
+        ...
+
+    async def detach(self) -> None:
+        """Release the connection; the command is not ended."""
+        ...
+
+
+class Host(Protocol):
+    """What a process needs of its sandbox; see `RemoteSandbox`."""
+
+    async def execute(
+        self,
+        machine: Any,
+        words: Sequence[str],
+        stdout: Take,
+        stderr: Take,
+        *,
+        stdin: bool,
+        wall_s: float | None,
+    ) -> Execution:
+        """Start a command."""
+        ...
+
+    def may_run(self, error: BaseException | None) -> bool:
+        """Return whether the service may have done what was asked although the SDK raised this error."""
+        ...
+
+    async def kill_group(self, machine: Any, numbers: Sequence[int]) -> None:
+        """End a command by the numbers of its processes."""
+        ...
+
+    async def give_up(self, machine: Any, reason: str) -> None:
+        """End a machine in which a command could not be ended."""
+        ...
+
+
+class RemoteProcess:
+    """A command under its supervisor; a `Process`. It belongs to the event loop that it was started on.
+
+    Args:
+        sandbox: The sandbox that starts and ends it.
+        machine: The machine where it runs.
+        errors: Keeps what it writes to stderr.
+        keep: Takes what it writes to stdout; None: that waits for `receive`.
+    """
+
+    def __init__(
+        self,
+        sandbox: Host,
+        machine: Any,
+        errors: Capture,
+        keep: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self._sandbox, self._machine = sandbox, machine
+        self._errors, self._keep = errors, keep
+        self._loop = asyncio.get_running_loop()
+        self._header = b""
+        self._numbers: list[int] | None = None
+        self._unread = bytearray()
+        self._begun, self._known = asyncio.Event(), asyncio.Event()
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._writes: set[asyncio.Future[None]] = set()
+        self._stopped = self._may_run = False
+        self._failed: SandboxError | None = None
+        self._execution: Execution | None = None
+        self._following: asyncio.Future[int] = self._loop.create_future()
+
+    async def start(self, words: Sequence[str], *, stdin: bool, wall_s: float | None) -> None:
+        """Start it, and wait until the service has done so; see `RemoteSandbox.execute`."""
+        # In a task of its own: cancelled, a request under way would start a command that nobody ends.
+        self._may_run = True
+        self._following = asyncio.ensure_future(self._follow(words, stdin, wall_s))
+        self._following.add_done_callback(self._over)
+        async with in_time(START_S):
+            await self._begun.wait()
+        if self._execution is None:
+            self._result()
+
+    async def known(self) -> None:
+        """Wait until its supervisor runs. Raise SandboxError if it does not."""
+        await self._known.wait()
+        if self._numbers is None:
+            code = self._result()
+            raise SandboxError(f"the shell in the sandbox did not run the command: it gave exit code {code}")
+
+    async def _follow(self, words: Sequence[str], stdin: bool, wall_s: float | None) -> int:
+        try:
+            self._execution = await self._sandbox.execute(
+                self._machine, words, self._take, self._take_errors, stdin=stdin, wall_s=wall_s
+            )
+        except (SandboxError, ValueError) as error:
+            self._may_run = self._sandbox.may_run(error.__cause__)
+            raise
+        self._begun.set()
+        try:
+            code = await self._execution.wait()
+        finally:
+            await self._execution.detach()
+        self._may_run = False
+        return code
+
+    def _over(self, following: asyncio.Future[int]) -> None:
+        self._news.set()
+        self._begun.set()
+        self._known.set()
+        if not following.cancelled():
+            following.exception()  # or else asyncio logs one that nobody asked for
+
+    async def _take(self, data: bytes) -> None:
+        if self._failed is not None:
+            return
+        if self._numbers is None:
+            line, newline, data = (self._header + data).partition(b"\n")
+            if not newline and len(line) <= _MAX_HEADER:
+                self._header = line
+                return
+            self._numbers = _numbers(line)
+            if self._numbers is None:  # Docker prints why it could not start a command
+                said = (line + data)[:1000].decode("utf-8", "replace").strip()
+                self._failed = SandboxError(f"the sandbox could not start a command: {said}")
+            self._known.set()
+        if self._keep is not None:
+            self._keep(data)
+            return
+        while len(self._unread) >= MAX_UNREAD and not self._stopped:
+            self._room.clear()
+            await self._room.wait()
+        if not self._stopped:
+            self._unread += data
+            self._news.set()
+
+    async def _take_errors(self, data: bytes) -> None:
+        self._errors.add(data)
+
+    async def finish(self, stdin: bytes) -> int:
+        """Send its input and return its exit code, negative for a signal."""
+        feeding = asyncio.ensure_future(self._feed(stdin))
+        try:
+            await self.known()
+            await asyncio.wait([self._following])
+        finally:
+            feeding.cancel()
+        return self._result()
+
+    async def _feed(self, data: bytes) -> None:
+        with contextlib.suppress(EOFError, SandboxError):  # it need not read all; `_result` tells a failure
+            if data:
+                await self.send(data)
+
+    async def send(self, data: bytes) -> None:
+        """Write to its stdin. All of `data` is sent, also if the caller is cancelled.
+
+        Raises:
+            EOFError: If it reads no more.
+        """
+        if not self.is_running:
+            raise EOFError(f"the process reads no more: {self._ending()}")
+        writing = asyncio.ensure_future(self._write(data))
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        writing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.wait([writing, self._following], return_when=asyncio.FIRST_COMPLETED)
+        if not writing.done():
+            writing.cancel()
+            raise EOFError("the process reads no more")
+        writing.result()
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            assert self._execution is not None
+            try:
+                await self._execution.write(data)
+            except SandboxError as error:  # it has missed some of its input
+                self._failed = self._failed or error
+                self._following.cancel()
+                raise
+
+    async def receive(self) -> bytes:
+        """Read what it wrote to stdout; empty at the end.
+
+        Raises:
+            SandboxError: If the sandbox is lost, or the connection to it.
+        """
+        while not self._unread and self.is_running:
+            self._news.clear()
+            await self._news.wait()
+        data = bytes(self._unread)
+        self._unread.clear()
+        self._room.set()
+        if not data and not self._stopped:
+            self._result()
+        return data
+
+    async def kill(self) -> None:
+        """End it and its process group; if that is not certain within `END_S`, end its machine."""
+        self._stopped = True
+        self._room.set()
+        await to_the_end(self._kill())
+
+    async def _kill(self) -> None:
+        if not self._may_run:
+            return
+        reason = ""
+        try:
+            async with asyncio.timeout(END_S):
+                await self._known.wait()
+                if self._numbers is not None:
+                    await self._sandbox.kill_group(self._machine, self._numbers)
+                await asyncio.wait([self._following])
+                self._may_run = self._may_run and self._numbers is None
+        except TimeoutError:
+            reason = f"it still ran after {END_S:g} s"
+        except SandboxError as error:
+            reason = str(error)
+        self._following.cancel()
+        await asyncio.wait([self._following])
+        if self._may_run:
+            self._may_run = False
+            await self._sandbox.give_up(self._machine, reason or self._ending())
+
+    async def wait(self) -> str:
+        """Wait until it has ended, and say how."""
+        await asyncio.wait([self._following])
+        if self._following.cancelled() or (self._stopped and self._following.exception() is not None):
+            return "ended with its sandbox"
+        return how(self._result())
+
+    def errors(self) -> str:
+        """Return head and tail of what it wrote to stderr so far."""
+        return self._errors.text()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended, as far as we know."""
+        return not self._following.done()
+
+    def abandon(self) -> None:
+        """Read no more, whichever event loop this is called on: its machine is gone."""
+        self._stopped, self._may_run = True, False
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._following.cancel)
+
+    def _ending(self) -> str:
+        try:
+            return how(self._result())
+        except SandboxError as error:
+            return str(error)
+
+    def _result(self) -> int:
+        if self._failed is not None:
+            raise self._failed
+        if self._following.cancelled():
+            raise SandboxError("the process ended with its sandbox")
+        return exit_or_signal(self._following.result())
+
+
+def _numbers(line: bytes) -> list[int] | None:
+    words = line.split()
+    valid = len(words) == scripts.NUMBERS and all(word.isdigit() for word in words)
+    return [int(word) for word in words] if valid else None
