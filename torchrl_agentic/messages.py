@@ -129,30 +129,71 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What a call is answered with.
+class _ToolResultFields:
+    """Stored fields of `ToolResult`, whose constructor computes them from its arguments.
 
-    `is_error` follows from `status`; give either. `stop` ends the trajectory after this turn. `reward` and
-    `metrics` are the tool's own, None and empty where it has none. The dispatcher fills in `timing` and
-    notes; a tool that waits in a line of its own gives the seconds of that as `timing.queue_s`.
+    A frozen dataclass cannot assign to its fields after `__init__`, so the computation comes before it.
     """
 
-    parts: tuple[ToolResultPart, ...] = ()
-    is_error: bool = False
-    meta: Mapping[str, Any] | None = None
-    status: Status | None = field(default=None, kw_only=True)
-    stop: bool = field(default=False, kw_only=True)
-    reward: float | None = field(default=None, kw_only=True)
-    metrics: Mapping[str, JSON] | None = field(default=None, kw_only=True)
-    timing: Timing | None = field(default=None, kw_only=True)
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    parts: tuple[ToolResultPart, ...]
+    meta: Mapping[str, Any] | None
+    status: Status
+    stop: bool
+    reward: float | None
+    metrics: Mapping[str, JSON] | None
+    timing: Timing | None
+    notes: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        """Let status and is_error agree."""
-        if self.status is None:
-            object.__setattr__(self, "status", Status.ERROR if self.is_error else Status.OK)
-        elif self.is_error is not (self.status is not Status.OK):
-            object.__setattr__(self, "is_error", self.status is not Status.OK)
+
+@dataclass(frozen=True, init=False)
+class ToolResult(_ToolResultFields):
+    """Answer to one tool call.
+
+    Only `status` is stored; `is_error` is computed from it, so that the two cannot contradict each other.
+
+    Args:
+        parts: Content of the result, in order.
+        is_error: Short for `status=Status.ERROR`. Ignored if `status` is given, except that True and
+            `Status.OK` are refused.
+        meta: Data for programs. The model does not see it, and records leave it out.
+        status: How the call ended. None follows `is_error`.
+        stop: Whether the trajectory ends after this turn.
+        reward: Reward that the tool assigns to this call; None if it assigns none.
+        metrics: Numbers and other JSON that the tool reports about this call.
+        timing: When the call ran. The dispatcher fills it in; a tool that queues its calls itself reports the
+            seconds it waited as `timing.queue_s`.
+        notes: One entry per deviation from a plain call, such as an argument that was ignored. The dispatcher
+            adds those of the call.
+
+    Raises:
+        ValueError: If `is_error` is True and `status` is `Status.OK`.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        parts: tuple[ToolResultPart, ...] = (),
+        is_error: bool = False,
+        meta: Mapping[str, Any] | None = None,
+        *,
+        status: Status | None = None,
+        stop: bool = False,
+        reward: float | None = None,
+        metrics: Mapping[str, JSON] | None = None,
+        timing: Timing | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        if status is None:
+            status = Status.ERROR if is_error else Status.OK
+        elif is_error and status is Status.OK:
+            raise ValueError("is_error=True contradicts status=Status.OK; pass only one of the two")
+        super().__init__(parts, meta, status, stop, reward, metrics, timing, notes)
+
+    @property
+    def is_error(self) -> bool:
+        """True unless `status` is `Status.OK`."""
+        return self.status is not Status.OK
 
     @property
     def text(self) -> str:
@@ -173,7 +214,7 @@ class ToolResult:
         stop: bool = False,
     ) -> ToolResult:
         """Make the common result: one part of text."""
-        return _of_text(text, status or (Status.ERROR if is_error else Status.OK), meta, stop)
+        return cls((TextPart(text),), is_error, meta, status=status, stop=stop)
 
     @classmethod
     def from_value(
@@ -199,7 +240,7 @@ class ToolResult:
         if reward is not None or metrics is not None:
             return _with_reward(cls.from_value(value), reward, metrics)
         if isinstance(value, str):
-            return _of_text(value, Status.OK)
+            return cls((TextPart(value),))
         if isinstance(value, ToolResult):
             return value
         if isinstance(value, _PARTS):
@@ -437,98 +478,6 @@ class Turn:
     context: tuple[Message, ...] = ()
     notes: tuple[str, ...] = ()
     row: int = 0
-
-
-class _Call:
-    """A `ParsedCall` that is being made: same slots, but not frozen yet."""
-
-    __slots__ = ("args", "call_id", "error", "index", "notes", "span", "tag", "token_span", "tool")
-
-
-class _Result:
-    """A `ParseResult` that is being made."""
-
-    __slots__ = ("calls", "notes", "raw", "reasoning", "text")
-
-
-class _Answer:
-    """A `ToolResult` that is being made."""
-
-    __slots__ = ("is_error", "meta", "metrics", "notes", "parts", "reward", "status", "stop", "timing")
-
-
-class _Text:
-    """A `TextPart` that is being made."""
-
-    __slots__ = ("kind", "text")
-
-
-def _of_text(
-    text: str, status: Status, meta: Mapping[str, Any] | None = None, stop: bool = False
-) -> ToolResult:
-    """Make the result that nearly all calls have, one text, in a sixth of the time, like `clean_call`."""
-    part: Any = _Text()
-    part.text, part.kind = text, "text"
-    part.__class__ = TextPart
-    result: Any = _Answer()
-    result.parts = (part,)
-    result.is_error = status is not Status.OK
-    result.meta, result.status, result.stop = meta, status, stop
-    result.reward = result.metrics = result.timing = None
-    result.notes = ()
-    result.__class__ = ToolResult
-    return result
-
-
-def altered(result: ToolResult, **changes: Any) -> ToolResult:
-    """Copy a result with other fields, `status` and `is_error` excepted; ten times as fast as `replace`."""
-    copy: Any = _Answer()
-    copy.parts = result.parts
-    copy.is_error = result.is_error
-    copy.meta = result.meta
-    copy.status = result.status
-    copy.stop = result.stop
-    copy.reward = result.reward
-    copy.metrics = result.metrics
-    copy.timing = result.timing
-    copy.notes = result.notes
-    for name, value in changes.items():
-        setattr(copy, name, value)
-    copy.__class__ = ToolResult
-    return copy
-
-
-def clean_call(
-    tool: str, args: Mapping[str, JSON], call_id: str, index: int, span: tuple[int, int]
-) -> ParsedCall:
-    """Make the `ParsedCall` of a call that was read without any liberty, in a third of the time.
-
-    A frozen dataclass sets field by field through `object.__setattr__`, half of what reading a call costs.
-    """
-    call: Any = _Call()
-    call.tool = tool
-    call.args = args
-    call.call_id = call_id
-    call.tag = call.error = call.token_span = None
-    call.index = index
-    call.span = span
-    call.notes = ()
-    call.__class__ = ParsedCall
-    return call
-
-
-def clean_result(
-    text: str, calls: tuple[ParsedCall, ...], raw: str | Mapping[str, JSON], reasoning: str
-) -> ParseResult:
-    """Make the `ParseResult` of a message that was read without any liberty, like `clean_call`."""
-    result: Any = _Result()
-    result.text = text
-    result.calls = calls
-    result.raw = raw
-    result.reasoning = reasoning
-    result.notes = ()
-    result.__class__ = ParseResult
-    return result
 
 
 def claim_id(wanted: str, taken: dict[str, int]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.messages import JSON, Status, ToolResult, altered
+from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped, result_of
 from torchrl_agentic.tools.wrap.budget import Budget, Purse
@@ -75,7 +76,7 @@ class Budgeted(Wrapped):
         purse = self.purse
         if (used_up := purse.used_up()) is not None:
             text = f"Error: this call was not run: {used_up}; answer with what you have"
-            return altered(ToolResult.from_text(text, status=Status.SKIPPED), metrics=purse.left())
+            return replace(ToolResult.from_text(text, status=Status.SKIPPED), metrics=purse.left())
         spent, clock = purse.spent, self.clock
         spent["calls"] += 1
         began, cost, status = clock(), 0.0, None
@@ -97,7 +98,7 @@ class Budgeted(Wrapped):
             spent["cost"] += cost
         left = purse.left()
         parts = (*result.parts, purse.told(left)) if self.tell else result.parts
-        return altered(result, parts=parts, metrics={**result.metrics, **left} if result.metrics else left)
+        return replace(result, parts=parts, metrics={**result.metrics, **left} if result.metrics else left)
 
 
 def price(cost: float) -> float:

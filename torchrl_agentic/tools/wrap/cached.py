@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from torchrl_agentic.messages import JSON, Status, ToolResult, altered
+from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.tool import Effects, ToolContext, effects_of
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.encoding import canonical
@@ -120,7 +121,7 @@ class Store:
         """Give the result as others may have it, None if they may not; keep it if it is one for later."""
         if result.status not in (Status.OK, Status.ERROR):
             return None
-        shared = altered(result, timing=None, meta={**(result.meta or {}), "cached": True})
+        shared = replace(result, timing=None, meta={**(result.meta or {}), "cached": True})
         if result.status is Status.OK:
             with self._lock:
                 self._results[key] = shared

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchrl_agentic.messages import JSON, Status, ToolResult, altered
+from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.cassette import Cassette
@@ -54,5 +55,5 @@ def _told(stopped: asyncio.CancelledError) -> ToolResult | None:
     """What the dispatcher has answered in place of a call that it stopped, if its time was over."""
     told = stopped.args[0] if stopped.args else None
     if isinstance(told, ToolResult) and told.status is Status.TIMEOUT:
-        return altered(told, timing=None, notes=())
+        return replace(told, timing=None, notes=())
     return None

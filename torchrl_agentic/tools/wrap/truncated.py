@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart, altered
+from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart
 from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped
 
@@ -51,7 +52,7 @@ class Truncated(Wrapped):
             return result
         parts = one_text(result.parts, cut("\n".join(texts), self.max_chars, self.side))
         meta = {**(result.meta or {}), "truncated": True, "original_chars": length}
-        return altered(result, parts=parts, meta=meta)
+        return replace(result, parts=parts, meta=meta)
 
 
 def cut(text: str, max_chars: int, side: Side) -> str:
