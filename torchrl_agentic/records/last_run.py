@@ -22,7 +22,7 @@ def last_run(path: Path) -> str | None:
         path: A file of records. One that is compressed is unpacked for it; of another, the end is read.
 
     Returns:
-        The id; empty if the record has none, as those of earlier versions; None if the file has no record.
+        The id; empty if the record has none, as in dumps of other trainers; None if the file has no record.
 
     Raises:
         OSError: If the file cannot be read.

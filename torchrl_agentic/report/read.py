@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchrl_agentic.records import BadLine, Dump
-from torchrl_agentic.records.single_turns import whole
 from torchrl_agentic.report.tally import Tally
 from torchrl_agentic.report.values import Report
 
@@ -27,7 +26,7 @@ def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = No
         for number, file in enumerate(dump.files):
             if watch is not None:
                 watch(sum(sizes[:number]), sum(sizes))
-            for record in whole(file.records()):
+            for record in file.records():
                 if isinstance(record, BadLine):
                     tally.complain(f"{file.path.name}, line {record.number}: {record.reason}")
                 else:
