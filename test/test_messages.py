@@ -22,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.jsonable import FIRST, MAX_ELEMENTS, jsonable
 from torchrl_agentic.messages import (
+    FIRST,
+    MAX_ELEMENTS,
     FileRefPart,
     ImagePart,
     JsonPart,
@@ -33,6 +34,7 @@ from torchrl_agentic.messages import (
     Timing,
     ToolResult,
     VideoPart,
+    jsonable,
 )
 from torchrl_agentic.tools.verl import ToolResponse
 
@@ -291,15 +293,15 @@ def _deep() -> list[object]:
     ],
     ids=["object", "deep", "bytes", "inside", "function", "class", "numpy class", "mock", "sparse", "range"],
 )
-def test_what_is_no_json_is_a_type_error(make):
-    with pytest.raises(TypeError, match="is no JSON"):
+def test_a_value_that_is_not_json_is_a_type_error(make):
+    with pytest.raises(TypeError, match="is not JSON"):
         ToolResult.from_value(make())
 
 
 def test_a_cycle_is_a_type_error():
     cycle: list[object] = []
     cycle.append(cycle)
-    with pytest.raises(TypeError, match="is no JSON"):
+    with pytest.raises(TypeError, match="is not JSON"):
         jsonable(cycle)
 
 

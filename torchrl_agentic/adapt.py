@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from torchrl_agentic.callee import Callee, is_async
+from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.function import FunctionTool
-from torchrl_agentic.look_alike import derives, lacking
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.row import NO_DATA, RowData
 from torchrl_agentic.tool import Tool, ToolContext, Toolset, open_world

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
-from torchrl_agentic.jsonable import JSON
+JSON: TypeAlias = Any
+"""A value that `json.loads` can return."""
 
 MAX_DEPTH = 200
 """How many lists and mappings may be inside each other, as many as pydantic's JSON reader takes."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
-from torchrl_agentic.look_alike import Interface
+from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.row import NO_DATA, RowData
 from torchrl_agentic.tidy import Schema, tidy

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
-from torchrl_agentic.arguments import check_above_zero, check_count, check_seconds
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.errors import InfrastructureError, check_above_zero, check_count, check_seconds
 from torchrl_agentic.limits.breaker import Breaker, CircuitOpen
 from torchrl_agentic.limits.gate import Grant
 

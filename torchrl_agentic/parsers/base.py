@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 from torchrl_agentic.adapt import ensure_tool
-from torchrl_agentic.look_alike import Interface
+from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import (
     JSON,
     Content,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchrl_agentic.look_alike import derives, lacking
+from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.repl.base import Repl, ReplResult
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.adapt import DuckSandbox, Template, ensure_template

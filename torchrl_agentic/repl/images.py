@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchrl_agentic.images import image_type
+from torchrl_agentic.messages import image_type
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES as MAX_IMAGE
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAYS as MAX_IMAGES
 

@@ -24,7 +24,6 @@ from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher, Session, ToolSelection
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.loop import run
-from torchrl_agentic.images import require_pillow
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
@@ -32,6 +31,7 @@ from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.row import trajectory_name
 from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config import LoadedTools, load_tools
+from torchrl_agentic.tools.images import require_pillow
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import opening, specs, telemetry
 from torchrl_agentic.transforms.recordings import Recordings

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from torchrl_agentic.callee import keywords_of
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.jsonable import jsonable
-from torchrl_agentic.messages import Status, ToolResult
+from torchrl_agentic.messages import Status, ToolResult, jsonable
 from torchrl_agentic.schema import Schema
 from torchrl_agentic.tools.legacy.base import ANY, Call, ThreadLayer
 

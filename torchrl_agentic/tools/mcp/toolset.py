@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from torchrl_agentic.arguments import check_count, check_seconds
-from torchrl_agentic.errors import InfrastructureError, MissingExtra
+from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.printable import printable
 from torchrl_agentic.tool import Effects, Tool, Toolset, current_session

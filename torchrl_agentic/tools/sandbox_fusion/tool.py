@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchrl_agentic.images import image_type
 from torchrl_agentic.messages import (
     JSON,
     FileRefPart,
@@ -19,6 +18,7 @@ from torchrl_agentic.messages import (
     Timing,
     ToolResult,
     ToolResultPart,
+    image_type,
 )
 from torchrl_agentic.repl.images import KINDS
 from torchrl_agentic.schema import Schema

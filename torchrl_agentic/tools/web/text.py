@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 
-from torchrl_agentic.images import image_type
+from torchrl_agentic.messages import image_type
 from torchrl_agentic.nesting import read_json
 
 MAX_IMAGE_BYTES = 1 << 19
