@@ -21,7 +21,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrl_agentic import MCPServerConfig
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.limits.base import Limits
 from torchrl_agentic.messages import (
     FIRST,
     MAX_ELEMENTS,
@@ -36,6 +38,7 @@ from torchrl_agentic.messages import (
     VideoPart,
     jsonable,
 )
+from torchrl_agentic.tool import Effects
 from torchrl_agentic.tools.verl import ToolResponse
 
 
@@ -402,6 +405,19 @@ def test_a_result_keeps_its_fields_when_it_is_replaced_copied_or_pickled():
         assert full != dataclasses.replace(full, **{name: getattr(ToolResult(), name)})
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(full, name, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Effects(["a"], ["b"]), Limits(3, 2.0), MCPServerConfig("npx", ["-y", "x"])],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_whose_constructor_computes_fields_is_an_ordinary_frozen_value(value: Any):
+    assert value == dataclasses.replace(value) == copy.deepcopy(value) == pickle.loads(pickle.dumps(value))
+    assert not hasattr(value, "__dict__")
+    for field in dataclasses.fields(value):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, field.name, None)
 
 
 @given(
