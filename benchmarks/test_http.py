@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools import HttpTool
+from torchrl_agentic.tools.base import ToolContext
 
 REPEATS = 20
 SIZES = {"100 B": 100, "100 kB": 100_000}

@@ -16,8 +16,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.testing.servers import mcp_raw
-from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+from torchrl_agentic.tools.base import ToolContext
 
 REPEATS = 50
 ROUNDS = 60

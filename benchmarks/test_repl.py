@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
-from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, ResourceLimits, zygotes
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, ResourceLimits, zygote_pool
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
 LIBRARIES = ("numpy", "pandas")
@@ -75,7 +75,7 @@ def test_open_with_libraries(benchmark: Any, monkeypatch: pytest.MonkeyPatch, wh
 def _measure_open(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Repl], spares: int, code: str
 ) -> None:
-    monkeypatch.setattr(zygotes, "SPARES", spares)
+    monkeypatch.setattr(zygote_pool, "SPARES", spares)
     repls: list[Repl] = []
 
     async def close() -> None:
@@ -171,7 +171,7 @@ def test_a_thousand_at_once(benchmark: Any) -> None:
         with asyncio.Runner() as runner:
             rate = benchmark.pedantic(lambda: runner.run(run()), rounds=1)
         benchmark.extra_info["cells per second"] = round(rate)
-        zygotes.close_pools()
+        zygote_pool.close_pools()
         assert _open_files() <= files
         assert _processes() <= processes
         print(f"\n{LIVE} live, {LIVE * CELLS} cells: {rate:.0f} cells/s")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
+from helpers.families import FAMILIES
 from tensordict import TensorDict
 
-from torchrl_agentic.ledger import TokenLedger
+from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import TurnTokenizer
 
 WORDS = "The tool said 42, so the answer is 42. "

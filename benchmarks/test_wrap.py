@@ -12,7 +12,6 @@ from rig import nap, noop
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools import (
     Approved,
     Budgeted,
@@ -26,6 +25,7 @@ from torchrl_agentic.tools import (
     Truncated,
     Wrapped,
 )
+from torchrl_agentic.tools.base import ToolContext
 
 Benchmark = Callable[..., Any]
 ARGS = {"a": 1, "query": "what is the capital of the country with the most neighbours?"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from torchrl_agentic import PythonTool, Recorder, SandboxFusionTool, read_records
 from torchrl_agentic.config import RolloutConfig, load_conversations, load_questions
 from torchrl_agentic.rollout import replay
-from torchrl_agentic.rollout.ask import ask, load_model
+from torchrl_agentic.rollout.evaluate import ask, load_model
 from torchrl_agentic.testing import TINY
 from torchrl_agentic.testing.servers.embedded import serving
 

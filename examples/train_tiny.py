@@ -44,8 +44,8 @@ from torchrl_agentic.testing.conversations import converse
 from torchrl_agentic.testing.lessons import NO_TOOL, Lesson, broken_code, calls, exercises, lessons
 from torchrl_agentic.testing.problems import TEMPLATES, Problem, problems
 from torchrl_agentic.testing.tiny import TINY, load_tiny
-from torchrl_agentic.tool import Tool
 from torchrl_agentic.tools import PythonTool
+from torchrl_agentic.tools.base import Tool
 
 PARSER = get_parser("hermes")
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -2,7 +2,7 @@
 
 import sys
 
-from torchrl_agentic.cli import app
+from torchrl_agentic.cli.main import app
 
 if __name__ == "__main__":
     app(["view", *sys.argv[1:]], prog_name="rollout_viewer.py")

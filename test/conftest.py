@@ -15,19 +15,19 @@ from hypothesis import settings
 HERE = Path(__file__).parent
 SLOW = (
     "sandbox",
-    "limits/test_ray.py",
+    "limits/test_ray_actor.py",
     "tools/mcp",
     "tools/legacy",
     "tools/test_sandbox_fusion.py",
     "tools/test_capped.py",
-    "tools/web/test_body.py",
-    "tools/web/test_hostile.py",
-    "tools/web/test_page.py",
+    "tools/http/test_body.py",
+    "tools/http/test_hostile.py",
+    "tools/http/test_page.py",
     "repl",
     "transforms/test_environments.py",
     "transforms/test_hazards.py",
     "transforms/test_control_tokens.py",
-    "records/test_lines.py",
+    "records/test_jsonl_index.py",
     "limits/test_cluster.py",
     "test_tutorials.py",
     "testing",
@@ -37,14 +37,14 @@ SLOW = (
     "serve",
     "rollout",
     "tool_config/test_sources.py",
-    "dispatch/test_pool.py",
+    "dispatch/test_execution_pool.py",
     "tools/test_tools.py",
     "transforms/test_cassette.py",
     "test_documented_tools.py",
-    "test_cli.py",
-    "test_cli_load.py",
-    "test_cli_replay.py",
-    "test_cli_serve.py",
+    "cli/test_main.py",
+    "cli/test_load.py",
+    "cli/test_replay.py",
+    "cli/test_serve.py",
     "test_docs.py",
     "test_migration.py",
     "test_nesting.py",
@@ -53,15 +53,15 @@ SLOW = (
 """Files and folders whose tests start sandboxes, servers, Ray or a model, longest first: all are `slow`."""
 
 MACHINE = (
-    "limits/test_ray.py",
+    "limits/test_ray_actor.py",
     "sandbox/test_cgroups.py",
-    "sandbox/test_forkserver.py::test_a_zygote_that_cannot_fork",
+    "sandbox/test_forkserver_sandbox.py::test_a_zygote_that_cannot_fork",
     "test_tutorials.py::test_a_tutorial_runs[06_services_and_cluster_limits]",
 )
 """Tests of which no two may run at once: they start Ray, or change the quotas of a user. Begun first."""
 
-# Examples per property test, for `--hypothesis-profile`. Tests share the machine, hence no deadlines. The same
-# code gets the same examples, so that a change is judged by what it changes; "thorough" searches for new ones.
+# Examples per property test, for `--hypothesis-profile`. Tests share the machine, hence no deadlines.
+# Runs of the same code try the same examples, so that a failure comes from the change.
 settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
 settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=1000, deadline=None)

@@ -1,4 +1,4 @@
-"""The pages of the site: their programs run, and what they list is complete."""
+"""README and pages of the site: their programs run, their links lead somewhere, their lists are complete."""
 
 import contextlib
 import importlib
@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 PAGES = {
     path.relative_to(DOCS).as_posix(): path.read_text("utf-8")
     for path in sorted(DOCS.rglob("*.md"))
     if "_build" not in path.parts
 }
+PAGES["../README.md"] = (ROOT / "README.md").read_text("utf-8")
 PROGRAMS = {
     name: blocks for name, text in PAGES.items() if (blocks := re.findall(r"```python\n(.*?)```", text, re.S))
 }
 
 
 def test_pages_hold_programs():
-    assert {"index.md", "faq.md", "migrate/verl.md", "howto/state.md"} <= set(PROGRAMS)
+    assert {"../README.md", "index.md", "faq.md", "migrate/verl.md", "howto/state.md"} <= set(PROGRAMS)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -67,3 +69,44 @@ def test_the_pages_load_nothing_from_elsewhere():
     """The site is read on machines without a network."""
     images = re.compile(r"!\[[^]]*\]\(https?://|<(?:img|script|link)[^>]+https?://")
     assert [name for name, text in PAGES.items() if images.search(text)] == []
+
+
+def slug(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, "../CONTRIBUTING.md", "../SECURITY.md", "../CHANGELOG.md", "../benchmarks/README.md"]
+)
+def test_links_lead_to_files_and_headings_that_exist(page: str):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", (DOCS / page).read_text("utf-8"), flags=re.S)
+    lost: list[str] = []
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        file = (DOCS / page).parent / path if path else DOCS / page
+        if "tutorials" in file.parts:  # the site makes these pages of the programs in `tutorials/`
+            file = ROOT / "tutorials" / f"{file.name}.py" if file.name != "index" else ROOT / "tutorials"
+        elif file.parent.name == "api" and not file.suffix:
+            file = file.with_suffix(".rst")
+        headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M) if anchor and file.exists() else []
+        if not file.exists() or (anchor and anchor not in map(slug, headings)):
+            lost.append(target)
+    assert lost == []
+
+
+def test_every_page_is_in_a_table_of_contents():
+    listed = {
+        ((DOCS / page).parent / entry).relative_to(DOCS).as_posix()
+        for page, text in PAGES.items()
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", text, re.S)
+        for entry in block.splitlines()
+        if entry and not entry.startswith(":")
+    }
+    pages = {page.removesuffix(".md") for page in PAGES if not page.startswith("..")}
+    assert pages - listed == {"index"}
+
+
+def test_cells_of_the_benchmarks_table_are_short():
+    rows = re.findall(r"^\| (.+) \|$", (ROOT / "benchmarks" / "README.md").read_text("utf-8"), re.M)
+    assert [cell for row in rows for cell in row.split(" | ") if len(cell.split()) > 25] == []

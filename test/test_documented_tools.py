@@ -1,4 +1,4 @@
-"""Every tool that README and tutorials define keeps the promises of `ToolContract`."""
+"""Every tool that README, how-to pages and tutorials define keeps the promises of `ToolContract`."""
 
 import ast
 import re
@@ -19,8 +19,9 @@ TAKES_TOOLS = ("ToolCompose", "SimpleToolTransform", "as_tool")
 
 def programs() -> Iterator[tuple[str, str]]:
     """Document → its Python, what it writes into files of Python included."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    yield "README", "\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    for page in ("README.md", "docs/howto/tools.md", "docs/howto/extending.md"):
+        text = (ROOT / page).read_text("utf-8")
+        yield Path(page).stem, "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     for path in sorted((ROOT / "tutorials").glob("*.py")):
         yield path.stem, path.read_text("utf-8")
 
@@ -105,12 +106,21 @@ def old(function: Any) -> Any:
     return as_tool(SimpleToolTransform(tools={"double": function}), name="double")
 
 
+def greeting(name: str) -> str:
+    """Greet somebody."""
+    return f"hello {name}"
+
+
 EXAMPLES = {
     ("README", "add"): Example({"a": 1, "b": 2}, ({}, {"a": "x", "b": 1})),
-    ("README", "guess"): Example({"number": 7}, row={"ground_truth": "7"}),
-    ("README", "Notes"): Example({"line": "x"}, ({}, {"line": 3})),
-    ("README", "Points"): Example({"number": 1}, make=lifecycle()),
-    ("README", "double"): Example({"n": 2}, make=old),
+    ("extending", "add"): Example({"a": 1, "b": 2}, ({}, {"a": "x", "b": 1})),
+    ("extending", "Shouting"): Example({"name": "Ann"}, make=lambda kind: kind(greeting)),
+    ("extending", "greet"): Example({"name": "Ann"}),
+    ("tools", "add"): Example({"a": 1, "b": 2}, ({}, {"a": "x", "b": 1})),
+    ("tools", "guess"): Example({"number": 7}, row={"ground_truth": "7"}),
+    ("tools", "Notes"): Example({"line": "x"}, ({}, {"line": 3})),
+    ("tools", "Points"): Example({"number": 1}, make=lifecycle()),
+    ("tools", "double"): Example({"n": 2}, make=old),
     ("01_first_tool", "divide"): Example({"a": 1, "b": 2}, ({}, {"a": "x"})),
     ("01_first_tool", "check"): Example({"answer": 7}, row={"ground_truth": "7"}),
     ("01_first_tool", "hint"): Example({}, (), row={"hints": ["think"]}),

@@ -38,7 +38,7 @@ from torchrl_agentic.messages import (
     VideoPart,
     jsonable,
 )
-from torchrl_agentic.tool import Effects
+from torchrl_agentic.tools.base import Effects
 from torchrl_agentic.tools.verl import ToolResponse
 
 

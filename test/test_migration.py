@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensordict
-from legacy_chats import Chat, call, calls, divide, run
+from helpers.legacy_chats import Chat, call, calls, divide, run
 from tensordict import TensorDict
 from torchrl.data.llm import History
 from torchrl.envs import Compose, TransformedEnv
@@ -426,8 +426,8 @@ def _():
 @pytest.fixture
 def browser(tmp_path, monkeypatch):
     """A factory of transforms, with the address of a page that they may visit."""
-    from browser_site import Site
-    from chromium import browsers_folder
+    from helpers.browser_site import Site
+    from helpers.chromium import browsers_folder
 
     from torchrl_agentic.testing.servers.embedded import serving
 
@@ -441,7 +441,7 @@ def mcp_server():
     """A factory of transforms connected to a server of `mcp_servers`."""
     import sys
 
-    import mcp_servers
+    from helpers import mcp_servers
 
     def make(kind, **options):
         config = {"command": sys.executable, "args": [mcp_servers.__file__, kind]}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from deep_readers import READERS
+from helpers.deep_readers import READERS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

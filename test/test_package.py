@@ -64,5 +64,5 @@ def test_each_name_of_testing_is_there(name: str):
 
 def test_tool_is_the_decorator_after_its_module_was_imported_too():
     """Function and module share a name; whichever is imported last must not win."""
-    code = "import torchrl_agentic.tool; from torchrl_agentic import tool; print(callable(tool))"
+    code = "import torchrl_agentic.tools.base; from torchrl_agentic import tool; print(callable(tool))"
     assert _fresh(code) == "True"

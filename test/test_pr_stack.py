@@ -32,8 +32,8 @@ from torchrl_agentic.sandbox import (
     UnsafeSubprocessSandbox,
     default_sandbox,
 )
-from torchrl_agentic.sandbox.default import TIERS
-from torchrl_agentic.sandbox.forkserver import ForkServerSandbox
+from torchrl_agentic.sandbox.forkserver_sandbox import ForkServerSandbox
+from torchrl_agentic.sandbox.tiers import TIERS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "migrate" / "pr_stack.md").read_text("utf-8")
 PUBLIC = (

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Not lazily: the function has the name of its module, and the first import of a module takes the name.
-from torchrl_agentic.function import tool
+from torchrl_agentic.tools.function import tool
 
 _WHERE = {
     "errors": ("InfrastructureError", "MissingExtra", "SandboxError", "StopSignal", "ToolError"),
@@ -17,11 +16,11 @@ _WHERE = {
         "CallError", "DispatchResult", "FileRefPart", "ImagePart", "JsonPart", "Message", "ParsedCall",
         "ParseResult", "Status", "TextPart", "ToolResult", "ToolResultPart", "Turn", "VideoPart",
     ),
-    "schema": ("json_schema_from_pydantic", "validate_args"),
-    "tool": ("Effects", "Tool", "ToolContext", "Toolset"),
-    "function": ("FunctionTool", "Inject", "Injected", "function_tool"),
-    "loading": ("load_function_tools",),
-    "row": ("RowData",),
+    "tools.schema": ("json_schema_from_pydantic", "validate_args"),
+    "tools.base": ("Effects", "Tool", "ToolContext", "Toolset"),
+    "tools.function": ("FunctionTool", "Inject", "Injected", "function_tool"),
+    "tools.loading": ("load_function_tools",),
+    "tools.row_data": ("RowData",),
     "limits": ("ClusterRateLimiter", "RateLimiter"),
     "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
     "records": ("Recorder", "read_records"),
@@ -36,7 +35,7 @@ _WHERE = {
     "interactions": (
         "Interaction", "Reply", "ScriptedUser", "as_interaction", "load_interactions",
     ),
-    "ledger": ("TokenLedger",),
+    "tokens.ledger": ("TokenLedger",),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
     "transforms": (
         "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "RecordTransform", "ToolCompose",
@@ -140,7 +139,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
-    from torchrl_agentic.function import FunctionTool, Inject, Injected, function_tool
     from torchrl_agentic.interactions import (
         Interaction,
         Reply,
@@ -148,9 +146,7 @@ if TYPE_CHECKING:
         as_interaction,
         load_interactions,
     )
-    from torchrl_agentic.ledger import TokenLedger
     from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
-    from torchrl_agentic.loading import load_function_tools
     from torchrl_agentic.messages import (
         CallError,
         DispatchResult,
@@ -170,9 +166,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.parsers import PARSERS, ToolCallParser, get_parser
     from torchrl_agentic.records import Recorder, read_records
     from torchrl_agentic.rollout import agent_policy, media_of, training_policy, trajectory_batch
-    from torchrl_agentic.row import RowData
-    from torchrl_agentic.schema import json_schema_from_pydantic, validate_args
-    from torchrl_agentic.tool import Effects, Tool, ToolContext, Toolset
+    from torchrl_agentic.tokens.ledger import TokenLedger
     from torchrl_agentic.tool_config import ConfigError, load_tools
     from torchrl_agentic.tools import (
         Approved,
@@ -205,6 +199,11 @@ if TYPE_CHECKING:
         as_tool,
         mcp_servers,
     )
+    from torchrl_agentic.tools.base import Effects, Tool, ToolContext, Toolset
+    from torchrl_agentic.tools.function import FunctionTool, Inject, Injected, function_tool
+    from torchrl_agentic.tools.loading import load_function_tools
+    from torchrl_agentic.tools.row_data import RowData
+    from torchrl_agentic.tools.schema import json_schema_from_pydantic, validate_args
     from torchrl_agentic.transforms import (
         AgentHistory,
         AnswerRewardTransform,

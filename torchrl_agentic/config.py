@@ -13,7 +13,7 @@ import pydantic
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
 from torchrl_agentic.nesting import read_json
-from torchrl_agentic.rollout.ask import Question
+from torchrl_agentic.rollout.evaluate import Question
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.tool_config import ConfigError, LoadedTools, ToolsConfig, load_config_tools
 from torchrl_agentic.tool_config.entries import read_section

@@ -15,7 +15,7 @@ when code fails, hangs, eats memory or dies.
 # containers often allow less than they seem to. On the command line, ``torchrl-agentic check`` shows the
 # same. Where none works, making a `PythonTool` fails at once; nothing is run without one unless it is named.
 from torchrl_agentic.sandbox import ResourceLimits, default_sandbox
-from torchrl_agentic.sandbox.default import tiers
+from torchrl_agentic.sandbox.tiers import tiers
 
 for kind, reason in tiers():
     print(f"{kind.name:12}", "works" if reason is None else "does not work here")

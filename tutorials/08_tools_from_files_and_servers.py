@@ -122,10 +122,10 @@ assert found[2:] == ["42.195", "a marathon | 42 km", "42 km | done"]
 # those to offer, and ``name_prefix`` keeps those of several servers apart. With ``sessions="trajectory"``
 # each trajectory would have a connection of its own, for servers that keep something between calls.
 from torchrl_agentic import MCPToolset
-from torchrl_agentic.testing.servers import mcp
+from torchrl_agentic.testing.servers import demo_mcp
 
 compose = ToolCompose()
-compose.add_toolset(MCPToolset(mcp.config(), tools=["echo", "fail"], name_prefix="demo_"))
+compose.add_toolset(MCPToolset(demo_mcp.config(), tools=["echo", "fail"], name_prefix="demo_"))
 print([each.name for each in compose.tools])
 found = answers(compose, call("demo_echo", text="hello") + call("demo_fail", why="no paper left"))
 print(found)
@@ -138,7 +138,7 @@ assert "no paper left" in found[1]
 # secrets need not be written down; they are not shown in errors either.
 import os
 
-launched = mcp.config()
+launched = demo_mcp.config()
 os.environ["DEMO_PATH"] = launched.env["PYTHONPATH"]
 servers = {
     "mcpServers": {
@@ -161,7 +161,7 @@ Path("all_tools.yaml").write_text(TOOLS.replace("note]", "note, echo]") + MCP)
 # program can read it, as here, where the command runs within this program.
 from typer.testing import CliRunner
 
-from torchrl_agentic.cli import app
+from torchrl_agentic.cli.main import app
 
 shown = CliRunner().invoke(app, ["check", "tools", "all_tools.yaml", "--json"])
 assert shown.exit_code == 0, shown.output

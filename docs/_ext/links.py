@@ -54,7 +54,7 @@ def resolve(
 
 
 def _candidates(target: str, names: dict[str, str]) -> list[str]:
-    """Give where a name may have its page: `Tool`, `Tool.run`, `tool.Tool`, `torchrl_agentic.tool.Tool`."""
+    """Return where a name may have its page: `Tool`, `Tool.run`, `torchrl_agentic.tools.base.Tool`."""
     head, _, rest = target.partition(".")
     if head in names:
         return [f"{names[head]}.{rest}" if rest else names[head]]

@@ -17,7 +17,7 @@ from table import seconds_in_words
 from torchrl_agentic import sandbox
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
-from torchrl_agentic.repl.conformance import CASES as OF_INTERPRETERS
+from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.base import CLAIMS
 from torchrl_agentic.sandbox.conformance import CASES as OF_SANDBOXES

@@ -11,12 +11,12 @@ import pytest
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.function import tool
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import CallError, ParsedCall, Status, ToolResult
 from torchrl_agentic.parsers import get_parser
-from torchrl_agentic.row import RowData
-from torchrl_agentic.tool import Effects, Tool, ToolContext
+from torchrl_agentic.tools.base import Effects, Tool, ToolContext
+from torchrl_agentic.tools.function import tool
+from torchrl_agentic.tools.row_data import RowData
 
 
 def _call(name: str, call_id: str = "c", **args: Any) -> ParsedCall:

@@ -12,7 +12,7 @@ from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
-from torchrl_agentic.tool import Tool
+from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionTool
 from torchrl_agentic.tools.service import Patience, ServiceClient
 

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_agentic.dispatch.schedule import conflict, dependencies
-from torchrl_agentic.tool import Effects
+from torchrl_agentic.dispatch.turn import conflict, dependencies
+from torchrl_agentic.tools.base import Effects
 
 _names = st.frozensets(st.sampled_from("abc"), max_size=2)
 _effects = st.builds(Effects, _names, _names, st.sampled_from([False, False, False, True]))

@@ -6,10 +6,10 @@ import pytest
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import StopSignal, ToolError
-from torchrl_agentic.function import tool
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import ParsedCall, Status, TextPart, ToolResult
-from torchrl_agentic.tool import Effects
+from torchrl_agentic.tools.base import Effects
+from torchrl_agentic.tools.function import tool
 
 
 class Bare(ToolError):

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from interactions.users import AsyncClerk, Clerk, Shopper, eager, parrot
+from helpers.users import AsyncClerk, Clerk, Shopper, eager, parrot
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.interactions import (
@@ -17,7 +17,7 @@ from torchrl_agentic.interactions import (
     in_thread,
 )
 from torchrl_agentic.interactions.base import name_of
-from torchrl_agentic.interactions.dispatched import UserTool, hand_over, judgement, reply
+from torchrl_agentic.interactions.user_tool import UserTool, hand_over, judgement, reply
 from torchrl_agentic.messages import Message
 
 ASKED = (Message("user", "q"), Message("assistant", "a"))

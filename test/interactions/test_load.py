@@ -1,7 +1,7 @@
 """Interactions from YAML, as verl's files name them."""
 
 import pytest
-from interactions.users import Clerk, Shopper
+from helpers.users import Clerk, Shopper
 
 from torchrl_agentic import Message
 from torchrl_agentic.interactions import (
@@ -26,10 +26,10 @@ def test_classes_are_made_with_their_configuration(tmp_path):
             tmp_path,
             """
             interaction:
-              - class_name: interactions.users.Clerk
+              - class_name: helpers.users.Clerk
                 config: {shelf: 3}
               - name: mine
-                class_name: interactions.users.Shopper
+                class_name: helpers.users.Shopper
                 config: {judged: 0.5}
               - name: quiet
                 class_name: torchrl_agentic.interactions.ScriptedUser
@@ -64,18 +64,18 @@ async def test_verls_user_of_gsm8k_is_found_by_its_name_and_judges_answers(tmp_p
             pass
 
 
-CLERK = "{class_name: interactions.users.Clerk}"
+CLERK = "{class_name: helpers.users.Clerk}"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (f"interaction: [{CLERK}, {CLERK}]", "interaction 1: two interactions are named 'clerk'"),
-        ("interaction: [{class_name: interactions.users.Nobody}]", "no class 'interactions.users.Nobody'"),
+        ("interaction: [{class_name: helpers.users.Nobody}]", "no class 'helpers.users.Nobody'"),
         ("interaction: [{class_name: no.such.module.Nobody}]", "no class"),
         ("interaction: [{class_name: Nobody}]", "no class"),
-        ("interaction: [{class_name: interactions.users.parrot}]", "is no class"),
-        ("interaction: [{class_name: interactions.users.Shopper, config: {x: 1}}]", "Shopper: .*'x'"),
+        ("interaction: [{class_name: helpers.users.parrot}]", "is no class"),
+        ("interaction: [{class_name: helpers.users.Shopper, config: {x: 1}}]", "Shopper: .*'x'"),
         ("interaction: [{name: a}]", "class_name: text"),
         ("interaction: [{class_name: a.B, config: [1]}]", "config\\?: mapping"),
         ("interaction: [{class_name: a.B, configuration: {}}]", "configuration"),

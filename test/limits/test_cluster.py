@@ -13,11 +13,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from sharing import calls, overlap
+from helpers.sharing import calls, overlap
 
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
-from torchrl_agentic.limits.lease import Lease, LeaseServer, Report
+from torchrl_agentic.limits.lease_server import Lease, LeaseServer, Report
 
 SHARING = Path(__file__).with_name("sharing.py")
 TTL = 0.5
@@ -228,7 +228,7 @@ def test_a_folder_too_long_for_a_socket_is_refused_with_what_to_set_where_there_
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(folder))
-    monkeypatch.setattr("torchrl_agentic.limits.machine._DESCRIPTORS", "/no/such/folder")
+    monkeypatch.setattr("torchrl_agentic.limits.unix_socket._DESCRIPTORS", "/no/such/folder")
     with pytest.raises(OSError, match="set TORCHRL_AGENTIC_LIMITS to a shorter folder"):
         ClusterRateLimiter(name, max_concurrent=1, over="machine")
 

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from parsed import seen
+from helpers.parsed import seen
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.parsers import get_parser

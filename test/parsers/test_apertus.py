@@ -1,7 +1,7 @@
 """Calls of Apertus: the name of the tool is the key."""
 
 import pytest
-from call_templates import ARGS, NAME, tokenizer_with
+from helpers.call_templates import ARGS, NAME, tokenizer_with
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import PARSERS, CallReady, check_parser, get_parser

@@ -5,12 +5,12 @@ import logging
 from dataclasses import replace
 
 import pytest
-from call_templates import ARGS, NAME, tokenizer_with
+from helpers.call_templates import ARGS, NAME, tokenizer_with
 from torchrl.data.llm.history import _CHAT_TEMPLATES
 from typer.testing import CliRunner
 
 from torchrl_agentic import tool
-from torchrl_agentic.cli import app
+from torchrl_agentic.cli.main import app
 from torchrl_agentic.parsers import (
     PARSERS,
     HermesParser,

@@ -5,9 +5,9 @@ import unicodedata
 from functools import wraps
 
 import pytest
+from helpers.marker_sets import MARKER_SETS, control_ids, marker_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from marker_sets import MARKER_SETS, control_ids, marker_tokenizer
 from tokenizers import AddedToken
 
 from torchrl_agentic.messages import FileRefPart, ImagePart, JsonPart, ParsedCall, TextPart, ToolResult

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from parsed import seen
+from helpers.parsed import seen
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import PARSERS, get_parser

@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from parsed import seen
+from helpers.parsed import seen
 
 from torchrl_agentic import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult

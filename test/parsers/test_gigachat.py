@@ -1,7 +1,7 @@
 """Calls of GigaChat 3, 3.1 and 3.5."""
 
 import pytest
-from call_templates import ARGS, NAME, tokenizer_with
+from helpers.call_templates import ARGS, NAME, tokenizer_with
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import PARSERS, CallReady, TextDelta, check_parser, get_parser

@@ -1,7 +1,7 @@
 """Calls of InternLM2 and Intern-S1."""
 
 import pytest
-from call_templates import NAME, tokenizer_with
+from helpers.call_templates import NAME, tokenizer_with
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import PARSERS, CallReady, check_parser, get_parser

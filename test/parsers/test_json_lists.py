@@ -1,7 +1,7 @@
 """Formats that list all calls of a message as JSON between tags: Jamba, Apriel, Hunyuan A13B, Nemotron v2."""
 
 import pytest
-from call_templates import ARGS, NAME, tokenizer_with
+from helpers.call_templates import ARGS, NAME, tokenizer_with
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import PARSERS, CallReady, Limits, TextDelta, check_parser, get_parser

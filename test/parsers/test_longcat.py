@@ -1,6 +1,6 @@
 """Calls of LongCat-Flash."""
 
-from call_templates import ARGS, NAME, tokenizer_with
+from helpers.call_templates import ARGS, NAME, tokenizer_with
 
 from torchrl_agentic.messages import ToolResult
 from torchrl_agentic.parsers import PARSERS, CallReady, check_parser, get_parser

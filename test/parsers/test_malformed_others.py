@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from each import each
+from helpers.each import each
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser

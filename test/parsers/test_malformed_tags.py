@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from each import each
+from helpers.each import each
 
 from torchrl_agentic.messages import ParsedCall, ParseResult
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser

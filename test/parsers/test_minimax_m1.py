@@ -1,6 +1,6 @@
 """Calls of MiniMax M1: one JSON object a line."""
 
-from call_templates import ARGS, NAME, tokenizer_with
+from helpers.call_templates import ARGS, NAME, tokenizer_with
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import PARSERS, CallReady, check_parser, get_parser

@@ -5,7 +5,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from parsed import seen
+from helpers.parsed import seen
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import HermesParser, JSONBlockParser, TextDelta, get_parser

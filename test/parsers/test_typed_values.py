@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from torchrl_agentic.dispatch import Dispatcher
-from torchrl_agentic.function import tool
 from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.parsers import get_parser
-from torchrl_agentic.schema import Validator
+from torchrl_agentic.tools.function import tool
+from torchrl_agentic.tools.schema import Validator
 
 WRITTEN = {
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=k>\n{}\n</parameter>\n</function>\n</tool_call>",

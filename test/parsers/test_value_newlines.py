@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from torchrl_agentic.function import tool
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import check_parser, get_parser
 from torchrl_agentic.testing.tokenizers import byte_tokenizer
+from torchrl_agentic.tools.function import tool
 
 TEMPLATE = """\
 {%- for m in messages %}<|im_start|>{{ m.role }}

@@ -1,7 +1,7 @@
 """Calls of xLAM: a bare JSON list."""
 
 import pytest
-from call_templates import NAME, tokenizer_with
+from helpers.call_templates import NAME, tokenizer_with
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import PARSERS, CallReady, Limits, check_parser, get_parser

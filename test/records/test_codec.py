@@ -6,12 +6,11 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from dumps import VERL_LINE
+from helpers.dumps import VERL_LINE
+from helpers.records_of import record, records, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_of import record, records, turn
 
-from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import Status, ToolResult
 from torchrl_agentic.records import (
     SCHEMA_VERSION,
@@ -25,7 +24,8 @@ from torchrl_agentic.records import (
     record_to_json,
 )
 from torchrl_agentic.records.codec import BODY, HEAD, summary_from_json
-from torchrl_agentic.records.encode import line
+from torchrl_agentic.records.json_dump import line
+from torchrl_agentic.tokens.ledger import TokenLedger
 
 NOTHING = Secrets(())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from records_of import record, turn
+from helpers.records_of import record, turn
 
 from torchrl_agentic.messages import Message, ToolResult
 from torchrl_agentic.records import (
@@ -319,13 +319,13 @@ def test_what_is_written_anew_or_gone_does_not_count(tmp_path: Path):
 def test_by_default_a_folder_may_unpack_to_as_much_as_a_file_of_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("torchrl_agentic.records.lines.UNPACKED_BYTES", 5 << 20)
-    monkeypatch.setattr("torchrl_agentic.records.lines.UNPACKED_TIMES", 100)
+    monkeypatch.setattr("torchrl_agentic.records.jsonl_index.UNPACKED_BYTES", 5 << 20)
+    monkeypatch.setattr("torchrl_agentic.records.jsonl_index.UNPACKED_TIMES", 100)
     for number in range(4):
         assert packed(tmp_path / f"{number}.jsonl.zst", 3) < 1000
     with Dump(tmp_path) as dump:
         assert scan_all(dump) == ["1", "2", "3"]
-    monkeypatch.setattr("torchrl_agentic.records.lines.UNPACKED_TIMES", 1 << 20)
+    monkeypatch.setattr("torchrl_agentic.records.jsonl_index.UNPACKED_TIMES", 1 << 20)
     with Dump(tmp_path) as dump:
         assert scan_all(dump) == []
 

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.records_of import record, records, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_of import record, records, turn
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message, ToolResult, Turn
@@ -30,7 +30,7 @@ from torchrl_agentic.records import (
     as_hook,
     read_records,
 )
-from torchrl_agentic.records.last_run import last_run
+from torchrl_agentic.records.recorder import last_run
 from torchrl_agentic.records.writer import Writer
 
 BOTH = pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
@@ -183,7 +183,7 @@ def test_one_recorder_serves_several_threads(tmp_path: Path):
 WRITE = """
 import sys
 sys.path[:0] = [{here!r}]
-from records_of import turn
+from helpers.records_of import turn
 from torchrl_agentic.records import Recorder
 
 with Recorder({path!r}, suffix={suffix!r}) as recorder:
@@ -198,7 +198,7 @@ with Recorder({path!r}, suffix={suffix!r}) as recorder:
 @BOTH
 def test_several_processes_write_to_one_file(tmp_path: Path, suffix: str):
     """Lines of 100 KB each: written in pieces, they would mix."""
-    code = WRITE.format(here=str(Path(__file__).parent), path=str(tmp_path), suffix=suffix)
+    code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=suffix)
     running = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
     assert [process.wait(60) for process in running] == [0, 0, 0]
     assert sorted(names(tmp_path)) == ["a"] * 30 + ["b"] * 30 + ["c"] * 30
@@ -206,7 +206,7 @@ def test_several_processes_write_to_one_file(tmp_path: Path, suffix: str):
 
 def test_what_waits_at_the_end_of_a_program_is_written(tmp_path: Path):
     """Nobody has closed the recorder."""
-    code = WRITE.format(here=str(Path(__file__).parent), path=str(tmp_path), suffix=".jsonl")
+    code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=".jsonl")
     code = code.replace("with Recorder", "recorder = Recorder").replace("') as recorder:", "')\nif True:")
     subprocess.run([sys.executable, "-c", code, "a"], check=True, timeout=60)
     assert names(tmp_path) == ["a"] * 30
@@ -214,7 +214,7 @@ def test_what_waits_at_the_end_of_a_program_is_written(tmp_path: Path):
 
 def test_a_killed_program_loses_at_most_its_last_line(tmp_path: Path):
     """What was flushed is there whole; of what was not, no line but the last can be broken."""
-    code = WRITE.format(here=str(Path(__file__).parent), path=str(tmp_path), suffix=".jsonl")
+    code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=".jsonl")
     code = code.replace(
         'recording.finish("no_calls")', 'recording.finish("no_calls")\n        print(flush=True)'
     )

@@ -7,14 +7,14 @@ import pickle
 from dataclasses import replace
 
 import pytest
+from helpers.records_of import record, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_of import record, turn
 
-from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import Message, ToolResult
 from torchrl_agentic.records import BadLine, Recorder, Secrets, TokenRecord, TrajectoryRecord, read_line
-from torchrl_agentic.records.encode import line
+from torchrl_agentic.records.json_dump import line
+from torchrl_agentic.tokens.ledger import TokenLedger
 
 NAMES = ["password", "API_KEY", "api-key", "apikey", "Authorization", "client_secret", "accessToken", "token"]
 NONE = frozenset[str]()

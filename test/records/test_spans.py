@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 
 import pytest
+from helpers.records_of import turn
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from records_of import turn
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Status, Timing, ToolResult

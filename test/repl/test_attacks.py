@@ -10,7 +10,7 @@ import pytest
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import ForkServerRepl, ReplResult
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
 

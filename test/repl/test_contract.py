@@ -5,7 +5,7 @@ import pytest
 from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, LandlockSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.sandbox.landlock import why_not as no_landlock
 from torchrl_agentic.testing import ReplContract
 

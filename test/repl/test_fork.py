@@ -12,7 +12,7 @@ from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, Sandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 
 KINDS = [
     pytest.param(

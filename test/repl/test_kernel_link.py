@@ -8,8 +8,8 @@ from importlib.resources import files
 
 import pytest
 
-from torchrl_agentic.repl.images import KINDS, MAX_IMAGE
 from torchrl_agentic.repl.kernel_link import MAX_IMAGES, MAX_TEXTS, Answer, KernelLink
+from torchrl_agentic.repl.supervised import KINDS, MAX_IMAGE
 from torchrl_agentic.sandbox import BubblewrapSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.sandbox.inside.wire import BadMessage

@@ -13,7 +13,7 @@ from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.repl import ForkServerRepl, JupyterRepl, SubprocessRepl
 from torchrl_agentic.repl.base import ALL_LOST, LOST
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, LandlockSandbox, ResourceLimits
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=str(cannot_work()))

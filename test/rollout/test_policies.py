@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from chats import advance, begin, dataset_env
-from families import FAMILIES
+from helpers.chats import advance, begin, dataset_env
+from helpers.families import FAMILIES
 from torchrl.envs import AsyncEnvPool, Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.objectives.llm import GRPOLoss
@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
 from torchrl_agentic.rollout import agent_policy, group_advantage, ledgers, training_policy, trajectory_batch
-from torchrl_agentic.transforms.tokens import read_ledger
+from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 with warnings.catch_warnings():  # TorchRL warns of classes of its own as they are defined
     warnings.filterwarnings("ignore", "Creating .*WeightUpdater", DeprecationWarning)

@@ -8,7 +8,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch.utils.data import DataLoader
 
 with warnings.catch_warnings(action="ignore"):  # where vLLM is, TorchRL imports it, and that warns of much
-    from chats import chats, collate
+    from helpers.chats import chats, collate
     from torchrl.collectors.llm import LLMCollector
     from torchrl.envs import Compose, TransformedEnv
     from torchrl.envs.llm import ChatEnv, DatasetChatEnv

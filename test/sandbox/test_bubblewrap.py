@@ -21,7 +21,7 @@ from torchrl_agentic.sandbox import (
     UnsafeSubprocessSandbox,
 )
 from torchrl_agentic.sandbox.bubblewrap import why_not
-from torchrl_agentic.sandbox.capture import Capture, Drain
+from torchrl_agentic.sandbox.process import Capture, Drain
 
 ORDER = ["none", "loopback", "allowlist", "full"]
 works = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")

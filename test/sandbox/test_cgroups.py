@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from torchrl_agentic.repl import ForkServerRepl
-from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, ResourceLimits, cgroups, forkserver
+from torchrl_agentic.sandbox import (
+    BubblewrapSandbox,
+    ForkServerSandbox,
+    ResourceLimits,
+    cgroups,
+    forkserver_sandbox,
+)
 from torchrl_agentic.sandbox.bubblewrap import why_not
 
 works = pytest.mark.skipif(
@@ -57,8 +63,8 @@ def test_a_group_that_cannot_be_made_says_why(monkeypatch):
 
 
 grouped = pytest.mark.skipif(
-    cgroups.why_not() is not None or forkserver.cannot_work() is not None,
-    reason=f"{cgroups.why_not() or forkserver.cannot_work()}",
+    cgroups.why_not() is not None or forkserver_sandbox.cannot_work() is not None,
+    reason=f"{cgroups.why_not() or forkserver_sandbox.cannot_work()}",
 )
 HIDDEN = """
 import mmap

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import pytest
 
-from torchrl_agentic.repl.conformance import CASES as OF_INTERPRETERS
+from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import ResourceLimits, UnsafeSubprocessSandbox
 from torchrl_agentic.sandbox.base import CLAIMS
 from torchrl_agentic.sandbox.conformance import CASES, Case, check
-from torchrl_agentic.sandbox.conformance.cases import Group
+from torchrl_agentic.sandbox.conformance.base import Group
 
 pytestmark = pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 HARMLESS = """
@@ -142,7 +142,7 @@ async def test_outcomes_say_what_failed_and_how():
 
 
 async def test_a_case_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchrl_agentic.sandbox.conformance.cases.CASE_S", 0.05)
+    monkeypatch.setattr("torchrl_agentic.sandbox.conformance.base.CASE_S", 0.05)
     case = replace(CASES[0], body=lambda make: asyncio.Event().wait())
     with pytest.raises(AssertionError, match="longer than"):
         await case.hold(UnsafeSubprocessSandbox)

@@ -21,9 +21,9 @@ from torchrl_agentic.sandbox import (
 )
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.sandbox.conformance import CASES
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.sandbox.landlock import why_not as no_landlock
-from torchrl_agentic.sandbox.python import find_python
+from torchrl_agentic.sandbox.python_runtime import find_python
 from torchrl_agentic.testing import SandboxContract
 
 

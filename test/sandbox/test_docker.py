@@ -18,8 +18,8 @@ import pytest_asyncio
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
-from torchrl_agentic.sandbox.conformance.host import command_lines
-from torchrl_agentic.sandbox.conformance.host import gone as _gone
+from torchrl_agentic.sandbox.conformance.host_cases import command_lines
+from torchrl_agentic.sandbox.conformance.host_cases import gone as _gone
 from torchrl_agentic.sandbox.remote.docker import DockerSandbox
 from torchrl_agentic.sandbox.remote.docker_container import GROUPS
 from torchrl_agentic.sandbox.remote.docker_scripts import MARK

@@ -19,15 +19,15 @@ from torchrl_agentic.sandbox import (
     LandlockSandbox,
     ResourceLimits,
     bubblewrap,
-    forkserver,
+    forkserver_sandbox,
     landlock,
 )
-from torchrl_agentic.sandbox import python as found
-from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.sandbox import python_runtime as found
 from torchrl_agentic.tools import FileReadTool, FileWriteTool
+from torchrl_agentic.tools.base import ToolContext
 
 TIERS = {
-    ForkServerSandbox: forkserver.cannot_work(),
+    ForkServerSandbox: forkserver_sandbox.cannot_work(),
     BubblewrapSandbox: bubblewrap.why_not(),
     LandlockSandbox: landlock.why_not(),
 }

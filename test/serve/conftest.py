@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing.servers.embedded import serving
 

@@ -9,9 +9,8 @@ import pytest
 
 from torchrl_agentic.sandbox import Sandbox, UnsafeSubprocessSandbox
 from torchrl_agentic.serve.access import Access
-from torchrl_agentic.serve.documents import Document
 from torchrl_agentic.serve.sandbox_app import sandbox_app
-from torchrl_agentic.serve.search_app import search_app
+from torchrl_agentic.serve.search_app import Document, search_app
 from torchrl_agentic.testing.servers.embedded import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]

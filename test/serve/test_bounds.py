@@ -16,10 +16,8 @@ import pytest
 from torchrl_agentic.sandbox import UnsafeSubprocessSandbox
 from torchrl_agentic.serve import search_app as search_module
 from torchrl_agentic.serve.connections import ConnectionBounds, make_server
-from torchrl_agentic.serve.documents import Document
-from torchrl_agentic.serve.ranking import Ranking
 from torchrl_agentic.serve.sandbox_app import sandbox_app
-from torchrl_agentic.serve.search_app import search_app
+from torchrl_agentic.serve.search_app import Document, Ranking, search_app
 from torchrl_agentic.testing.servers.embedded import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]

@@ -21,12 +21,11 @@ from torchrl_agentic.sandbox import (
     ForkServerSandbox,
     LandlockSandbox,
     Sandbox,
-    zygotes,
+    zygote_pool,
 )
-from torchrl_agentic.sandbox.default import tiers
+from torchrl_agentic.sandbox.tiers import tiers
 from torchrl_agentic.serve import sandbox_app as app_module
-from torchrl_agentic.serve.admission import Admission
-from torchrl_agentic.serve.refusals import Overloaded
+from torchrl_agentic.serve.access import Admission, Overloaded
 from torchrl_agentic.serve.sandbox_app import run_limits, sandbox_app
 from torchrl_agentic.testing.servers.embedded import serving
 
@@ -191,7 +190,7 @@ async def test_a_sandbox_that_is_lost_is_a_sandbox_error(shared: Shared):
         async with _client(url) as client:
             request = asyncio.create_task(client.post("/run_code", json=_program(_holding(begun))))
             os.close(await asyncio.to_thread(_opened, begun))
-            await asyncio.to_thread(zygotes.close_pools)
+            await asyncio.to_thread(zygote_pool.close_pools)
             answer = await request
             assert (answer.status_code, answer.json()["status"]) == (200, "SandboxError")
             assert "lost" in answer.json()["message"]
@@ -344,6 +343,6 @@ def test_the_time_to_come_back_goes_by_how_long_runs_take(seconds: float, waitin
 @no_sandbox
 def test_a_server_without_starlette_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "starlette.applications", None)
-    monkeypatch.delitem(__import__("sys").modules, "torchrl_agentic.serve.http", raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "torchrl_agentic.serve.http_app", raising=False)
     with pytest.raises(MissingExtra, match=r"torchrl-agentic\[serve\]"):
         sandbox_app(make_sandbox=lambda: ForkServerSandbox())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_agentic.sandbox.python import clean_env, python_inside
+from torchrl_agentic.sandbox.python_runtime import clean_env, python_inside
 
 from .conftest import Run
 

@@ -11,9 +11,7 @@ import httpx
 import pytest
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.serve.documents import Document, read_documents
-from torchrl_agentic.serve.ranking import Ranking, words
-from torchrl_agentic.serve.search_app import search_app
+from torchrl_agentic.serve.search_app import Document, Ranking, read_documents, search_app, words
 from torchrl_agentic.testing.servers.embedded import serving
 
 pytestmark = pytest.mark.no_sandbox
@@ -212,7 +210,7 @@ def test_a_server_without_bm25s_names_the_extra(monkeypatch: pytest.MonkeyPatch)
 def test_neither_server_loads_torch_and_importing_them_loads_no_web_framework():
     code = """
 import sys
-import torchrl_agentic.serve.sandbox_app, torchrl_agentic.serve.search_app, torchrl_agentic.cli_serve
+import torchrl_agentic.serve.sandbox_app, torchrl_agentic.serve.search_app, torchrl_agentic.cli.servers
 assert not {"torch", "starlette", "uvicorn", "bm25s"} & set(sys.modules), "at import"
 torchrl_agentic.serve.search_app.search_app([])
 assert "torch" not in sys.modules, "at construction"

@@ -247,7 +247,7 @@ def servers(folder: Path) -> Path:
     """A file of two servers: one of the demo's, with `echo` and `count`, and one that offers `lookup`."""
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
     (folder / "lookup.py").write_text(SERVER)
-    module = ["-m", "torchrl_agentic.testing.servers.mcp"]
+    module = ["-m", "torchrl_agentic.testing.servers.demo_mcp"]
     listed = {
         "demo": {"command": sys.executable, "args": module, "env": paths},
         "books": {"command": sys.executable, "args": [str(folder / "lookup.py")], "env": paths},

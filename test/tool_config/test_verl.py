@@ -10,15 +10,15 @@ import pytest
 
 from torchrl_agentic import tools
 from torchrl_agentic.dispatch import Dispatcher
-from torchrl_agentic.loading import load_object
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.tool_config import ConfigError, load_tools
 from torchrl_agentic.tool_config.classes import VERL
-from torchrl_agentic.tools.answers import Geo3kTool, Gsm8kTool
-from torchrl_agentic.tools.lifecycle import LifecycleTool
+from torchrl_agentic.tools.loading import load_object
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionTool
 from torchrl_agentic.tools.search import SearchTool
-from torchrl_agentic.tools.zoom import ImageZoomTool
+from torchrl_agentic.tools.verl.graders import Geo3kTool, Gsm8kTool
+from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool
+from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
 
 SANDBOX_FUSION = """\
 tools:

@@ -32,10 +32,9 @@ from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
-from torchrl_agentic.tidy import tidy
 from torchrl_agentic.tool_config import load_tools
-from torchrl_agentic.tools.lifecycle import LifecycleTool
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
+from torchrl_agentic.tools.schema_simplify import tidy
 from torchrl_agentic.tools.service import Patience
 from torchrl_agentic.tools.verl import (
     BaseTool,
@@ -43,6 +42,7 @@ from torchrl_agentic.tools.verl import (
     OpenAIFunctionToolSchema,
     _process_single_case,
 )
+from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
 from torchrl_agentic.transforms import history as border
 
 QUICK = Patience(deadline_s=5, tries=3, first_s=0.01, longest_s=0.02)

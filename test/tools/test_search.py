@@ -11,8 +11,7 @@ from torchrl_agentic import Status
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.serve.access import Access
-from torchrl_agentic.serve.documents import Document
-from torchrl_agentic.serve.search_app import search_app
+from torchrl_agentic.serve.search_app import Document, search_app
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
 from torchrl_agentic.tools import SearchTool

@@ -15,8 +15,8 @@ from torchrl_agentic.repl import SubprocessRepl, default_repl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, UnsafeSubprocessSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.testing import ToolContract
-from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools import FileEditTool, FileReadTool, FileWriteTool, PythonTool, ShellTool, StopTool
+from torchrl_agentic.tools.base import ToolContext
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
 

@@ -1,7 +1,7 @@
 """The last message of a trajectory is compared with the data set's answer, once, at its end."""
 
 import pytest
-from chats import dataset_env
+from helpers.chats import dataset_env
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv, check_env_specs
 from torchrl.envs.llm import DatasetChatEnv
@@ -15,7 +15,7 @@ from torchrl_agentic import (
     collate_rows,
 )
 from torchrl_agentic.testing import ScriptedPolicy
-from torchrl_agentic.tools.answers import same_mathematics
+from torchrl_agentic.tools.verl.graders import same_mathematics
 
 
 def scored(n: float) -> ToolResult:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from chats import STOP, Counter, add, begin, call, chat_env, chats, flags, step
+from helpers.chats import STOP, Counter, add, begin, call, chat_env, chats, flags, step
 
 from torchrl_agentic import StopTool, ToolCompose, ToolError, tool
 from torchrl_agentic.tools import Cassette, Faulty, Recorded, Renamed, Replayed

@@ -12,7 +12,7 @@ from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 from torchrl.envs.llm.transforms.dataloading import DataLoadingPrimer
 
 from torchrl_agentic import ToolCompose
-from torchrl_agentic.transforms.columns import MOST_NUMBERS, collate_rows, columns
+from torchrl_agentic.transforms.dataset_rows import MOST_NUMBERS, collate_rows, columns
 from torchrl_agentic.transforms.history import require_list_to_stack
 
 require_list_to_stack()

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from chats import (
+from helpers.chats import (
     STOP,
     Counter,
     add,
@@ -52,7 +52,7 @@ from torchrl_agentic import (
     tool,
 )
 from torchrl_agentic.parsers import HermesParser
-from torchrl_agentic.row import local_name
+from torchrl_agentic.tools.row_data import local_name
 from torchrl_agentic.transforms import history as border
 
 FLAGS = {

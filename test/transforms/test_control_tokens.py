@@ -1,10 +1,10 @@
 """Whatever a tool writes, in whichever format, for whichever model: a prompt gets no control token of it."""
 
 import pytest
-from chats import begin, call, chat_env, step
-from marker_sets import MARKER_SETS, TEMPLATE, control_ids, marker_tokenizer
-from sights import png
-from talks import Talk, sample, token_env
+from helpers.chats import begin, call, chat_env, step
+from helpers.marker_sets import MARKER_SETS, TEMPLATE, control_ids, marker_tokenizer
+from helpers.sights import png
+from helpers.talks import Talk, sample, token_env
 from tensordict import TensorDict
 from torchrl.envs import Compose, Transform, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -22,7 +22,7 @@ from torchrl_agentic import (
 from torchrl_agentic.interactions import ScriptedUser
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import PARSERS, HermesParser, get_parser, with_tools, with_tools_message
-from torchrl_agentic.rollout.answers import HistoryToTokens
+from torchrl_agentic.rollout.policies import HistoryToTokens
 from torchrl_agentic.testing import chat_tokenizer
 from torchrl_agentic.transforms import TurnTokenizer, UserSimulator
 from torchrl_agentic.transforms import history as border

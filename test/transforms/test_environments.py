@@ -4,7 +4,7 @@ import functools
 import warnings
 
 import pytest
-from chats import STOP, Counter, add, call, chats, count_env, dataset_env, results, step
+from helpers.chats import STOP, Counter, add, call, chats, count_env, dataset_env, results, step
 from torchrl.envs import AsyncEnvPool, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 from torchrl_agentic import EndTrajectory, StopTool, ToolCompose

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from chats import (
+from helpers.chats import (
     STOP,
     Counter,
     add,

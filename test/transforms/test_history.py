@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from chats import add, advance, begin, call, chat_env, chats, echo, results, step
+from helpers.chats import add, advance, begin, call, chat_env, chats, echo, results, step
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict

@@ -1,12 +1,12 @@
 """What code does to its own sandbox is a result of its call: it is never counted as the infrastructure's."""
 
 import pytest
-from chats import begin, call, chat_env, flags, results, step
+from helpers.chats import begin, call, chat_env, flags, results, step
 
 from torchrl_agentic import PythonTool, ShellTool, ToolCompose
 from torchrl_agentic.repl import ForkServerRepl, SubprocessRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, LandlockSandbox
-from torchrl_agentic.sandbox.forkserver import cannot_work
+from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.sandbox.landlock import why_not
 
 pytestmark = [

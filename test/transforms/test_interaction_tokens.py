@@ -4,15 +4,15 @@ import json
 
 import pytest
 import torch
-from chats import begin
-from families import FAMILIES
-from talks import Talk
+from helpers.chats import begin
+from helpers.families import FAMILIES
+from helpers.talks import Talk
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic import ToolCompose
 from torchrl_agentic.interactions import ScriptedUser
-from torchrl_agentic.ledger import PROMPT, SAMPLED
+from torchrl_agentic.tokens.ledger import PROMPT, SAMPLED
 from torchrl_agentic.transforms import EndTrajectory, TurnTokenizer, UserSimulator
 
 

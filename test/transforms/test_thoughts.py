@@ -1,11 +1,11 @@
 """ToolCompose knows whether answers begin inside a thought, so that no draft of one runs."""
 
 import pytest
-from chats import begin, chat_env, step
+from helpers.chats import begin, chat_env, step
 from typer.testing import CliRunner
 
 from torchrl_agentic import ToolCompose, tool
-from torchrl_agentic.cli import app
+from torchrl_agentic.cli.main import app
 from torchrl_agentic.parsers import HermesParser
 from torchrl_agentic.testing import chat_tokenizer
 from torchrl_agentic.transforms import TurnTokenizer

@@ -5,11 +5,11 @@ import contextlib
 import json
 
 import pytest
-from chats import advance, begin, call, chat_env, flags, results, step
-from families import FAMILIES
+from helpers.chats import advance, begin, call, chat_env, flags, results, step
+from helpers.families import FAMILIES
+from helpers.talks import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talks import sample
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torchrl.envs.llm import DatasetChatEnv
@@ -27,8 +27,8 @@ from torchrl_agentic import (
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.testing import call_tool
-from torchrl_agentic.tool import Effects
 from torchrl_agentic.tools import Renamed
+from torchrl_agentic.tools.base import Effects
 
 
 class Ledger(Toolset):

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from dumps import three_steps, trajectory, write
-from screens_of import opened
+from helpers.dumps import three_steps, trajectory, write
+from helpers.screens_of import opened
 from textual.widgets import Input
 
 from torchrl_agentic.records import record_to_json
-from torchrl_agentic.viewer.words import KEYS
+from torchrl_agentic.viewer.screens import KEYS
 
 SIZES = [(80, 24), (200, 60)]
 

@@ -2,18 +2,15 @@
 
 import re
 
-from dumps import call, trajectory
+from helpers.dumps import call, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import DispatchResult, Message, Status, Turn
 from torchrl_agentic.records import TrajectoryRecord
-from torchrl_agentic.viewer.blocks import MASK, Block, conversation, masked
-from torchrl_agentic.viewer.fields import table
-from torchrl_agentic.viewer.find import Needle
-from torchrl_agentic.viewer.layout import Look, beside, count, page
-from torchrl_agentic.viewer.token_view import tokens
-from torchrl_agentic.viewer.wrap import plain
+from torchrl_agentic.viewer.blocks import MASK, Block, conversation, masked, table, tokens
+from torchrl_agentic.viewer.layout import Look, Needle, beside, count, page
+from torchrl_agentic.viewer.text_wrap import plain
 
 NO_MASK = re.compile("(?!)")
 

@@ -8,13 +8,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from dumps import three_steps, trajectory, write
+from helpers.dumps import three_steps, trajectory, write
 
 from torchrl_agentic.records import BadLine, record_to_json
-from torchrl_agentic.viewer.find import Needle
+from torchrl_agentic.viewer.layout import Needle
 from torchrl_agentic.viewer.library import Library
+from torchrl_agentic.viewer.query import Gone, label
 from torchrl_agentic.viewer.reading import Reading
-from torchrl_agentic.viewer.rows import Gone, label
 
 
 class Reader:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import Outages, TurnRun
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.row import RowData
-from torchrl_agentic.schema import Schema, Validator
-from torchrl_agentic.tool import Effects, Tool, Toolset, effects_of, has_sessions, world_name
+from torchrl_agentic.tools.base import Effects, Tool, Toolset, effects_of, has_sessions, world_name
+from torchrl_agentic.tools.row_data import RowData
+from torchrl_agentic.tools.schema import Schema, Validator
+from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.turn import sound
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
-from torchrl_agentic.row import NO_DATA, RowData, check_names
-from torchrl_agentic.tool import (
+from torchrl_agentic.tools.base import (
     Threads,
     Tool,
     Toolset,
@@ -22,6 +21,7 @@ from torchrl_agentic.tool import (
     open_world,
     world_name,
 )
+from torchrl_agentic.tools.row_data import NO_DATA, RowData, check_names
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.dispatcher import Dispatcher

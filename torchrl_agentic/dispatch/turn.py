@@ -1,4 +1,4 @@
-"""One turn of one trajectory while it runs: which call starts when, and how each comes to its one result."""
+"""From effects to order, as a pure function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrl_agentic.dispatch.schedule import dependencies
 from torchrl_agentic.limits import Slot
 from torchrl_agentic.limits.base import LOST
 from torchrl_agentic.messages import (
@@ -24,15 +23,59 @@ from torchrl_agentic.messages import (
     encodable,
     is_encodable,
 )
-from torchrl_agentic.row import NO_DATA
-from torchrl_agentic.schema import SchemaValidationError
-from torchrl_agentic.tool import Effects, ToolContext
+from torchrl_agentic.tools.base import Effects, ToolContext
+from torchrl_agentic.tools.row_data import NO_DATA
+from torchrl_agentic.tools.schema import SchemaValidationError
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.dispatcher import BoundTool, Dispatcher
     from torchrl_agentic.dispatch.session import Session
 
 logger = logging.getLogger(__name__)
+
+
+def conflict(first: Effects, second: Effects) -> bool:
+    """Whether two calls of one trajectory must not overlap."""
+    if first.exclusive or second.exclusive:
+        return True
+    return bool(first.writes & (second.reads | second.writes) or second.writes & first.reads)
+
+
+def dependencies(effects: Sequence[Effects]) -> list[set[int]]:
+    """Give for each call the earlier calls it has to wait for, numbered in the order the model wrote them.
+
+    Only the latest conflicts are given, the others follow: if 2 waits for 1 and 1 for 0, 2 names only 1. The
+    work is linear in the calls and their resources.
+    """
+    waits: list[set[int]] = []
+    barrier: int | None = None  # the latest exclusive call
+    since_barrier: list[int] = []
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}  # since that resource was last written
+    for index, effect in enumerate(effects):
+        if effect.exclusive:
+            waits.append(set(since_barrier) or ({barrier} if barrier is not None else set()))
+            barrier, since_barrier = index, []
+            writer.clear()
+            readers.clear()
+            continue
+        found: set[int] = set()
+        for name in effect.reads | effect.writes:
+            if name in writer:
+                found.add(writer[name])
+        for name in effect.writes:
+            found.update(readers.get(name, ()))
+        if not found and barrier is not None:
+            found.add(barrier)
+        for name in effect.writes:
+            writer[name] = index
+            readers[name] = []
+        for name in effect.reads - effect.writes:
+            readers.setdefault(name, []).append(index)
+        waits.append(found)
+        since_barrier.append(index)
+    return waits
+
 
 CANCEL_GRACE_S = 1.0
 """How long a cancelled turn waits for its calls to end."""

@@ -3,11 +3,15 @@
 To add one: subclass `Interaction`, and let a test inherit `testing.InteractionContract`.
 """
 
-from torchrl_agentic.interactions.adapters import FunctionUser, VerlInteraction, as_interaction
+from torchrl_agentic.interactions.adapters import (
+    FunctionUser,
+    Gsm8kInteraction,
+    ScriptedUser,
+    VerlInteraction,
+    as_interaction,
+)
 from torchrl_agentic.interactions.base import Interaction, Reply, in_thread
-from torchrl_agentic.interactions.gsm8k import Gsm8kInteraction
 from torchrl_agentic.interactions.load import load_interactions
-from torchrl_agentic.interactions.scripted import ScriptedUser
 
 __all__ = [
     "FunctionUser",

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from torchrl_agentic.callee import Callee, is_async, keywords_of
 from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
 from torchrl_agentic.messages import Message
 from torchrl_agentic.records import message_to_json
+from torchrl_agentic.tools.signatures import Callee, is_async, keywords_of
+from torchrl_agentic.tools.verl.graders import same_number
 
 
 class FunctionUser(Interaction):
@@ -139,3 +140,80 @@ def _as_dict(message: Message) -> dict[str, Any]:
     made = message_to_json(message)
     made.pop("is_complete", None)  # ours: no API knows it
     return made
+
+
+class ScriptedUser(Interaction):
+    """A user who gives the same replies, in order, in every conversation, and leaves when there are no more.
+
+    A row's `interaction_kwargs` may bring replies of its own: `{"replies": ["…", "…"]}`.
+    """
+
+    def __init__(self, replies: Sequence[Reply | str] = (), *, name: str = "") -> None:
+        if isinstance(replies, str):
+            raise TypeError("replies is a list: ScriptedUser(['first reply', 'second reply'])")
+        self.replies = tuple(map(Reply.of, replies))
+        self.name = name
+        self._said = 0
+
+    @asynccontextmanager
+    async def session(
+        self, trajectory: str, *, replies: Sequence[Reply | str] | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Interaction]:
+        """Begin the script."""
+        del trajectory, kwargs
+        yield ScriptedUser(self.replies if replies is None else replies, name=self.name)
+
+    async def respond(self, messages: Sequence[Message]) -> Reply | None:
+        """Give the next reply, whatever was said."""
+        del messages
+        self._said += 1
+        return self.replies[self._said - 1] if self._said <= len(self.replies) else None
+
+
+RIGHT = "Your answer is right."
+WRONG = "Your answer is wrong. Look for the mistake, and answer again."
+
+
+class Gsm8kInteraction(Interaction):
+    """A user who compares the last number of each message with the right answer, until it is right.
+
+    YAML files may also name it `verl.interactions.gsm8k_interaction.Gsm8kInteraction`. A row's
+    `interaction_kwargs` hold the right answer: `{"name": "gsm8k", "ground_truth": "72"}`. A reply scores 1.0
+    where the answer is right, which ends the conversation, and 0.0 where it is not.
+
+    Args:
+        ground_truth: The right answer, where a row does not say it.
+        name: What rows call it.
+    """
+
+    def __init__(self, *, ground_truth: Any = None, name: str = "") -> None:
+        self.ground_truth = ground_truth
+        self.name = name
+
+    @asynccontextmanager
+    async def session(
+        self, trajectory: str, *, ground_truth: Any = None, **kwargs: Any
+    ) -> AsyncGenerator[Interaction]:
+        """Open a user who knows the right answer of this trajectory.
+
+        Raises:
+            ValueError: If the row has none.
+        """
+        truth = self.ground_truth if ground_truth is None else ground_truth
+        if truth is None:
+            raise ValueError(
+                "Gsm8kInteraction needs the right answer: give the data set's rows "
+                'interaction_kwargs: {"name": "gsm8k", "ground_truth": …}'
+            )
+        yield Gsm8kInteraction(ground_truth=truth, name=self.name)
+
+    async def respond(self, messages: Sequence[Message]) -> Reply:
+        """Judge the last message of the model."""
+        said = next((message.text for message in reversed(messages) if message.role == "assistant"), "")
+        if same_number(said, str(self.ground_truth)):
+            return Reply(RIGHT, 1.0, is_over=True)
+        return Reply(WRONG, 0.0)
+
+    async def score(self, messages: Sequence[Message]) -> float:
+        """Return 1.0 if the last answer is right, else 0.0: what earlier replies scored does not add up."""
+        return (await self.respond(messages)).score or 0.0

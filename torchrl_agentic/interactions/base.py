@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from torchrl_agentic.messages import Message, encodable
-from torchrl_agentic.tool import Threads
+from torchrl_agentic.tools.base import Threads
 
 P = ParamSpec("P")
 T = TypeVar("T")

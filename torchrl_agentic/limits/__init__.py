@@ -1,10 +1,10 @@
 """Rate limits: of one process (`local`), and of all processes that share a service (`cluster`)."""
 
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Slot
-from torchrl_agentic.limits.breaker import CircuitOpen
+from torchrl_agentic.limits.circuit_breaker import CircuitOpen
 from torchrl_agentic.limits.cluster import ClusterRateLimiter
-from torchrl_agentic.limits.lease import LimitsDiffer
-from torchrl_agentic.limits.local import RateLimiter
+from torchrl_agentic.limits.lease_server import LimitsDiffer
+from torchrl_agentic.limits.rate_limiter import RateLimiter
 
 __all__ = [
     "CircuitOpen",

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
 from torchrl_agentic.errors import InfrastructureError, check_above_zero, check_count, check_seconds
-from torchrl_agentic.limits.breaker import Breaker, CircuitOpen
-from torchrl_agentic.limits.gate import Grant
+from torchrl_agentic.limits.circuit_breaker import Breaker, CircuitOpen
+from torchrl_agentic.limits.token_bucket import Grant
 
 WAITS_KEPT = 512
 """How many of the latest waits the quantiles of `stats()` are over."""

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
-from torchrl_agentic.limits.lease import Lease, LimitsDiffer, Report
-from torchrl_agentic.limits.lessee import ALIVE, RETRY, Lessee
-from torchrl_agentic.limits.ray import RayTransport, is_initialised
+from torchrl_agentic.limits.lease_client import ALIVE, RETRY, Lessee
+from torchrl_agentic.limits.lease_server import Lease, LimitsDiffer, Report
+from torchrl_agentic.limits.ray_actor import RayTransport, is_initialised
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ def _transport(name: str, over: Over) -> Transport:
     if over == "ray":
         return RayTransport(name)
     if over == "machine":
-        from torchrl_agentic.limits.machine import MachineTransport
+        from torchrl_agentic.limits.unix_socket import MachineTransport
 
         return MachineTransport(name)
     if over is None or isinstance(over, str):

@@ -12,7 +12,7 @@ from torchrl_agentic.parsers.engine.text import TextParser
 from torchrl_agentic.parsers.events import CallFailed, CallReady, TextDelta
 from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
 from torchrl_agentic.parsers.formats.hermes import HermesParser
-from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
+from torchrl_agentic.parsers.formats.torchrl_json import JSONToolCallParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
 from torchrl_agentic.parsers.prompt import tool_instructions, with_tools, with_tools_message
 from torchrl_agentic.parsers.registry import ALIASES, PARSERS, get_parser

@@ -11,7 +11,6 @@ from inspect import getattr_static, isfunction
 from itertools import islice
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
-from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import (
     JSON,
@@ -33,7 +32,8 @@ from torchrl_agentic.parsers.control_tokens import (
     escaper,
 )
 from torchrl_agentic.parsers.events import Event, TextDelta, events_of
-from torchrl_agentic.tool import Tool
+from torchrl_agentic.tools.base import Tool
+from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 Tools = Iterable[Tool | Fields] | Mapping[str, Fields]
 """The tools there are: `Tool`s, their specs as API servers have them, or name → JSON Schema of the input."""

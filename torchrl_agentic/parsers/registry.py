@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from torchrl_agentic.callee import keywords_of
 from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
@@ -21,7 +20,7 @@ from torchrl_agentic.parsers.formats.apriel import AprielParser
 from torchrl_agentic.parsers.formats.cohere import CohereParser, CommandRParser
 from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from torchrl_agentic.parsers.formats.dots import DotsParser
-from torchrl_agentic.parsers.formats.fence import FenceParser
+from torchrl_agentic.parsers.formats.fenced_code import FenceParser
 from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
 from torchrl_agentic.parsers.formats.gigachat import GigaChat3Parser, GigaChat35Parser
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
@@ -39,7 +38,6 @@ from torchrl_agentic.parsers.formats.invoke import (
     MiniMaxM2Parser,
 )
 from torchrl_agentic.parsers.formats.jamba import JambaParser
-from torchrl_agentic.parsers.formats.json_block import JSONToolCallParser
 from torchrl_agentic.parsers.formats.k2_horizon import K2HorizonParser
 from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
 from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
@@ -58,8 +56,10 @@ from torchrl_agentic.parsers.formats.qwen_coder import MiMoParser, Qwen3CoderPar
 from torchrl_agentic.parsers.formats.react import ReActParser
 from torchrl_agentic.parsers.formats.step import Step3Parser
 from torchrl_agentic.parsers.formats.tags import TagsParser
+from torchrl_agentic.parsers.formats.torchrl_json import JSONToolCallParser
 from torchrl_agentic.parsers.formats.xlam import XLAMParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
+from torchrl_agentic.tools.signatures import keywords_of
 
 if TYPE_CHECKING:
     from torchrl_agentic.parsers.adapters.base import EngineParser

@@ -4,11 +4,11 @@
 trajectories is a `TrajectoryHook`, as `spans.SpanRecorder` is.
 """
 
-from torchrl_agentic.records.base import Recorders, Recording, TrajectoryHook, as_hook
 from torchrl_agentic.records.codec import SCHEMA_VERSION, message_to_json, record_from_json, record_to_json
 from torchrl_agentic.records.dump import Dump, DumpFile, read_line, read_records
-from torchrl_agentic.records.encode import SECRET_NAMES, Secrets
-from torchrl_agentic.records.lines import DumpTooLarge
+from torchrl_agentic.records.hooks import Recorders, Recording, TrajectoryHook, as_hook
+from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets
+from torchrl_agentic.records.jsonl_index import DumpTooLarge
 from torchrl_agentic.records.record import (
     BadLine,
     Summary,

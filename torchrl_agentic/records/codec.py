@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from torchrl_agentic.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.messages import (
     JSON,
     CallError,
@@ -24,6 +23,7 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, group_of, plain_text
 from torchrl_agentic.records.text_dump import turns_of_text
+from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 
 SCHEMA_VERSION = 2
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 
-from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, Turn
+from torchrl_agentic.tokens.ledger import TokenLedger
 
 
 @dataclass(frozen=True, slots=True)

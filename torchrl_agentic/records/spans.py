@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult, Turn
-from torchrl_agentic.records.base import Recording, TrajectoryHook
+from torchrl_agentic.records.hooks import Recording, TrajectoryHook
 from torchrl_agentic.records.record import TokenRecord
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.permissions import PRIVATE, make_folders, open_file
+from torchrl_agentic.tools.private_files import PRIVATE, make_folders, open_file
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ To add one: subclass `Repl` in a file of its own, and let a test inherit `testin
 """
 
 from torchrl_agentic.repl.base import Repl, ReplDisplay, ReplError, ReplResult
-from torchrl_agentic.repl.default import default_repl, repl_in
-from torchrl_agentic.repl.forkserver import ForkServerRepl
-from torchrl_agentic.repl.jupyter import JupyterRepl
-from torchrl_agentic.repl.subprocess import SubprocessRepl
+from torchrl_agentic.repl.forkserver_repl import ForkServerRepl
+from torchrl_agentic.repl.jupyter_repl import JupyterRepl
+from torchrl_agentic.repl.look_alikes import default_repl, repl_in
+from torchrl_agentic.repl.subprocess_repl import SubprocessRepl
 
 __all__ = [
     "ForkServerRepl",

@@ -1,4 +1,4 @@
-"""What interpreters with a supervisor of ours have in common: they send it cells, and read its answers."""
+"""Which images are taken from inside: so many, so large, and those that are what they say they are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from abc import abstractmethod
 from typing import Any
 
 from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.messages import image_type
 from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
-from torchrl_agentic.repl.images import MAX_IMAGES, is_image
 from torchrl_agentic.repl.serial import SerialRepl
+from torchrl_agentic.sandbox.bootstrap import FLOOD_BYTES, GRACE_S
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES as MAX_IMAGE
+from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAYS as MAX_IMAGES
 from torchrl_agentic.sandbox.link import Link, LinkLost
-from torchrl_agentic.sandbox.supervision import FLOOD_BYTES, GRACE_S
-from torchrl_agentic.sandbox.uncancelled import to_the_end
+
+__all__ = ["KINDS", "MAX_IMAGE", "MAX_IMAGES", "is_image"]
+KINDS = ("image/png", "image/jpeg")
+"""The media types that are taken."""
+
+
+def is_image(kind: str, data: bytes) -> bool:
+    """Whether something is an image of that kind, and not too large."""
+    return kind in KINDS and image_type(data) == kind and len(data) <= MAX_IMAGE
+
 
 MAX_TEXT = 1 << 16
 """How many bytes we take of a value or an error: honest ones are shorter."""

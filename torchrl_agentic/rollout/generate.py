@@ -1,19 +1,40 @@
-"""Rollouts of a model over questions: each is a row, until all rows have ended."""
+"""What a model that sees needs besides the ids of a prompt: its images and videos."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 from torchrl.envs import EnvBase
 
-from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout.scripted import add_answers
+from torchrl_agentic.tokens import media
+from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.tokens import TOKENS, read_ledger
+from torchrl_agentic.transforms.turn_tokenizer import TOKENS, read_ledger
+
+
+def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> list[list[Any]]:
+    """Give all images, or videos, of each row's ("history", "prompt"), in the order of their placeholders.
+
+    An image that came as data is opened, as `PIL.Image`, in RGB; a video that came as data is given as bytes.
+    What came as a path, an address or an object is given as it is. Rows count through the flattened batch.
+
+    ("tokens", "prompt") holds what stands for them already, so that a transformers model takes
+    `processor.image_processor(images=media_of(td)[row])` beside the ids. An engine that puts that in by
+    itself, as vLLM does, takes the rendered text and these images instead.
+
+    Raises:
+        MissingExtra: an image must be opened, and Pillow is not installed.
+    """
+    chats = [
+        [border.message_dict(message) for message in border.messages(conversation)]
+        for conversation in border.prompts(td)
+    ]
+    return [[media.opened(part, kind) for part in media.parts_of(chat, kind)] for chat in chats]
 
 
 @dataclass(frozen=True, slots=True)

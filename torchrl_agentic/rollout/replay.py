@@ -15,12 +15,12 @@ from torchrl.envs.llm import ChatEnv
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message, Status, Turn
 from torchrl_agentic.records import Recorders, TrajectoryHook, TrajectoryRecord, as_hook
-from torchrl_agentic.records.encode import REDACTED
+from torchrl_agentic.records.json_dump import REDACTED
 from torchrl_agentic.rollout.scripted import ScriptedPolicy, message_fields
-from torchrl_agentic.tool import Toolset
+from torchrl_agentic.tokens.media import as_text
+from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.transforms import ToolCompose
 from torchrl_agentic.transforms.history import as_history
-from torchrl_agentic.transforms.media import as_text
 
 
 @dataclass(frozen=True, slots=True)

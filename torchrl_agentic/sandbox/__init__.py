@@ -7,14 +7,14 @@ not, and let a test inherit `testing.SandboxContract`.
 from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult
 from torchrl_agentic.sandbox.bubblewrap import BubblewrapSandbox
-from torchrl_agentic.sandbox.default import default_sandbox
-from torchrl_agentic.sandbox.forkserver import ForkServerSandbox
+from torchrl_agentic.sandbox.forkserver_sandbox import ForkServerSandbox
 from torchrl_agentic.sandbox.landlock import LandlockSandbox
-from torchrl_agentic.sandbox.limits import ResourceLimits
 from torchrl_agentic.sandbox.remote.docker import DockerSandbox
 from torchrl_agentic.sandbox.remote.e2b import E2BSandbox
 from torchrl_agentic.sandbox.remote.modal import ModalSandbox
+from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.seatbelt import SeatbeltSandbox
+from torchrl_agentic.sandbox.tiers import default_sandbox
 from torchrl_agentic.sandbox.unsafe import UnsafeSubprocessSandbox
 
 __all__ = [

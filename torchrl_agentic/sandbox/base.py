@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol, Self
 
 from torchrl_agentic.errors import Interface, SandboxError
 from torchrl_agentic.sandbox.inside.files import WORK
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 __all__ = ["CLAIMS", "WORK", "Process", "Sandbox", "SandboxResult", "checked"]
 

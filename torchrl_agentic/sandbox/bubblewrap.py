@@ -35,14 +35,14 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.nesting import read_json
 from torchrl_agentic.sandbox import cgroups, seccomp
 from torchrl_agentic.sandbox.base import WORK, SandboxResult, checked
-from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.offloop import off_loop
+from torchrl_agentic.sandbox.bootstrap import shim
+from torchrl_agentic.sandbox.cancellation import off_loop
 from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, serve, start
-from torchrl_agentic.sandbox.python import env_inside, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.python_runtime import env_inside, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, check_roots
-from torchrl_agentic.sandbox.shell import shim
 from torchrl_agentic.sandbox.workspace import inside
+from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
 
 BWRAP = "bwrap"
 TMPFS_BYTES = 64 << 20

@@ -40,18 +40,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups, seccomp
-from torchrl_agentic.sandbox.asked import AskedCommand, AskedServed
 from torchrl_agentic.sandbox.base import SandboxResult, checked
+from torchrl_agentic.sandbox.bootstrap import OPEN_FILES, program
+from torchrl_agentic.sandbox.cancellation import off_loop
 from torchrl_agentic.sandbox.cgroups import MemoryGroup
-from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.offloop import off_loop
-from torchrl_agentic.sandbox.process import as_nobody, serve, start
-from torchrl_agentic.sandbox.program import program
-from torchrl_agentic.sandbox.python import env_on_host, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.process import AskedCommand, AskedServed, as_nobody, serve, start
+from torchrl_agentic.sandbox.python_runtime import env_on_host, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import check_roots
-from torchrl_agentic.sandbox.shell import OPEN_FILES
 from torchrl_agentic.sandbox.workspace import inside
+from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
 
 if TYPE_CHECKING:
     from torchrl_agentic.sandbox.inside.confine import Order

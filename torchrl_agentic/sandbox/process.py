@@ -1,4 +1,4 @@
-"""Starting a process, keeping what it prints within bounds, and ending all of it whatever happens."""
+"""Reading a pipe on the event loop, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,47 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchrl_agentic.sandbox.capture import Capture, Drain
 from torchrl_agentic.sandbox.cgroups import MemoryGroup
+from torchrl_agentic.sandbox.inside.capture import CHUNK, Capture
 from torchrl_agentic.sandbox.workspace import NOBODY
+
+__all__ = ["Capture", "Drain"]
+
+
+class Drain:
+    """Reads a pipe into a Capture whenever there is something, until its end."""
+
+    def __init__(self, fd: int, capture: Capture) -> None:
+        self.fd = fd
+        self.capture = capture
+        self.ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self.pull)
+
+    def pull(self, rounds: int = 16) -> None:
+        """Read what is there now, in no more than some rounds, so that a flood does not hold up others."""
+        if self.ended.is_set():
+            return  # the number of the pipe may be somebody else's by now
+        for _ in range(rounds):
+            try:
+                data = os.read(self.fd, CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.stop()
+                return
+            self.capture.add(data)
+
+    def stop(self) -> None:
+        """Read no more, and close the pipe."""
+        if not self.ended.is_set():
+            self._loop.remove_reader(self.fd)
+            os.close(self.fd)
+            self.ended.set()
+
 
 MAX_ERRORS = 4096
 """How much is kept of what a long-lived process writes to stderr."""
@@ -324,3 +362,35 @@ async def run_to_end(child: Command, *, timeout: float | None, output_bytes: int
             drain.pull()
             drain.stop()
     return Ended(code, out, err, time.monotonic() - began)
+
+
+class AskedCommand(Command):
+    """A command that is asked to end before it is killed."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(command.process, command.stdout_fd, command.stderr_fd)
+
+    async def _kill(self) -> None:
+        await _ask(self.process)
+        await super()._kill()
+
+
+class AskedServed(Child):
+    """A long-lived process that is asked to end before it is killed."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(served.process)
+        self.send, self.receive, self.errors = served.send, served.receive, served.errors
+        self._served = served
+
+    async def _kill(self) -> None:
+        await _ask(self.process)
+        await self._served.kill()
+
+
+async def _ask(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await process.wait()

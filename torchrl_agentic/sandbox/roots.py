@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from torchrl_agentic.sandbox.inside.files import may
-from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 OWN_FOLDERS = ("/work", "/tmp", "/dev", "/dev/shm", "/proc")
 """What a sandbox of namespaces has of its own in the place of the host's."""

@@ -31,12 +31,12 @@ from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import SandboxResult, checked
-from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
+from torchrl_agentic.sandbox.bootstrap import ulimits
 from torchrl_agentic.sandbox.process import Served, serve, start
-from torchrl_agentic.sandbox.python import env_on_host, find_python
-from torchrl_agentic.sandbox.shell import ulimits
+from torchrl_agentic.sandbox.python_runtime import env_on_host, find_python
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import Workspace, inside
+from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
 
 _EXEC = "/usr/bin/sandbox-exec"
 

@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import CLAIMS, SandboxResult, checked
-from torchrl_agentic.sandbox.folder import FolderSandbox, result_of
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.process import Served, serve, start
-from torchrl_agentic.sandbox.python import env_on_host, find_python
+from torchrl_agentic.sandbox.python_runtime import env_on_host, find_python
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import Workspace, inside
+from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
 
 
 class UnsafeSubprocessSandbox(FolderSandbox):

@@ -17,7 +17,7 @@ from torchrl_agentic.sandbox.inside.files import (
     open_to_read,
     open_to_write,
 )
-from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.roots import NOBODY
 
 __all__ = ["MAX_READ", "NOBODY", "Workspace", "inside"]

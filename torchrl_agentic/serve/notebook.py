@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import Repl, ReplDisplay, ReplResult
-from torchrl_agentic.repl.default import repl_in
+from torchrl_agentic.repl.look_alikes import repl_in
 from torchrl_agentic.sandbox import Sandbox
-from torchrl_agentic.serve.wire import CommandResult, Json, RunJupyter, jupyter_answer, refusal
-from torchrl_agentic.serve.workspace import fetch, put
+from torchrl_agentic.serve.fusion_protocol import CommandResult, Json, RunJupyter, jupyter_answer, refusal
+from torchrl_agentic.serve.run_code import fetch, put
 
 KERNEL = "python3"
 _NAMES = {"timeout": "CellTimeoutError", "died": "DeadKernelError", "limit": "ResourceLimitError"}

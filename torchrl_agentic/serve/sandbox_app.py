@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, default_sandbox
-from torchrl_agentic.serve.access import Access
-from torchrl_agentic.serve.admission import Admission
-from torchrl_agentic.serve.code import run_code
-from torchrl_agentic.serve.languages import Language, languages_in
+from torchrl_agentic.serve.access import Access, Admission, BadRequest
+from torchrl_agentic.serve.fusion_protocol import Json, Language, RunCode, RunJupyter, languages_in
 from torchrl_agentic.serve.notebook import run_jupyter
-from torchrl_agentic.serve.refusals import BadRequest
-from torchrl_agentic.serve.wire import Json, RunCode, RunJupyter
+from torchrl_agentic.serve.run_code import run_code
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -86,7 +83,7 @@ def sandbox_app(
         MissingExtra: Starlette is not installed.
         ValueError: a number makes no sense.
     """
-    from torchrl_agentic.serve.http import BodyLimits, Post, json_app
+    from torchrl_agentic.serve.http_app import BodyLimits, Post, json_app
 
     for name, number in (("max_run_timeout_s", max_run_timeout_s), ("max_answer_bytes", max_answer_bytes)):
         if not number > 0:

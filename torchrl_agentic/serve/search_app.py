@@ -1,24 +1,161 @@
-"""A server that searches documents of this machine, in the wire format of verl's retrieval services."""
+"""Reads the documents of a search server: text files of a folder, or lines of a JSONL file."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from torchrl_agentic.serve.access import Access
-from torchrl_agentic.serve.admission import Admission
-from torchrl_agentic.serve.documents import Document
-from torchrl_agentic.serve.ranking import Ranking
-from torchrl_agentic.serve.refusals import BadRequest
+from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.nesting import read_json
+from torchrl_agentic.serve.access import Access, Admission, BadRequest
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+
+SUFFIXES = (".txt", ".md", ".markdown", ".rst")
+MAX_TITLE = 120
+"""A longer first line is no title."""
+MAX_NAMED = 5
+"""How many bad lines an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document. id: what its source calls it: a line's "id", its number, or a file's path in the folder."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def contents(self) -> str:
+        """Title and text as retrieval services send them: the title is the first line."""
+        return f"{self.title}\n{self.text}"
+
+
+def read_documents(path: Path) -> list[Document]:
+    """Read the documents of a folder, recursively, or of a JSONL file.
+
+    Raises:
+        ValueError: lines or files are not what is expected; says which.
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        return [found for file in files for found in _in_file(file, file.relative_to(path).as_posix())]
+    if path.suffix.lower() not in (".jsonl", ".json", ".ndjson"):
+        raise ValueError(f"{path}: expected a folder of {', '.join(SUFFIXES)} files, or a .jsonl file")
+    return _in_lines(path)
+
+
+def _in_file(file: Path, name: str) -> Iterator[Document]:
+    """Take a file as a document; what is empty is none."""
+    try:
+        whole = file.read_text("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
+    if not whole:
+        return
+    first, _, rest = whole.partition("\n")
+    title = first.lstrip("#").strip() if first.startswith("#") else first.strip()
+    if title and len(title) <= MAX_TITLE and rest.strip():
+        yield Document(name, title, rest.strip())
+    else:
+        yield Document(name, file.stem, whole)
+
+
+def _in_lines(path: Path) -> list[Document]:
+    documents: list[Document] = []
+    bad: list[str] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                documents.append(_from_json(read_json(line), str(number)))
+            except ValueError as error:
+                bad.append(f"line {number}: {error}")
+    if bad:
+        more = f" … and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
+        raise ValueError(f"{path}: {'; '.join(bad[:MAX_NAMED])}{more}")
+    return documents
+
+
+def _from_json(found: Any, number: str) -> Document:
+    if not isinstance(found, dict):
+        raise ValueError(
+            f'expected an object with "contents", or "title" and "text"; got {type(found).__name__}'
+        )
+    fields: dict[str, Any] = {key: found.get(key) for key in ("contents", "title", "text")}
+    for key, value in fields.items():
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{key!r} must be text; got {type(value).__name__}")
+    name = str(found.get("id", number))
+    if fields["contents"] is not None:
+        title, _, text = fields["contents"].partition("\n")
+        return Document(name, title, text)
+    if fields["text"] is None:
+        raise ValueError(
+            f'expected "contents", or "title" and "text"; got {", ".join(map(str, found)) or "nothing"}'
+        )
+    return Document(name, fields["title"] or "", fields["text"])
+
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+)
+"""Scripts written without spaces, or with words that are joined: each of their letters counts as a word."""
+_WORD = re.compile(rf"[{_UNSPACED}\U00020000-\U0003ffff]|[^\W{_UNSPACED}\U00020000-\U0003ffff]+")
+
+
+def words(text: str) -> list[str]:
+    """Split a text into words that compare equal however they are written: in capitals, composed or not."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return _WORD.findall(folded)
+
+
+class Ranking:
+    """An index of documents that does not change. For any thread.
+
+    Raises:
+        MissingExtra: bm25s is not installed.
+    """
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        try:
+            import bm25s
+        except ImportError:
+            raise MissingExtra("a search server", "bm25s", "serve") from None
+        self.documents = list(documents)
+        self._known: set[str] = set()
+        self._index: Any = None
+        found = [words(document.contents) for document in self.documents]
+        self._known.update(*found)
+        if self._known:
+            self._index = bm25s.BM25()
+            self._index.index(found, show_progress=False)
+
+    def best(self, query: str, count: int) -> list[tuple[Document, float]]:
+        """Give at most so many documents, the best first, with their scores; each has a word of the query."""
+        known = [word for word in words(query) if word in self._known]
+        if not known:
+            return []
+        rows, scores = self._index.retrieve(
+            [known], k=min(count, len(self.documents)), show_progress=False, backend_selection="numpy"
+        )
+        pairs = zip(rows[0].tolist(), scores[0].tolist(), strict=True)
+        return [(self.documents[row], score) for row, score in pairs if score > 0]
+
 
 TOPK = 3
 MAX_TOPK = 1000
@@ -75,7 +212,7 @@ def search_app(
         MissingExtra: Starlette or bm25s is not installed.
         ValueError: a number makes no sense.
     """
-    from torchrl_agentic.serve.http import BodyLimits, Post, json_app
+    from torchrl_agentic.serve.http_app import BodyLimits, Post, json_app
 
     if not 1 <= topk <= MAX_TOPK:
         raise ValueError(f"topk must be from 1 to {MAX_TOPK}; got {topk}")

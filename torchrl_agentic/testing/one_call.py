@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from torchrl_agentic.adapt import ensure_tool, ensure_toolset
 from torchrl_agentic.dispatch import Dispatcher
-from torchrl_agentic.dispatch.loop import run
+from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.row import RowData
-from torchrl_agentic.tool import Tool, Toolset
+from torchrl_agentic.tools.base import Tool, Toolset
+from torchrl_agentic.tools.row_data import RowData
+from torchrl_agentic.tools.tool_adapter import ensure_tool, ensure_toolset
 
 
 def call_tool(

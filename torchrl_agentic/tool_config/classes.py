@@ -6,26 +6,26 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
-from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.function import FunctionTool
-from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.tool_config.mistakes import ConfigError, nearest
 from torchrl_agentic.tool_config.models import SchemaSection
 from torchrl_agentic.tool_config.options import call, parameters_of
 from torchrl_agentic.tool_config.references import raised_at
 from torchrl_agentic.tool_config.spot import Spot
-from torchrl_agentic.tools.lifecycle import LifecycleTool
-from torchrl_agentic.tools.verl import OpenAIFunctionToolSchema
+from torchrl_agentic.tools.base import Tool, Toolset
+from torchrl_agentic.tools.function import FunctionTool
+from torchrl_agentic.tools.schema import Schema
+from torchrl_agentic.tools.tool_adapter import ensure_tool
+from torchrl_agentic.tools.verl.base_tool import OpenAIFunctionToolSchema
+from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
 
 _OURS = "torchrl_agentic.tools."
 VERL: Mapping[str, str] = {
     "verl.tools.sandbox_fusion_tools.SandboxFusionTool": f"{_OURS}sandbox_fusion:SandboxFusionTool",
     "verl.tools.search_tool.SearchTool": f"{_OURS}search:SearchTool",
-    "verl.tools.gsm8k_tool.Gsm8kTool": f"{_OURS}answers:Gsm8kTool",
-    "verl.tools.geo3k_tool.Geo3kTool": f"{_OURS}answers:Geo3kTool",
-    "verl.tools.image_zoom_in_tool.ImageZoomInTool": f"{_OURS}zoom:ImageZoomTool",
+    "verl.tools.gsm8k_tool.Gsm8kTool": f"{_OURS}verl.graders:Gsm8kTool",
+    "verl.tools.geo3k_tool.Geo3kTool": f"{_OURS}verl.graders:Geo3kTool",
+    "verl.tools.image_zoom_in_tool.ImageZoomInTool": f"{_OURS}verl.image_zoom:ImageZoomTool",
 }
 """Verl's tools → ours that do the same; found when they are named."""
 VERL_MCP = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool")

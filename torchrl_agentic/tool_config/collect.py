@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchrl_agentic.function import FunctionTool
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
-from torchrl_agentic.loading import load_function_tools
-from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.tool_config.classes import VERL_MCP, known_class, make_of_class
 from torchrl_agentic.tool_config.entries import kind_of, read_entry, read_schema, read_section, read_servers
 from torchrl_agentic.tool_config.lines import read_yaml
@@ -32,6 +29,9 @@ from torchrl_agentic.tool_config.references import References, defined_at
 from torchrl_agentic.tool_config.servers import SETTINGS, open_servers
 from torchrl_agentic.tool_config.spot import Spot
 from torchrl_agentic.tool_config.toolsets import ConfiguredToolset, Names, Selection
+from torchrl_agentic.tools.base import Tool, Toolset
+from torchrl_agentic.tools.function import FunctionTool
+from torchrl_agentic.tools.loading import load_function_tools
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.tool_config.collect import Collection, Source
 from torchrl_agentic.tool_config.models import ToolsConfig
 from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.tools.base import Tool, Toolset
 
 
 @dataclass(frozen=True, slots=True)

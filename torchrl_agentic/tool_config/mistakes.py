@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pydantic
 
-from torchrl_agentic.schema import shorten
+from torchrl_agentic.tools.schema import shorten
 
 Model = type[pydantic.BaseModel]
 Steps = tuple[int | str, ...]

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from torchrl_agentic.repl import repl_in
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
-from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config.mistakes import described, nearest
 from torchrl_agentic.tool_config.options import call
 from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.tools.base import Tool
 
 NATIVE: Mapping[str, tuple[str, str | None]] = {
     "python": ("PythonTool", "repl"),

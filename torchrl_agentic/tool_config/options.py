@@ -12,8 +12,8 @@ from typing import Any
 import pydantic
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.schema import shorten
 from torchrl_agentic.tool_config.mistakes import ConfigError, unknown_key
+from torchrl_agentic.tools.schema import shorten
 
 OURS = frozenset(("repl", "sandbox", "patience", "files", "clock", "call_later", "over", "over_ray"))
 """Arguments that are objects, which no file can hold."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchrl_agentic.adapt import ensure_tool
-from torchrl_agentic.function import FunctionTool
-from torchrl_agentic.loading import load_module, load_object
-from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config.mistakes import nearest
 from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.tools.base import Tool
+from torchrl_agentic.tools.function import FunctionTool
+from torchrl_agentic.tools.loading import load_module, load_object
+from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 
 class References:

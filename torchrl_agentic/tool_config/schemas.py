@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from torchrl_agentic.schema import Validator, shorten
-from torchrl_agentic.tidy import TYPES, meant_types
 from torchrl_agentic.tool_config.mistakes import ConfigError
+from torchrl_agentic.tools.schema import Validator, shorten
+from torchrl_agentic.tools.schema_simplify import TYPES, meant_types
 
 Steps = tuple[int | str, ...]
 Place = Callable[[Steps], str]

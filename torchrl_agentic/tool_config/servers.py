@@ -7,10 +7,10 @@ from typing import Any
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.limits import RateLimiter
-from torchrl_agentic.tool import Toolset
 from torchrl_agentic.tool_config.mistakes import unknown_key
 from torchrl_agentic.tool_config.models import MCPSection
 from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.tools.mcp import mcp_servers
 
 _OPTIONS = ("sessions", "start_timeout", "max_result_bytes", "on_change", "fingerprints")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torchrl_agentic.adapt import ensure_tool
-from torchrl_agentic.tool import Tool, Toolset
 from torchrl_agentic.tool_config.mistakes import ConfigError, nearest
 from torchrl_agentic.tool_config.spot import Spot
+from torchrl_agentic.tools.base import Tool, Toolset
+from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 
 class Selection:

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.errors import StopSignal
 
 if TYPE_CHECKING:
-    from torchrl_agentic.tools.answers import Geo3kTool, Gsm8kTool
-    from torchrl_agentic.tools.files import FileEditTool, FileReadTool, FileWriteTool
+    from torchrl_agentic.tools.file_tools import FileEditTool, FileReadTool, FileWriteTool
+    from torchrl_agentic.tools.http import HttpTool
     from torchrl_agentic.tools.legacy import as_tool
-    from torchrl_agentic.tools.lifecycle import LifecycleTool
     from torchrl_agentic.tools.mcp import MCPProgress, MCPServerConfig, MCPTool, MCPToolset, mcp_servers
     from torchrl_agentic.tools.python import PythonTool
     from torchrl_agentic.tools.sandbox_fusion import SandboxFusionClient, SandboxFusionTool
     from torchrl_agentic.tools.search import SearchTool
     from torchrl_agentic.tools.shell import ShellTool
     from torchrl_agentic.tools.stop import StopTool
-    from torchrl_agentic.tools.web import HttpTool
+    from torchrl_agentic.tools.verl.graders import Geo3kTool, Gsm8kTool
+    from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool
+    from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
     from torchrl_agentic.tools.wrap import (
         Approved,
         Budget,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         Truncated,
         Wrapped,
     )
-    from torchrl_agentic.tools.zoom import ImageZoomTool
 
 _WHERE = {
     "Approved": "wrap",
@@ -48,14 +48,14 @@ _WHERE = {
     "Cassette": "wrap",
     "CassetteMiss": "wrap",
     "Faulty": "wrap",
-    "FileEditTool": "files",
-    "FileReadTool": "files",
-    "FileWriteTool": "files",
-    "Geo3kTool": "answers",
-    "Gsm8kTool": "answers",
-    "HttpTool": "web",
-    "ImageZoomTool": "zoom",
-    "LifecycleTool": "lifecycle",
+    "FileEditTool": "file_tools",
+    "FileReadTool": "file_tools",
+    "FileWriteTool": "file_tools",
+    "Geo3kTool": "verl.graders",
+    "Gsm8kTool": "verl.graders",
+    "HttpTool": "http",
+    "ImageZoomTool": "verl.image_zoom",
+    "LifecycleTool": "verl.lifecycle",
     "MCPProgress": "mcp",
     "MCPServerConfig": "mcp",
     "MCPTool": "mcp",

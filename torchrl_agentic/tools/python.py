@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from torchrl_agentic.errors import check_seconds
 from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
 from torchrl_agentic.repl import Repl, ReplResult, default_repl
-from torchrl_agentic.repl.adapt import ensure_repl
-from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import Effects, Tool, ToolContext
-from torchrl_agentic.tools.exchange import FileExchange
+from torchrl_agentic.repl.look_alikes import ensure_repl
+from torchrl_agentic.tools.base import Effects, Tool, ToolContext
+from torchrl_agentic.tools.sandbox_workspace import FileExchange, shared_sandbox
+from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.text import middle_out
-from torchrl_agentic.tools.workspace import shared_sandbox
 
 MARGIN_S = 1.5
 """How much earlier than the dispatcher's deadline code is stopped, so that what it printed is not lost."""

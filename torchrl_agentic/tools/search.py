@@ -9,11 +9,10 @@ from typing import Any, cast
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, TextPart, Timing, ToolResult, fields_of
-from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import Tool, ToolContext
-from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, shared_limiter
+from torchrl_agentic.tools.base import Tool, ToolContext
+from torchrl_agentic.tools.schema import Schema
+from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, bearer, shared_limiter
 from torchrl_agentic.tools.text import middle_out
-from torchrl_agentic.tools.token_file import bearer
 
 BETWEEN_QUERIES = "\n---\n"
 

@@ -8,11 +8,10 @@ from typing import Any, Self
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
 from torchrl_agentic.sandbox import Sandbox
-from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import Effects, ToolContext
-from torchrl_agentic.tools.exchange import FileExchange
+from torchrl_agentic.tools.base import Effects, ToolContext
+from torchrl_agentic.tools.sandbox_workspace import FileExchange, WorkspaceTool
+from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.text import middle_out
-from torchrl_agentic.tools.workspace import WorkspaceTool
 
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
 """Runs its first argument with bash, or with sh where there is no bash."""

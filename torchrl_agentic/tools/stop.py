@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torchrl_agentic.errors import StopSignal
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import Tool, ToolContext
+from torchrl_agentic.tools.base import Tool, ToolContext
+from torchrl_agentic.tools.schema import Schema
 
 
 class StopTool(Tool):

@@ -3,15 +3,14 @@
 Everything below this folder is torch-free.
 """
 
-from torchrl_agentic.transforms.answer import AnswerRewardTransform
-from torchrl_agentic.transforms.columns import collate_rows
 from torchrl_agentic.transforms.compose import ToolCompose
-from torchrl_agentic.transforms.ending import EndTrajectory
+from torchrl_agentic.transforms.dataset_rows import collate_rows
+from torchrl_agentic.transforms.end_trajectory import EndTrajectory
 from torchrl_agentic.transforms.history import AgentHistory
-from torchrl_agentic.transforms.interaction import UserSimulator
-from torchrl_agentic.transforms.record import RecordTransform
-from torchrl_agentic.transforms.reward import ToolRewardTransform
-from torchrl_agentic.transforms.tokens import TurnTokenizer
+from torchrl_agentic.transforms.record_transform import RecordTransform
+from torchrl_agentic.transforms.rewards import AnswerRewardTransform, ToolRewardTransform
+from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer
+from torchrl_agentic.transforms.user_simulator import UserSimulator
 
 __all__ = [
     "AgentHistory",

@@ -20,25 +20,25 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.transforms import Compose, Transform
 
-from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.dispatch import Dispatcher, Session, ToolSelection
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
-from torchrl_agentic.dispatch.loop import run
+from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
-from torchrl_agentic.row import trajectory_name
-from torchrl_agentic.tool import Tool
 from torchrl_agentic.tool_config import LoadedTools, load_tools
+from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.images import require_pillow
+from torchrl_agentic.tools.row_data import trajectory_name
+from torchrl_agentic.tools.tool_adapter import ensure_tool
+from torchrl_agentic.transforms import dataset_rows, specs
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms import opening, specs, telemetry
+from torchrl_agentic.transforms.pipeline import keep_ended, stepped, tokenizer_of
 from torchrl_agentic.transforms.recordings import Recordings
+from torchrl_agentic.transforms.row_turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
-from torchrl_agentic.transforms.turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
-from torchrl_agentic.transforms.within import keep_ended, stepped, tokenizer_of
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class ToolCompose(ToolList):
                 rows[index], message = read_turn(row, *lengths, self.eos_strings)
                 session = self._session(index)
                 if session.turn == 0:
-                    session.data = opening.completed(
+                    session.data = dataset_rows.completed(
                         session.data, self._tools, tensordict, index, has_worlds=self._has_worlds
                     )
                 work.append(RowTurn(index, session, message, parse(self.parser, message, session)))
@@ -282,10 +282,10 @@ class ToolCompose(ToolList):
         """Write flags and telemetry, and end the rows in which a tool asked for it."""
         answered = {item.row: item.results for item in work}
         rows = ((row, session.turn, answered.get(row, ())) for row, session in self._sessions.items())
-        told = telemetry.report(rows, self._ids, next_tensordict.batch_size, next_tensordict.device)
+        told = specs.report(rows, self._ids, next_tensordict.batch_size, next_tensordict.device)
         if self.report_calls:
             told.set("calls", self._call_lists(work, next_tensordict.batch_size))
-        next_tensordict.set(telemetry.KEY, told)
+        next_tensordict.set(specs.KEY, told)
         self._add_worth(next_tensordict, self._sessions)
         if any(result.stop for item in work for result in item.results):
             for key in ("terminated", "done"):  # collectors look at "done" alone
@@ -295,12 +295,12 @@ class ToolCompose(ToolList):
     def _call_lists(self, work: Sequence[RowTurn], shape: torch.Size) -> TensorDictBase:
         lists: dict[int, list[dict[str, JSON]]] = {}
         for item in work:
-            lists[item.row] = telemetry.call_records(item.calls, item.results, item.session.n_calls)
+            lists[item.row] = specs.call_records(item.calls, item.results, item.session.n_calls)
             item.session.n_calls += len(item.calls)
-        return telemetry.call_lists(lists, shape)
+        return specs.call_lists(lists, shape)
 
     def _add_worth(self, tensordict: TensorDictBase, rows: Iterable[int]) -> None:
-        telemetry.add_worth(tensordict, {row: self._sessions[row].take_worth() for row in rows})
+        specs.add_worth(tensordict, {row: self._sessions[row].take_worth() for row in rows})
 
     @property
     def _sessions(self) -> dict[int, Session]:
@@ -343,10 +343,10 @@ class ToolCompose(ToolList):
             self._session(row)
         self._begin(tensordict_reset, begun, rows)
         border.set_prompts(tensordict_reset, rows)
-        told = telemetry.report((), self._ids, tensordict_reset.batch_size, tensordict_reset.device)
+        told = specs.report((), self._ids, tensordict_reset.batch_size, tensordict_reset.device)
         if self.report_calls:
-            told.set("calls", telemetry.call_lists({}, tensordict_reset.batch_size))
-        tensordict_reset.set(telemetry.KEY, told)
+            told.set("calls", specs.call_lists({}, tensordict_reset.batch_size))
+        tensordict_reset.set(specs.KEY, told)
         return tensordict_reset
 
     def _meet_tokenizer(self) -> None:
@@ -363,12 +363,12 @@ class ToolCompose(ToolList):
         self, tensordict_reset: TensorDictBase, chosen: Sequence[int], rows: list[border.Conversation]
     ) -> None:
         """Tell new trajectories what the data set says of them, and let tools speak first."""
-        if not self._has_worlds and not opening.has_something_to_say(self._tools, tensordict_reset):
+        if not self._has_worlds and not dataset_rows.has_something_to_say(self._tools, tensordict_reset):
             return
         for row in chosen:
-            self._session(row).data = opening.row_data(self._tools, tensordict_reset, row)
+            self._session(row).data = dataset_rows.row_data(self._tools, tensordict_reset, row)
         sessions = [self._session(row) for row in chosen]
-        for item in opening.open_at_reset(self._tools, sessions):
+        for item in dataset_rows.open_at_reset(self._tools, sessions):
             said = render(self.parser, item, self.tool_role, media=self.media)
             rows[item.row] = border.extended(rows[item.row], [border.write_message(m) for m in said])
 

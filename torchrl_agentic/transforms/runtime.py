@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from torchrl_agentic.dispatch import Dispatcher, Session
-from torchrl_agentic.dispatch.loop import run, start
+from torchrl_agentic.dispatch.event_loop import run, start
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,12 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from torchrl_agentic.printable import printable
-from torchrl_agentic.viewer.lines import Lines
+from torchrl_agentic.viewer.line_view import Lines, style
 from torchrl_agentic.viewer.listing import SORTS
-from torchrl_agentic.viewer.query import QueryError, parse
+from torchrl_agentic.viewer.query import Gone, QueryError, parse
 from torchrl_agentic.viewer.reading import Reading
-from torchrl_agentic.viewer.rows import Gone
-from torchrl_agentic.viewer.screens import Choose, Help
-from torchrl_agentic.viewer.styles import style
-from torchrl_agentic.viewer.words import HINTS, head_line, row_line, top_line
-from torchrl_agentic.viewer.wrap import Line
+from torchrl_agentic.viewer.screens import HINTS, Choose, Help, head_line, row_line, top_line
+from torchrl_agentic.viewer.text_wrap import Line
 
 PROMPTS = {"search": "search: ", "query": "query: ", "jump": "request id: "}
 _LOOKS_EVERY_S = 0.1

@@ -1,17 +1,53 @@
-"""A trajectory as blocks, the pieces that a page is made of: messages, reasoning, calls, results."""
+"""Where a message thinks aloud: between the tags that models write around it."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
-from torchrl_agentic.records import BadLine, TrajectoryRecord
-from torchrl_agentic.records.calls import UNREADABLE
-from torchrl_agentic.viewer.thoughts import thoughts
-from torchrl_agentic.viewer.wrap import Paint, Piece
+from torchrl_agentic.records import BadLine, TrajectoryRecord, plain_text
+from torchrl_agentic.records.call_stats import UNREADABLE
+from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, Span
+from torchrl_agentic.viewer.text_wrap import Paint, Piece
+
+_OPENER = re.compile(r"<(?:(?:seed:)?think(?:ing)?|reasoning)>|\[THINK\]")
+_CLOSER = re.compile(r"</(?:(?:seed:)?think(?:ing)?|reasoning)>|\[/THINK\]")
+
+
+class Thought(NamedTuple):
+    """Part of a message. start, stop: where it stands, with its tags. is_closed: whether it has an end."""
+
+    start: int
+    stop: int
+    text: str
+    is_closed: bool
+
+
+def thoughts(text: str) -> Iterator[Thought]:
+    """Give what stands between tags, to the end of the message where a tag is not closed.
+
+    Where a prompt opened the tag, a message only closes it: then it thinks from its beginning.
+    """
+    closer, opener = _CLOSER.search(text), _OPENER.search(text)
+    if closer is not None and (opener is None or closer.start() < opener.start()):
+        yield Thought(0, closer.end(), text[: closer.start()], is_closed=True)
+        opener = _OPENER.search(text, closer.end())
+    while opener is not None:
+        (start, begin), tag = opener.span(), opener[0]
+        end = text.find(f"{tag[0]}/{tag[1:]}", begin)
+        if end < 0:
+            yield Thought(start, len(text), text[begin:], is_closed=False)
+            return
+        stop = end + len(tag) + 1
+        yield Thought(start, stop, text[begin:end], is_closed=True)
+        opener = _OPENER.search(text, stop)
+
 
 MASK = r"<\|image_pad\|>|<\|imgpad\|>"
 """What is shown as a star: what a picture is in a prompt, hundreds of times in a row."""
@@ -186,3 +222,107 @@ def bad_line(line: BadLine, beginning: str) -> list[Block]:
     """Show a line that cannot be read."""
     title = ((f"Line {line.number} of the file cannot be read.", "error title"),)
     return [Block(title, line.reason, "error"), Block((("It begins so:", "faint"),), beginning, "faint")]
+
+
+def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
+    """Give the fields by name, extras among them; input and output as verl's dumps have them."""
+    summary = record.summary
+    begin = len(record.prompt)
+    messages = tuple(record.messages)
+    started = record.started
+    return {
+        "request_id": record.request_id,
+        "trajectory": record.trajectory,
+        "run": record.run or None,
+        "step": record.step,
+        "row": record.row,
+        "group": summary.group,
+        "score": record.score,
+        "rewards": list(record.rewards),
+        "termination_reason": record.termination_reason,
+        "started": None if started is None else _time(started),
+        "statuses": dict(summary.statuses),
+        "tools": dict(summary.tools),
+        "gts": record.gts,
+        **record.extras,
+        "input": plain_text(messages[:begin]),
+        "output": plain_text(messages[begin:]),
+        "versions": dict(record.versions),
+    }
+
+
+def table(record: TrajectoryRecord, mask: re.Pattern[str], chosen: str | None = None) -> list[Block]:
+    """Show the fields, or the chosen one alone."""
+    found = fields_of(record)
+    return [
+        masked(field(name, value), mask) for name, value in found.items() if chosen is None or name == chosen
+    ] or [Block(((f"This trajectory has no {chosen}.", "faint"),))]
+
+
+def beginning(fields: Mapping[str, JSON], size: int) -> list[Block]:
+    """Show what is known of a trajectory of which only the first bytes were read."""
+    told = f"This trajectory has {size / 1e6:,.1f} MB. Here is its beginning; L loads all of it."
+    return [Block((), told, "error"), *(field(name, value) for name, value in fields.items())]
+
+
+def field(name: str, value: JSON) -> Block:
+    """Show one field, beside its name if there is room."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= 60 and "\n" not in text:
+        return Block((), f"{name:<18} {text}", "value", ((0, len(name), "key"),))
+    if not isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False, indent=1, default=str)
+    return Block(((name, "key"),), text, "value")
+
+
+def _time(started: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(started, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
+    except (ValueError, OverflowError, OSError):
+        return str(started)
+
+
+def tokens(record: TrajectoryRecord, mask: re.Pattern[str]) -> list[Block]:
+    """Show each run of tokens of one source, with its text, or its ids where that is not known."""
+    kept = record.tokens
+    if kept is None:
+        return [Block((("The tokens of this trajectory were not recorded.", "faint"),))]
+    ledger = kept.ledger
+    sampled = sum(ledger.mask)
+    share = f"{sampled / len(ledger):.0%}" if len(ledger) else "–"
+    head = Block(
+        (
+            (f"{len(ledger):,} tokens, {sampled:,} of them sampled ({share}) · ", "name"),
+            (" sampled ", "token sampled"),
+            (" prompt ", "token prompt"),
+            (" boundary ", "token boundary"),
+            (" call ", "token call"),
+        )
+    )
+    names = [call.tool for _, call, _ in record.calls]
+    ids, log_probs = ledger.ids, ledger.log_probs
+    spans = list(ledger.spans())
+    known = len(kept.texts) == len(spans)
+    blocks = [head]
+    for place, span in enumerate(spans):
+        text = kept.texts[place] if known else " ".join(map(str, ids[span.start : span.stop]))
+        tool = f" ({names[span.source]})" if 0 <= span.source < len(names) else ""
+        size = span.stop - span.start
+        title = f"{span.name}{tool} · {size:,} token{'s' if size > 1 else ''} [{span.start}, {span.stop})"
+        mask_bit = f" · mask {int(span.source == SAMPLED)}"
+        said = title + mask_bit + _likelihood(log_probs[span.start : span.stop])
+        blocks.append(Block(((said, f"{_style(span)} title"),), text, _style(span)))
+    return [masked(block, mask) for block in blocks]
+
+
+def _likelihood(log_probs: Sequence[float]) -> str:
+    known = [value for value in log_probs if not math.isnan(value)]
+    if not known:
+        return ""
+    return f" · log-prob mean {sum(known) / len(known):.3f}, least {min(known):.3f}"
+
+
+def _style(span: Span) -> str:
+    return {SAMPLED: "token sampled", PROMPT: "token prompt", BOUNDARY: "token boundary"}.get(
+        span.source, "token call"
+    )

@@ -7,15 +7,15 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from torchrl_agentic.printable import printable
 from torchrl_agentic.records import BadLine, Dump
-from torchrl_agentic.viewer.find import Needle
-from torchrl_agentic.viewer.listing import NO_MASK, Listing, matches
-from torchrl_agentic.viewer.query import Query, is_id
-from torchrl_agentic.viewer.rows import Gone, Row, Step, read_up
+from torchrl_agentic.viewer.layout import Needle
+from torchrl_agentic.viewer.listing import NO_MASK, Listing, blocks_of, matches
+from torchrl_agentic.viewer.query import Gone, Query, Row, Step, is_id, read_up
 
 _BYTES = 4 << 20  # read in one go, in some 10 ms, while who looks has to wait
 _READ, _ROWS = 500, 2000  # read, and looked at by a query, in one go
@@ -225,3 +225,28 @@ class Library:
         with self.lock:
             if self._dump is not None:
                 self._dump.close()
+
+
+def read_all(library: Library, query: Query, sort: str) -> list[Row]:
+    """Read a dump to its end, as it is now, and list what is asked for."""
+    while library.work():
+        pass
+    library.ask(query, sort, None)
+    while library.work():
+        pass
+    return list(library.listing.shown)
+
+
+def text_of(library: Library, row: Row) -> Iterator[str]:
+    """Write a trajectory, line by line; nothing is folded or left out."""
+    try:
+        blocks = blocks_of(row, library.mask, whole=True)
+    except Gone as error:
+        yield f"(cannot be read: {printable(str(error))})"
+        return
+    for block in blocks:
+        if block.title:
+            yield printable("".join(text for text, _ in block.title)).rstrip("─ ")
+        for line in block.text.removesuffix("\n").split("\n") if block.text else ():
+            yield f"  {printable(line)}"
+    yield ""

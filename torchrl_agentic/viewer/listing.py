@@ -7,12 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from torchrl_agentic.records import BadLine
-from torchrl_agentic.viewer.blocks import Block, bad_line, conversation
-from torchrl_agentic.viewer.fields import beginning
-from torchrl_agentic.viewer.find import Needle
-from torchrl_agentic.viewer.layout import count
-from torchrl_agentic.viewer.query import Query
-from torchrl_agentic.viewer.rows import LARGE, Row, Step
+from torchrl_agentic.viewer.blocks import Block, bad_line, beginning, conversation
+from torchrl_agentic.viewer.layout import Needle, count
+from torchrl_agentic.viewer.query import LARGE, Query, Row, Step
 
 SORTS = ("none", "score ascending", "score descending")
 NO_MASK = re.compile("(?!)")

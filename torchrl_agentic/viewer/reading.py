@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchrl_agentic.records import BadLine
-from torchrl_agentic.viewer.blocks import Block, bad_line
-from torchrl_agentic.viewer.fields import fields_of, table
-from torchrl_agentic.viewer.find import Needle
-from torchrl_agentic.viewer.layout import Look, Page, beside, page
+from torchrl_agentic.viewer.blocks import Block, bad_line, fields_of, table, tokens
+from torchrl_agentic.viewer.layout import Look, Needle, Page, beside, page
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.listing import SORTS, blocks_of
-from torchrl_agentic.viewer.query import Query, parse
-from torchrl_agentic.viewer.rows import LARGE, Gone, Row, Step
-from torchrl_agentic.viewer.token_view import tokens
+from torchrl_agentic.viewer.query import LARGE, Gone, Query, Row, Step, parse
 
 MOST = Look().most
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import tensordict
-from legacy_chats import Chat
+from helpers.legacy_chats import Chat
 
 HERE = Path(__file__).parent
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from legacy_chats import call, run
+from helpers.legacy_chats import call, run
 from torchrl.envs.llm.transforms import (
     BrowserTransform,
 )

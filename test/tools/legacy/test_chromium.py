@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from browser_site import Site
-from chromium import browsers_folder
-from legacy_chats import call, gone, run
+from helpers.browser_site import Site
+from helpers.chromium import browsers_folder
+from helpers.legacy_chats import call, gone, run
 from torchrl.envs.llm.transforms import BrowserTransform
 
 from torchrl_agentic import as_tool
 from torchrl_agentic.testing.servers.embedded import serving
-from torchrl_agentic.tools.legacy.children import children_of, end_trees, listed
+from torchrl_agentic.tools.legacy.base import children_of, end_trees, listed
 
 pytestmark = pytest.mark.legacy
 

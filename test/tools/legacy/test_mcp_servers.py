@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from legacy_chats import call, calls, gone, run
+from helpers.legacy_chats import call, calls, gone, run
 from torchrl.envs.llm.transforms import MCPToolTransform
 
 from torchrl_agentic import as_tool
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ImagePart, Status
-from torchrl_agentic.tools.legacy.children import children_of
+from torchrl_agentic.tools.legacy.base import children_of
 
 pytestmark = pytest.mark.legacy
 

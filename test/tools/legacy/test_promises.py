@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from legacy_chats import Chat, call, calls, divide, run
+from helpers.legacy_chats import Chat, call, calls, divide, run
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -100,7 +100,7 @@ class TestRows:
         assert chat.step(call("python", code="print(x)")) == [["1"]]
 
     def test_what_a_program_has_started_ends_with_it(self, chat, tmp_path):
-        from legacy_chats import gone
+        from helpers.legacy_chats import gone
 
         note = tmp_path / "pid"
         chat = chat(1, as_tool(PythonInterpreter(timeout=60), name="python"), per_call_timeout=3)

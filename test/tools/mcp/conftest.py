@@ -3,10 +3,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from torchrl_agentic.testing.servers import mcp, mcp_raw
+from torchrl_agentic.testing.servers import demo_mcp, mcp_raw
 from torchrl_agentic.testing.servers.embedded import serving
-from torchrl_agentic.tool import ToolContext
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+from torchrl_agentic.tools.base import ToolContext
 
 
 class Opened:
@@ -44,7 +44,7 @@ def opened():
 @pytest.fixture
 def demo():
     """How to start the demo server over stdio."""
-    return mcp.config
+    return demo_mcp.config
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def raw():
     """How to start the server that misbehaves."""
 
     def config(mode="", **options):
-        return mcp.config(name="raw", **options) if mode is None else _raw(mode, **options)
+        return demo_mcp.config(name="raw", **options) if mode is None else _raw(mode, **options)
 
     return config
 
@@ -65,13 +65,13 @@ def _raw(mode, **options):
 
 @pytest.fixture
 def http():
-    with serving("torchrl_agentic.testing.servers.mcp:http_app") as url:
+    with serving("torchrl_agentic.testing.servers.demo_mcp:http_app") as url:
         yield f"{url}/mcp"
 
 
 @pytest.fixture
 def sse():
-    with serving("torchrl_agentic.testing.servers.mcp:sse_app") as url:
+    with serving("torchrl_agentic.testing.servers.demo_mcp:sse_app") as url:
         yield f"{url}/sse"
 
 

@@ -7,7 +7,7 @@ import pickle
 import signal
 
 import pytest
-from chats import begin, call, chat_env, results, step
+from helpers.chats import begin, call, chat_env, results, step
 
 from torchrl_agentic import RateLimiter, Recorder, ToolCompose, ToolContext, read_records
 from torchrl_agentic.errors import InfrastructureError
@@ -143,7 +143,7 @@ async def test_a_server_that_is_lost_after_its_tools_were_listed_is_looked_at_ag
     opened, server, monkeypatch
 ):
     """Else the tools of the server that was lost would be compared, and those of its heir called."""
-    from torchrl_agentic.tools.mcp.client import Client
+    from torchrl_agentic.tools.mcp.mcp_client import Client
 
     look, lost = Client._look, []
 
@@ -166,7 +166,7 @@ async def test_a_server_that_is_lost_after_its_tools_were_listed_is_looked_at_ag
 
 @pytest.mark.parametrize("ending", ["lost", "changed"])
 async def test_a_server_that_never_rests_is_not_looked_at_without_end(opened, server, monkeypatch, ending):
-    from torchrl_agentic.tools.mcp.client import Client
+    from torchrl_agentic.tools.mcp.mcp_client import Client
 
     look, looks = Client._look, []
 
@@ -207,7 +207,7 @@ async def test_the_server_of_another_trajectory_is_looked_at_too(opened, server)
 
 
 async def test_many_calls_after_a_change_ask_once(opened, server, monkeypatch):
-    from torchrl_agentic.tools.mcp.client import Client
+    from torchrl_agentic.tools.mcp.mcp_client import Client
 
     listings = []
     look = Client._look

@@ -68,7 +68,7 @@ asyncio.run(main())
 )
 def test_the_id_is_found_at_either_end_whatever_stands_between(before, number, is_last):
     """Such as other ids, nested in what is left out."""
-    from torchrl_agentic.tools.mcp.stdio import ENDS, answer_too_large
+    from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
 
     result = {"result": {"content": [{"id": 7, "text": before + "é" * 3000}], "id": "no"}}
     line = json.dumps(
@@ -91,7 +91,7 @@ def test_the_id_is_found_at_either_end_whatever_stands_between(before, number, i
     ],
 )
 def test_what_is_no_answer_is_left_out(head):
-    from torchrl_agentic.tools.mcp.stdio import ENDS, answer_too_large
+    from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
 
     assert answer_too_large(head, b"x" * ENDS + b'", "id": 3}', 10_000, 10) is None
 

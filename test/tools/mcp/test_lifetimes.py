@@ -14,7 +14,7 @@ from torchrl_agentic.limits import CircuitOpen
 from torchrl_agentic.sandbox import BubblewrapSandbox
 from torchrl_agentic.testing.servers import mcp_raw
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
-from torchrl_agentic.tools.mcp.client import LONGEST_PAUSE_S, pause_s
+from torchrl_agentic.tools.mcp.mcp_client import LONGEST_PAUSE_S, pause_s
 
 SOURCE = Path(mcp_raw.__file__).read_text()
 
@@ -142,7 +142,7 @@ async def test_a_server_that_cannot_be_started_again_gives_infra_results(tmp_pat
 
 
 async def test_a_message_without_end_is_not_kept(monkeypatch, is_running):
-    monkeypatch.setattr("torchrl_agentic.tools.mcp.stdio.MAX_SKIPPED", 1 << 20)
+    monkeypatch.setattr("torchrl_agentic.tools.mcp.stdio_transport.MAX_SKIPPED", 1 << 20)
     code = "import sys; sys.stdin.readline(); print('x' * (1 << 24))"
     config = MCPServerConfig(sys.executable, ["-c", code], name="flood")
     with pytest.raises(InfrastructureError, match=r"'flood' ended .*it sent a message of more than 2 MiB"):
@@ -188,7 +188,7 @@ async def test_close_leaves_no_process(raw, is_running):
 
 
 async def test_close_ends_a_server_that_does_not_want_to(raw, is_running, monkeypatch):
-    monkeypatch.setattr("torchrl_agentic.tools.mcp.stdio.END_S", 0.1)
+    monkeypatch.setattr("torchrl_agentic.tools.mcp.stdio_transport.END_S", 0.1)
     toolset = MCPToolset(raw("stubborn"))
     await toolset.setup()
     pid = toolset.shared().pid

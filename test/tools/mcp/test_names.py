@@ -3,7 +3,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.tools.mcp.names import MAX_NAME, clean, shown_names
+from torchrl_agentic.tools.mcp.toolset import MAX_NAME, clean, shown_names
 
 FIT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from mcp_types import AudioContent, CallToolResult, ImageContent, TextContent
 
 from torchrl_agentic.messages import JsonPart, Status, TextPart
-from torchrl_agentic.tools.mcp.parts import part_of, result_of, with_structured
+from torchrl_agentic.tools.mcp.mcp_tool import part_of, result_of, with_structured
 
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -12,8 +12,8 @@ from starlette.routing import Route
 from torchrl_agentic import ToolContext
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ImagePart
+from torchrl_agentic.testing.servers.demo_mcp import demo_server
 from torchrl_agentic.testing.servers.embedded import serving
-from torchrl_agentic.testing.servers.mcp import demo_server
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
 
 

@@ -11,9 +11,9 @@ from torchrl_agentic import RateLimiter, ToolContext, ToolError
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import FileRefPart, ImagePart, JsonPart, Status, TextPart
 from torchrl_agentic.testing import ToolContract
-from torchrl_agentic.testing.servers.mcp import config as demo_config
-from torchrl_agentic.tool import Effects
+from torchrl_agentic.testing.servers.demo_mcp import config as demo_config
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+from torchrl_agentic.tools.base import Effects
 
 
 async def test_a_tool_is_offered_as_the_server_describes_it(opened, raw):

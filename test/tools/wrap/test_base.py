@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.wrap_tools import Notes, add, transparent
 from tensordict import TensorDict
-from wrap_tools import Notes, add, transparent
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall, Status
-from torchrl_agentic.tool import Effects, Tool
 from torchrl_agentic.tools import Renamed, Wrapped
+from torchrl_agentic.tools.base import Effects, Tool
 from torchrl_agentic.tools.legacy import LegacyTool, as_tool
 from torchrl_agentic.tools.wrap.base import pause
 

@@ -4,9 +4,9 @@ import asyncio
 import pickle
 
 import pytest
+from helpers.wrap_tools import Gated, Scripted, add, ask, by_hand, shout
 from hypothesis import given
 from hypothesis import strategies as st
-from wrap_tools import Gated, Scripted, add, ask, by_hand, shout
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError

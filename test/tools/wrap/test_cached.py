@@ -4,14 +4,14 @@ import asyncio
 import pickle
 
 import pytest
-from wrap_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
+from helpers.wrap_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
-from torchrl_agentic.function import Injected, tool
 from torchrl_agentic.messages import ParsedCall, Status, Timing, ToolResult
-from torchrl_agentic.tool import Effects, Tool
 from torchrl_agentic.tools import Budgeted, Cached
+from torchrl_agentic.tools.base import Effects, Tool
+from torchrl_agentic.tools.function import Injected, tool
 
 
 async def test_a_call_that_was_answered_is_not_run_again():

@@ -4,11 +4,10 @@ import pickle
 from typing import Any
 
 import pytest
-from wrap_tools import Notes, add, allowed, by_hand, transparent
+from helpers.wrap_tools import Notes, add, allowed, by_hand, transparent
 
 from torchrl_agentic.messages import ToolResult
 from torchrl_agentic.testing import ToolContract
-from torchrl_agentic.tool import ToolContext, effects_of, has_sessions
 from torchrl_agentic.tools import (
     Approved,
     Budgeted,
@@ -22,6 +21,7 @@ from torchrl_agentic.tools import (
     Truncated,
     Wrapped,
 )
+from torchrl_agentic.tools.base import ToolContext, effects_of, has_sessions
 
 
 class AroundAdd(ToolContract):

@@ -5,9 +5,9 @@ import random
 from collections import Counter
 
 import pytest
+from helpers.wrap_tools import Scripted, add, ask, by_hand
 from hypothesis import given
 from hypothesis import strategies as st
-from wrap_tools import Scripted, add, ask, by_hand
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError

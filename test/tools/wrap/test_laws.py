@@ -1,9 +1,9 @@
 """What follows from the order of wrappers, as the docstring of the package says it."""
 
 import pytest
+from helpers.wrap_tools import Notes, Scripted, add, ask, by_hand, transparent
 from hypothesis import given
 from hypothesis import strategies as st
-from wrap_tools import Notes, Scripted, add, ask, by_hand, transparent
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError

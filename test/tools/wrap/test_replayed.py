@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pydantic_core
 import pytest
+from helpers.wrap_tools import Gated, Notes, Scripted, add, by_hand, ctx, write_calls
 from hypothesis import given
 from hypothesis import strategies as st
-from wrap_tools import Gated, Notes, Scripted, add, by_hand, ctx, write_calls
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError

@@ -8,17 +8,17 @@ import urllib.error
 
 import httpx
 import pytest
+from helpers.wrap_tools import Notes, Scripted, ask, by_hand, ctx
 from hypothesis import given
 from hypothesis import strategies as st
-from wrap_tools import Notes, Scripted, ask, by_hand, ctx
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.limits import CircuitOpen
 from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.testing import VirtualClock
-from torchrl_agentic.tool import Effects, Tool
 from torchrl_agentic.tools import Approved, Retrying
+from torchrl_agentic.tools.base import Effects, Tool
 from torchrl_agentic.tools.wrap.retrying import pause_s
 
 INFRA = InfrastructureError("overloaded")

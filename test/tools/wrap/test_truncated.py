@@ -1,9 +1,9 @@
 """Text is cut at the side that was asked for, to the bound and never beyond it."""
 
 import pytest
+from helpers.wrap_tools import Scripted, ask, by_hand
 from hypothesis import given
 from hypothesis import strategies as st
-from wrap_tools import Scripted, ask, by_hand
 
 from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.messages import FileRefPart, ImagePart, JsonPart, Status, TextPart, ToolResult

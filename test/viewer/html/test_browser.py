@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pages import dump_of, page_of
-from records_of import record, turn
+from helpers.pages import dump_of, page_of
+from helpers.records_of import record, turn
 
-from torchrl_agentic.ledger import TokenLedger
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, Timing, ToolResult, Turn
 from torchrl_agentic.records import TokenRecord
+from torchrl_agentic.tokens.ledger import TokenLedger
 
 CONTRAST = Path(__file__).with_name("contrast.js").read_text()
 

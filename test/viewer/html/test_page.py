@@ -7,14 +7,14 @@ import re
 from importlib import resources
 
 import pytest
+from helpers.pages import dump_of, page_of
+from helpers.records_of import record, records, turn
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import dump_of, page_of
-from records_of import record, records, turn
 
 from torchrl_agentic.messages import Status, Timing, ToolResult
 from torchrl_agentic.records import Dump
-from torchrl_agentic.viewer.html import body, contents, write_page
+from torchrl_agentic.viewer.html import body, page, write_page
 
 ASSETS = resources.files("torchrl_agentic.viewer.html") / "assets"
 HOSTILE = [
@@ -170,8 +170,8 @@ class TestWhatCannotBeRead:
         dump_of(tmp_path, [record(request_id="gone")], "1.jsonl")
         with Dump(tmp_path) as dump:
             (tmp_path / "1.jsonl").unlink()
-            index = contents.Index("dump")
-            assert len(list(contents.chunks(dump, index))) == 1
+            index = page.Index("dump")
+            assert len(list(page.chunks(dump, index))) == 1
         ((file, number, reason),) = index.problems
         assert (index.files[file], number) == ("1", None)
         assert "No such file" in reason
@@ -222,7 +222,7 @@ class TestLongTexts:
 
     def test_trajectories_are_packed_several_at_a_time(self, tmp_path, monkeypatch):
         """However large the dump, not more than one chunk is in memory."""
-        monkeypatch.setattr(contents, "CHUNK_BYTES", 5000)
+        monkeypatch.setattr("torchrl_agentic.viewer.html.page.CHUNK_BYTES", 5000)
         page = page_of(dump_of(tmp_path, [record(turn("x" * 2000), request_id=str(n)) for n in range(7)]))
         assert page.index["chunks"] == [2, 2, 2, 1]
         assert [found["id"] for found in page.bodies] == list("0123456")

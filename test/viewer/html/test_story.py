@@ -1,14 +1,20 @@
 """What happened is told in words, and no word of it says more than the dump does."""
 
 import pytest
+from helpers.records_of import record, turn
 from hypothesis import given
 from hypothesis import strategies as st
-from records_of import record, turn
 
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, ToolResult, Turn
-from torchrl_agentic.viewer.html.said import Piece, pieces, said_text
-from torchrl_agentic.viewer.html.story import contains, final_answer, story
-from torchrl_agentic.viewer.html.words import STATUS_WORDS
+from torchrl_agentic.viewer.html.story import (
+    STATUS_WORDS,
+    Piece,
+    contains,
+    final_answer,
+    pieces,
+    said_text,
+    story,
+)
 
 
 def _told(one):

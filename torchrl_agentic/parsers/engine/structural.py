@@ -11,7 +11,7 @@ from typing import Literal
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.base import Tools, schemas_of
-from torchrl_agentic.tidy import tidy
+from torchrl_agentic.tools.schema_simplify import tidy
 
 Tag = dict[str, JSON]
 

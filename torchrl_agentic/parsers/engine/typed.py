@@ -10,7 +10,7 @@ from torchrl_agentic.parsers.base import Limits
 from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.jsontext import decode_any, fits
 from torchrl_agentic.parsers.engine.literals import LiteralReader
-from torchrl_agentic.tidy import TYPES, meant_types
+from torchrl_agentic.tools.schema_simplify import TYPES, meant_types
 
 _NO_STRINGS = frozenset(("null", "integer", "number", "boolean", "object", "array"))
 _WORDS: dict[str, JSON] = {"true": True, "false": False, "none": None, "null": None}

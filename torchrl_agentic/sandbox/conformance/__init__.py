@@ -4,7 +4,7 @@
 the cases of `repl.conformance`, and `await check(make)` anywhere.
 """
 
-from torchrl_agentic.sandbox.conformance.cases import Case, Make
+from torchrl_agentic.sandbox.conformance.base import Case, Make
 from torchrl_agentic.sandbox.conformance.checking import CASES, Outcome, check
 
 __all__ = ["CASES", "Case", "Make", "Outcome", "check"]

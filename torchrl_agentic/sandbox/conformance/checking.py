@@ -13,23 +13,33 @@ from types import TracebackType
 from typing import Literal
 
 from torchrl_agentic.sandbox.conformance import (
-    files,
-    filesystem,
-    leftovers,
-    lifecycle,
-    limits,
-    network,
-    process,
-    protocol,
-    races,
-    rights,
-    supervision,
+    file_cases,
+    filesystem_cases,
+    leftover_cases,
+    lifecycle_cases,
+    limit_cases,
+    network_cases,
+    process_cases,
+    protocol_cases,
+    race_cases,
+    rights_cases,
+    supervision_cases,
 )
-from torchrl_agentic.sandbox.conformance.cases import Case, Make
+from torchrl_agentic.sandbox.conformance.base import Case, Make
 
 _GROUPS = (
-    protocol, files, races, lifecycle, leftovers, supervision, filesystem, process, rights, network, limits,
-)  # fmt: skip
+    protocol_cases,
+    file_cases,
+    race_cases,
+    lifecycle_cases,
+    leftover_cases,
+    supervision_cases,
+    filesystem_cases,
+    process_cases,
+    rights_cases,
+    network_cases,
+    limit_cases,
+)
 CASES: tuple[Case, ...] = tuple(case for module in _GROUPS for case in module.group.cases)
 _FOLDER = str(Path(__file__).parent)
 

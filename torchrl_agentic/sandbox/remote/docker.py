@@ -35,18 +35,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import WORK, Sandbox, SandboxResult, checked
 from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
-from torchrl_agentic.sandbox.capture import Capture
-from torchrl_agentic.sandbox.folder import result_of
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.process import Ended
-from torchrl_agentic.sandbox.python import BASE_ENV
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import Capture, Ended
+from torchrl_agentic.sandbox.python_runtime import BASE_ENV
 from torchrl_agentic.sandbox.remote.docker_calls import REQUEST_S, insist, reported
 from torchrl_agentic.sandbox.remote.docker_container import KEEPER, USER, Container
 from torchrl_agentic.sandbox.remote.docker_files import read, write
 from torchrl_agentic.sandbox.remote.docker_process import ContainerProcess
 from torchrl_agentic.sandbox.remote.docker_scripts import LIMITED
-from torchrl_agentic.sandbox.uncancelled import to_the_end
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import inside
+from torchrl_agentic.sandbox.workspace_folder import result_of
 
 if TYPE_CHECKING:
     from aiodocker import Docker

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.capture import CHUNK
-from torchrl_agentic.sandbox.process import exit_or_signal
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import CHUNK, exit_or_signal
 from torchrl_agentic.sandbox.remote.docker_calls import (
     REQUEST_S,
     close_stream,
@@ -22,7 +22,6 @@ from torchrl_agentic.sandbox.remote.docker_calls import (
     transport_of,
 )
 from torchrl_agentic.sandbox.remote.docker_scripts import END, MARK, SUPERVISE
-from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 if TYPE_CHECKING:
     from aiodocker import Docker

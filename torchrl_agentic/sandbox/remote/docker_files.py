@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.capture import Capture
-from torchrl_agentic.sandbox.process import MAX_ERRORS, how
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture, how
 from torchrl_agentic.sandbox.remote.docker_calls import reported
 from torchrl_agentic.sandbox.remote.docker_container import Container
 from torchrl_agentic.sandbox.remote.docker_scripts import DENIED, FOLDER, MISSING, READ, REFUSED, WRITE
-from torchrl_agentic.sandbox.uncancelled import to_the_end
 from torchrl_agentic.sandbox.workspace import MAX_READ, inside
 
 FILE_S = 60.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.capture import Capture
-from torchrl_agentic.sandbox.process import MAX_ERRORS, how
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture, how
 from torchrl_agentic.sandbox.remote.docker_container import END_S, STDERR, Command
-from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 MAX_UNREAD = 1 << 20
 """How much output waits for whoever reads it; then the process has to wait."""

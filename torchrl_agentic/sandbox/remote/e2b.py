@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import WORK, Sandbox, SandboxResult, checked
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.offloop import off_loop
+from torchrl_agentic.sandbox.cancellation import off_loop, to_the_end
 from torchrl_agentic.sandbox.remote import e2b_files
 from torchrl_agentic.sandbox.remote.envd import run_to_end
 from torchrl_agentic.sandbox.remote.envd_served import EnvdServed
 from torchrl_agentic.sandbox.remote.service import clean_up, from_service, in_time, patiently
 from torchrl_agentic.sandbox.remote.watcher import limited
-from torchrl_agentic.sandbox.uncancelled import to_the_end
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import inside
 
 if TYPE_CHECKING:

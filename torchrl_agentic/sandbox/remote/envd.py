@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import SandboxResult
-from torchrl_agentic.sandbox.capture import CHUNK, Capture
-from torchrl_agentic.sandbox.process import END_S, exit_or_signal
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import CHUNK, END_S, Capture, exit_or_signal
 from torchrl_agentic.sandbox.remote.service import clean_up, from_service, in_time
 from torchrl_agentic.sandbox.remote.watcher import supervised
-from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torchrl_agentic.sandbox.capture import Capture
-from torchrl_agentic.sandbox.process import MAX_ERRORS, how
+from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture, how
 from torchrl_agentic.sandbox.remote.envd import EnvdProcess
 
 if TYPE_CHECKING:

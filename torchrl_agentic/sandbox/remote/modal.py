@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, checked
-from torchrl_agentic.sandbox.capture import Capture
-from torchrl_agentic.sandbox.limits import Network, ResourceLimits
-from torchrl_agentic.sandbox.process import exit_or_signal
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import Capture, exit_or_signal
 from torchrl_agentic.sandbox.remote import scripts
 from torchrl_agentic.sandbox.remote.modal_command import Command
 from torchrl_agentic.sandbox.remote.modal_container import Container, Request, modal_errors
 from torchrl_agentic.sandbox.remote.modal_process import Served
-from torchrl_agentic.sandbox.uncancelled import to_the_end
+from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import MAX_READ
 
 if TYPE_CHECKING:

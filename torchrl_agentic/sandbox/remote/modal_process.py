@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchrl_agentic.sandbox.capture import Capture
-from torchrl_agentic.sandbox.process import MAX_ERRORS, exit_or_signal, how
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture, exit_or_signal, how
 from torchrl_agentic.sandbox.remote.modal_command import Command
 from torchrl_agentic.sandbox.remote.modal_container import modal_errors
-from torchrl_agentic.sandbox.uncancelled import to_the_end
 
 if TYPE_CHECKING:
     import modal

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.limits import ResourceLimits
+from torchrl_agentic.sandbox.bootstrap import shim
 from torchrl_agentic.sandbox.process import exit_or_signal
-from torchrl_agentic.sandbox.python import BASE_ENV
-from torchrl_agentic.sandbox.shell import shim
+from torchrl_agentic.sandbox.python_runtime import BASE_ENV
+from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.workspace import inside
 
 NUMBERS = 3

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.uncancelled import to_the_end
+from torchrl_agentic.sandbox.cancellation import to_the_end
 
 T = TypeVar("T")
 CLEANUP_S = 15.0

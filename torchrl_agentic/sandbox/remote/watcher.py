@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchrl_agentic.sandbox.limits import ResourceLimits
-from torchrl_agentic.sandbox.shell import shim
+from torchrl_agentic.sandbox.bootstrap import shim
+from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 _WATCH = r"""
 sweep() {

@@ -3,13 +3,13 @@
 They need pytest, pytest-asyncio and hypothesis: pip install 'torchrl-agentic[test]'.
 """
 
-from torchrl_agentic.testing.contracts.hook import HookContract
-from torchrl_agentic.testing.contracts.interaction import InteractionContract
-from torchrl_agentic.testing.contracts.limiter import LimiterContract
-from torchrl_agentic.testing.contracts.parser import ParserContract
-from torchrl_agentic.testing.contracts.repl import ReplContract
-from torchrl_agentic.testing.contracts.sandbox import SandboxContract
-from torchrl_agentic.testing.contracts.tool import ToolContract
+from torchrl_agentic.testing.contracts.hook_contract import HookContract
+from torchrl_agentic.testing.contracts.interaction_contract import InteractionContract
+from torchrl_agentic.testing.contracts.limiter_contract import LimiterContract
+from torchrl_agentic.testing.contracts.parser_contract import ParserContract
+from torchrl_agentic.testing.contracts.repl_contract import ReplContract
+from torchrl_agentic.testing.contracts.sandbox_contract import SandboxContract
+from torchrl_agentic.testing.contracts.tool_contract import ToolContract
 
 __all__ = [
     "HookContract",

@@ -5,6 +5,6 @@ arrive as the model wrote them: a code fence in the code, for one, cannot cut it
 the `Layer` of `base`. Nothing here imports torch.
 """
 
-from torchrl_agentic.tools.legacy.tool import LegacyTool, as_tool
+from torchrl_agentic.tools.legacy.transform_tool import LegacyTool, as_tool
 
 __all__ = ["LegacyTool", "as_tool"]

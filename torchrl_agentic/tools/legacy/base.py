@@ -1,17 +1,43 @@
-"""Layer: how the calls to one legacy transform are run, whichever tools stand for it."""
+"""The processes that a thread of ours has started; known on Linux only, elsewhere there seem to be none."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, ToolResult
-from torchrl_agentic.schema import Schema
-from torchrl_agentic.tool import ToolContext
-from torchrl_agentic.tools.legacy.children import children_of, end_trees
+from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.schema import Schema
+
+
+def children_of(thread: int) -> list[int]:
+    """Give the processes that a thread of this process, by its native id, has started and that still run."""
+    return listed(Path(f"/proc/self/task/{thread}/children"))
+
+
+def end_trees(pids: Iterable[int]) -> None:
+    """Kill processes and all that they have started."""
+    for pid in pids:
+        below = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in listed(path)]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        end_trees(below)
+
+
+def listed(path: Path) -> list[int]:
+    """Read a file of /proc that lists processes."""
+    try:
+        return [int(pid) for pid in path.read_text().split()]
+    except OSError:
+        return []
+
 
 ANY: Schema = {"type": "object"}
 

@@ -5,10 +5,9 @@ when a toolset is set up; the rest does without it.
 """
 
 from torchrl_agentic.tools.mcp.approval import ChangedTool
-from torchrl_agentic.tools.mcp.config import MCPServerConfig
-from torchrl_agentic.tools.mcp.progress import MCPProgress
-from torchrl_agentic.tools.mcp.servers import mcp_servers
-from torchrl_agentic.tools.mcp.tool import MCPTool
+from torchrl_agentic.tools.mcp.mcp_tool import MCPProgress, MCPTool
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig
+from torchrl_agentic.tools.mcp.servers_file import mcp_servers
 from torchrl_agentic.tools.mcp.toolset import MCPToolset
 
 __all__ = ["ChangedTool", "MCPProgress", "MCPServerConfig", "MCPTool", "MCPToolset", "mcp_servers"]

@@ -18,9 +18,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.printable import printable
-from torchrl_agentic.tools.mcp.config import MCPServerConfig, Transport
-from torchrl_agentic.tools.mcp.http import Answers, sse, streamable_http
-from torchrl_agentic.tools.mcp.stdio import Report, stdio
+from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_http
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport
+from torchrl_agentic.tools.mcp.stdio_transport import Report, stdio
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,13 @@
-"""The tools of one MCP server."""
+"""Names that models can write."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -13,17 +15,48 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.printable import printable
-from torchrl_agentic.tool import Effects, Tool, Toolset, current_session
+from torchrl_agentic.tools.base import Effects, Tool, Toolset, current_session
 from torchrl_agentic.tools.mcp.approval import Approval, OnChange
-from torchrl_agentic.tools.mcp.config import MAX_RESULT_BYTES, MCPServerConfig
-from torchrl_agentic.tools.mcp.names import clean, shown_names
-from torchrl_agentic.tools.mcp.progress import MCPProgress
-from torchrl_agentic.tools.mcp.tool import MCPTool, SessionMCPTool
+from torchrl_agentic.tools.mcp.mcp_tool import MCPProgress, MCPTool, SessionMCPTool
+from torchrl_agentic.tools.mcp.server_config import MAX_RESULT_BYTES, MCPServerConfig
 
 if TYPE_CHECKING:
     import mcp_types
 
-    from torchrl_agentic.tools.mcp.client import Client
+    from torchrl_agentic.tools.mcp.mcp_client import Client
+
+MAX_NAME = 64
+"""What APIs of models take, in characters."""
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def clean(name: str) -> str:
+    """Give a name of letters, digits, _ and -; one that was too long ends in a digest of what it was."""
+    fit = _UNFIT.sub("_", name) or "_"
+    if len(fit) <= MAX_NAME:
+        return fit
+    digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+    return f"{fit[: MAX_NAME - 9]}_{digest}"
+
+
+def shown_names(names: Iterable[str], prefix: str = "") -> dict[str, str]:
+    """Give each of a server's names the one that models see; of those that come out equal, later ones count.
+
+    A name that is clean keeps its place, whatever comes before it.
+    """
+    ordered = list(dict.fromkeys(names))
+    taken = {prefix + name for name in ordered if clean(prefix + name) == prefix + name}
+    shown: dict[str, str] = {}
+    for name in ordered:
+        wanted = found = clean(prefix + name)
+        count = 1
+        while found != prefix + name and found in taken:
+            count += 1
+            found = f"{wanted[: MAX_NAME - 4]}_{count}"
+        taken.add(found)
+        shown[name] = found
+    return shown
+
 
 _SHOWN = 2000
 
@@ -279,7 +312,7 @@ class MCPToolset(Toolset):
 
     def client(self, changed: Callable[[], None] | None = None) -> Client:
         """Make a connection of its own, which whoever asks for it closes."""
-        from torchrl_agentic.tools.mcp.client import Client
+        from torchrl_agentic.tools.mcp.mcp_client import Client
 
         return Client(
             self.config,

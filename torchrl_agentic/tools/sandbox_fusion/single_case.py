@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from torchrl_agentic.tools.sandbox_fusion.client import Outcome, RunResult, SandboxFusionClient
+from torchrl_agentic.tools.sandbox_fusion.fusion_client import Outcome, RunResult, SandboxFusionClient
 from torchrl_agentic.tools.service import ServiceError
 
 _RUN_STATUS = {

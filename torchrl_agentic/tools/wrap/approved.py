@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torchrl_agentic.messages import JSON, Status, Timing, ToolResult
-from torchrl_agentic.schema import Validator
-from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.schema import Validator
 from torchrl_agentic.tools.wrap.base import Wrapped
 
 Verdict: TypeAlias = bool | str | Mapping[str, JSON]

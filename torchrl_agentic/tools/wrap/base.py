@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
-from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.messages import JSON, ToolResult
-from torchrl_agentic.tool import Effects, Tool, ToolContext, effects_of, has_sessions
+from torchrl_agentic.tools.base import Effects, Tool, ToolContext, effects_of, has_sessions
+from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 CallLater: TypeAlias = Callable[[float, Callable[[], None]], Any]
 """`call_later(seconds, callback)`, as an event loop and a `VirtualClock` have it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from torchrl_agentic.messages import JSON, TextPart
-from torchrl_agentic.tool import current_session
+from torchrl_agentic.tools.base import current_session
 
 _purses: dict[tuple[int, object], Purse] = {}
 """The purses of the trajectories under way, by the identity of their budget, which their tools keep alive."""

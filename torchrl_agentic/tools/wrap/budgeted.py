@@ -10,7 +10,7 @@ from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult
-from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped, result_of
 from torchrl_agentic.tools.wrap.budget import Budget, Purse
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from torchrl_agentic.messages import JSON, Status, ToolResult
-from torchrl_agentic.tool import Effects, ToolContext, effects_of
+from torchrl_agentic.tools.base import Effects, ToolContext, effects_of
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.encoding import canonical
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.permissions import PRIVATE, check_mode, make_folders, open_file
-from torchrl_agentic.row import local_name
+from torchrl_agentic.tools.private_files import PRIVATE, check_mode, make_folders, open_file
+from torchrl_agentic.tools.row_data import local_name
 from torchrl_agentic.tools.wrap.encoding import Outcome, canonical
 from torchrl_agentic.tools.wrap.entries import Entry, entry_line, nearest, read_entries, read_entry
 

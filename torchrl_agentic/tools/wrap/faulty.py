@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, TextPart, ToolResult
-from torchrl_agentic.row import local_name
-from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.row_data import local_name
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 
 Latency: TypeAlias = Callable[[random.Random], float]

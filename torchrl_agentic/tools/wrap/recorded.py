@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.messages import JSON, Status, ToolResult
-from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped
 from torchrl_agentic.tools.wrap.cassette import Cassette
 

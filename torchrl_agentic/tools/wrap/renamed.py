@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.row import RowData
-from torchrl_agentic.tool import Tool, ToolContext, current_row
+from torchrl_agentic.tools.base import Tool, ToolContext, current_row
+from torchrl_agentic.tools.row_data import RowData
 from torchrl_agentic.tools.wrap.base import Wrapped
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from torchrl_agentic.adapt import ensure_tool
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, ToolResult
-from torchrl_agentic.tool import Tool, ToolContext, effects_of
+from torchrl_agentic.tools.base import Tool, ToolContext, effects_of
+from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 from torchrl_agentic.tools.wrap.cassette import Cassette
 from torchrl_agentic.tools.wrap.encoding import canonical

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import JSON, Status, ToolResult
-from torchrl_agentic.tool import ToolContext, effects_of
+from torchrl_agentic.tools.base import ToolContext, effects_of
 from torchrl_agentic.tools.wrap.base import CallLater, Wrapped, pause
 
 _NETWORK = frozenset(

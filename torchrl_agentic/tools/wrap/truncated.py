@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart
-from torchrl_agentic.tool import ToolContext
+from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.wrap.base import Wrapped
 
 Side = Literal["left", "right", "middle"]

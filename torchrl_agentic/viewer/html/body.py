@@ -6,12 +6,11 @@ import json
 import math
 from collections.abc import Iterator
 
-from torchrl_agentic.ledger import SAMPLED
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.records import TokenRecord, TrajectoryRecord
-from torchrl_agentic.records.encode import plain
-from torchrl_agentic.viewer.html.said import pieces
-from torchrl_agentic.viewer.html.story import final_answer, story
+from torchrl_agentic.records.json_dump import plain
+from torchrl_agentic.tokens.ledger import SAMPLED
+from torchrl_agentic.viewer.html.story import final_answer, pieces, story
 
 MAX_CHARS = 1_000_000
 """How many characters of text a trajectory may have in the page; the longest of its texts are cut."""

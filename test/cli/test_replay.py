@@ -1,0 +1,141 @@
+"""`rollout --replay` says what tools answer otherwise than a dump has it, and why something is left out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from torchrl_agentic.cli.main import app
+from torchrl_agentic.records import TrajectoryRecord, read_records
+from torchrl_agentic.sandbox.bubblewrap import why_not
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+works = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
+
+
+def call(name: str, **args: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': args})}\n</tool_call>"
+
+
+def _run(*words: object) -> Result:
+    return CliRunner().invoke(app, ["rollout", *map(str, words)])
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    """A folder with a recorded rollout, its tools beside it."""
+    (tmp_path / "tools.py").write_text(
+        'def say(word: str) -> str:\n    """Say."""\n    return word + " at 10:31"\n'
+    )
+    (tmp_path / "tools.yaml").write_text("tools: [{function: 'tools.py:say'}, stop]\n")
+    chats = [
+        {"name": name, "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]}
+        for name, said in (("a", call("say", word="hello")), ("b", call("say", wrong=1)), ("c", call("stop")))
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    (tmp_path / "chats.yaml").write_text(
+        "conversations: [chats.jsonl]\n" + (tmp_path / "tools.yaml").read_text()
+    )
+    result = _run(tmp_path / "chats.yaml", "--out", tmp_path / "dump/0.jsonl")
+    assert result.exit_code == 0, result.output
+    return tmp_path / "dump"
+
+
+@works
+def test_the_demo_is_answered_as_it_was_recorded():
+    """The record is made anew by `make demo-records`. All kinds of errors are in it, each with its words."""
+    result = _run("--replay", EXAMPLES / "demo_records.jsonl", EXAMPLES / "demo.yaml")
+    assert result.exit_code == 0, result.output
+    assert "Results of 47 turns equal" in result.output
+
+
+def test_the_record_of_the_demo_holds_all_kinds_of_errors():
+    records = [
+        one for one in read_records(EXAMPLES / "demo_records.jsonl") if isinstance(one, TrajectoryRecord)
+    ]
+    statuses = {result.status for record in records for _, _, result in record.calls}
+    assert {"ok", "error", "malformed", "unknown_tool", "invalid_args", "timeout"} <= statuses
+
+
+def test_a_dump_that_is_answered_alike_exits_with_0(dump: Path):
+    result = _run("--replay", dump, dump.parent / "tools.yaml")
+    assert result.exit_code == 0, result.output
+    assert "Results of 3 turns equal" in result.output
+
+
+def test_a_difference_is_told_with_its_place_and_exits_with_1(dump: Path):
+    tools = dump.parent / "tools.py"
+    tools.write_text(tools.read_text().replace("10:31", "line\\n10:45\x1b"))
+    result = _run("--replay", dump, dump.parent / "tools.yaml")
+    assert result.exit_code == 1, result.output
+    for words in ("a, turn 0, call 0 say: another text", "hello at 10:31", "10:45", "1 in text alone"):
+        assert words in result.output
+    assert "\x1b" not in result.output
+
+
+def test_a_tool_that_is_gone_is_a_difference_in_status(dump: Path):
+    (dump.parent / "tools.yaml").write_text("tools: [stop]\n")
+    result = _run("--replay", dump, dump.parent / "tools.yaml", "--show", 0)
+    assert result.exit_code == 1, result.output
+    told = " ".join(result.output.split())
+    assert "1 in status (ok → unknown_tool), 1 in status (invalid_args → unknown_tool)" in told
+    assert "… 2 more" in told
+
+
+def test_what_is_ignored_is_no_difference(dump: Path):
+    tools = dump.parent / "tools.py"
+    tools.write_text(tools.read_text().replace("10:31", "10:45"))
+    result = _run(
+        "--replay", dump, dump.parent / "tools.yaml", "--ignore", r"\d+:\d+", "--ignore", "(?i)NOTHING"
+    )
+    assert result.exit_code == 0, result.output
+
+
+def test_what_cannot_be_replayed_is_told_and_the_rest_is_replayed(dump: Path):
+    path = dump / "0.jsonl"
+    secret = path.read_text().splitlines()[0].replace("hello", "[redacted]")
+    with path.open("a") as file:
+        file.write(secret + '\n{"input": "q", "output": "a", "uid": "verl-1"}\n{"schema_ver')
+    result = _run("--replay", dump, dump.parent / "tools.yaml")
+    told = " ".join(result.output.split())
+    assert result.exit_code == 0, result.output
+    assert "Results of 3 turns equal" in told
+    assert "1 left out, as it holds secrets" in told
+    assert "1 left out, as it holds texts only, no turns and calls: verl-1" in told
+    assert "0.jsonl, line 6" in told
+
+
+def test_what_happens_now_is_recorded_where_that_is_wanted(dump: Path):
+    out = dump.parent / "now.jsonl"
+    assert _run("--replay", dump, dump.parent / "tools.yaml").exit_code == 0
+    assert not out.exists()
+    out.touch()
+    out.chmod(0o640)
+    assert _run("--replay", dump, dump.parent / "tools.yaml", "--out", out).exit_code == 0
+    assert out.stat().st_mode & 0o777 == 0o640  # the file that it replaces had these
+    assert {record.trajectory for record in read_records(out)} == {"a", "b", "c"}
+
+
+def test_mistakes_exit_with_2_and_say_what_to_do(dump: Path):
+    config = dump.parent / "tools.yaml"
+    (dump.parent / "empty.jsonl").write_text("")
+    for words, told in (
+        (["--replay", dump], "name them"),
+        (["--replay", dump, dump.parent / "chats.jsonl"], "name them"),
+        (["--replay", dump.parent / "none", config], "none"),
+        (["--replay", dump, dump.parent / "none.yaml"], "none.yaml"),
+        (["--replay", dump, config, "--ignore", "("], "regular expression"),
+        (["--replay", dump, config, "--out", dump / "0.jsonl"], "somewhere else"),
+        (["--replay", dump, config, "--out", dump.parent / "x.txt"], ".jsonl"),
+        (["--replay", dump, config, "--model", "tiny"], "--model"),
+        (["--replay", dump.parent / "empty.jsonl", config], "nothing to replay"),
+        (["--ignore", "x", config], "--replay"),
+        ([], "configuration"),
+    ):
+        result = _run(*words)
+        assert result.exit_code == 2, (words, result.output)
+        assert told.replace(" ", "") in "".join(result.output.replace("│", "").split()), (
+            words,
+            result.output,
+        )

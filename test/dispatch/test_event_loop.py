@@ -1,0 +1,159 @@
+"""The one event-loop thread: reachable from anywhere, survives what runs on it, made anew after a fork."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from torchrl_agentic.dispatch import event_loop
+
+
+async def _thread() -> int:
+    await asyncio.sleep(0)
+    return threading.get_ident()
+
+
+def test_a_coroutine_runs_on_the_one_loop_thread():
+    assert event_loop.run(_thread()) == event_loop.run(_thread()) != threading.get_ident()
+
+
+async def test_it_works_inside_a_running_loop():
+    assert event_loop.run(_thread()) != threading.get_ident()
+
+
+def test_several_threads_use_one_loop_at_once():
+    """Each waits for the other on the loop: one after the other, none would return."""
+    barrier: list[asyncio.Barrier] = []
+
+    async def make() -> None:
+        barrier.append(asyncio.Barrier(4))
+
+    async def meet() -> int:
+        async with asyncio.timeout(5):
+            await barrier[0].wait()
+        return threading.get_ident()
+
+    event_loop.run(make())
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(lambda _: event_loop.run(meet()), range(4)))) == 1
+
+
+def test_an_exception_reaches_the_caller():
+    async def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        event_loop.run(fail())
+
+
+def test_from_the_loop_thread_itself_it_raises():
+    async def nested() -> None:
+        event_loop.run(_thread())
+
+    with pytest.raises(RuntimeError, match="own event loop"):
+        event_loop.run(nested())
+
+
+def _run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_interrupt_cancels_the_coroutine_before_it_goes_on():
+    """In a process of its own, for the signal. What the coroutine does at its end is printed first."""
+    out = _run(
+        """
+        import _thread, asyncio, threading
+        from torchrl_agentic.dispatch import loop
+
+        begun = threading.Event()
+
+        async def work():
+            begun.set()
+            try:
+                await asyncio.sleep(100)
+            finally:
+                await asyncio.sleep(0.05)
+                print("cancelled", flush=True)
+
+        import os, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
+        interrupt = lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT))
+        threading.Thread(target=interrupt, daemon=True).start()
+        try:
+            loop.run(work())
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+
+        async def more():
+            return "usable"
+
+        print(loop.run(more()))
+        """
+    )
+    assert out.split() == ["cancelled", "interrupted", "usable"]
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("where", ["coroutine", "background"])
+def test_the_loop_outlives_what_would_end_a_program(kind: str, where: str):
+    """Asyncio lets these through its loop, which would end the thread that every environment waits for."""
+    out = _run(
+        f"""
+        import asyncio, os, threading
+        from torchrl_agentic.dispatch import loop
+
+        threading.excepthook = lambda args: None
+
+        async def bad():
+            raise {kind}("x")
+
+        async def background():
+            task = asyncio.create_task(bad())
+            await asyncio.sleep(0.05)
+
+        async def good():
+            return "good"
+
+        def work():
+            try:
+                loop.run(bad() if "{where}" == "coroutine" else background())
+            except BaseException as error:
+                print(type(error).__name__, flush=True)
+            print(loop.run(good()), flush=True)
+            os._exit(0)
+
+        threading.Thread(target=work, daemon=True).start()
+        import time
+        time.sleep(3)
+        print("hangs", flush=True)
+        os._exit(0)
+        """
+    )
+    assert out.split()[-1] == "good", out
+
+
+def test_a_child_process_makes_a_loop_of_its_own():
+    parent = event_loop._loop_thread()
+    event_loop.run(_thread())
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            event_loop.run(_thread())
+            os.write(writer, b"new" if event_loop._loop_thread() is not parent else b"old")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert pipe.read() == "new"
+    os.waitpid(pid, 0)
+    assert event_loop._loop_thread() is parent

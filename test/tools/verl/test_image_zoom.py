@@ -1,0 +1,135 @@
+"""Zooming in shows the box, whole and large enough, or says what is wrong with it."""
+
+import base64
+import io
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from torchrl_agentic import MissingExtra, ParsedCall, RowData
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.tools import LifecycleTool
+from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool, fit, open_image
+
+IMAGE = Image.new("RGB", (200, 100), "white")
+IMAGE.paste("red", (100, 0, 200, 100))
+
+
+def png(image=IMAGE):
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def zoom(*boxes, image=IMAGE, config=None):
+    tool = LifecycleTool(ImageZoomTool(config))
+    async with Dispatcher([tool]).session("t") as session:
+        session.data = RowData(tools_kwargs={tool.name: {"create_kwargs": {"image": image}}})
+        calls = [
+            ParsedCall(tool.name, {"bbox_2d": box, "label": "it"}, f"c{n}") for n, box in enumerate(boxes)
+        ]
+        return await session.run(calls)
+
+
+async def test_what_is_in_the_box_is_shown():
+    (result,) = await zoom([120, 10, 180, 60])
+    assert result.parts[0].text == "Zoomed in on [120, 10, 180, 60] (it)."
+    shown = Image.open(io.BytesIO(result.parts[1].data))
+    assert shown.size == (60, 50)
+    assert shown.getcolors() == [(3000, (255, 0, 0))]
+    assert (result.reward, result.metrics) == (0.0, {"success": True})
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ([300, 0, 400, 50], "outside of the image, which is 200 × 100"),
+        ([50, 0, 10, 50], "x1 < x2 and y1 < y2"),
+        ([0, 0, 200, 1], "200 times as long as wide; 100 is allowed"),
+    ],
+)
+async def test_a_box_that_shows_nothing_is_explained_and_costs(box, message):
+    (result,) = await zoom(box)
+    assert message in result.text
+    assert (result.reward, result.metrics) == (-0.05, {"success": False})
+
+
+async def test_an_image_that_is_too_small_is_told():
+    (result,) = await zoom([0, 0, 5, 5], image=Image.new("RGB", (10, 10)))
+    assert "zooming in takes 28 pixels" in result.text
+    (result,) = await zoom([0, 0, 5, 5], image=Image.new("RGB", (10, 10)), config={"min_side": 4})
+    assert result.reward == 0.0
+
+
+_sides = st.lists(st.floats(-50, 400), min_size=2, max_size=2, unique=True).map(sorted)
+
+
+@given(
+    box=st.tuples(_sides, _sides).map(lambda sides: (sides[0][0], sides[1][0], sides[0][1], sides[1][1])),
+    size=st.tuples(st.integers(28, 300), st.integers(28, 300)),
+)
+def test_what_is_shown_lies_inside_is_large_enough_and_holds_the_box(box, size):
+    try:
+        left, top, right, bottom = fit(box, size, 28, 100)
+    except ValueError:
+        return
+    near = 1e-6
+    assert -near <= left < right <= size[0] + near
+    assert -near <= top < bottom <= size[1] + near
+    assert min(right - left, bottom - top) >= 28 - near
+    assert left <= max(0, box[0]) + near
+    assert right >= min(size[0], box[2]) - near
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        IMAGE,
+        png(),
+        base64.b64encode(png()).decode(),
+        f"data:image/png;base64,{base64.b64encode(png()).decode()}",
+        {"bytes": png(), "path": None},
+    ],
+)
+def test_images_come_in_many_forms(image, tmp_path):
+    assert open_image(image).size == (200, 100)
+    (tmp_path / "i.png").write_bytes(png())
+    assert (
+        open_image(str(tmp_path / "i.png")).size == open_image(f"file://{tmp_path}/i.png").size == (200, 100)
+    )
+
+
+async def test_a_photograph_is_cropped_the_way_up_that_the_model_sees_it():
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[274] = 6  # taken with the camera turned to its left
+    IMAGE.save(buffer, "JPEG", exif=exif)
+    (result,) = await zoom([10, 120, 90, 180], image=buffer.getvalue())
+    assert Image.open(io.BytesIO(result.parts[1].data)).size == (80, 60)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("https://example.org/i.png", "not loaded from the network"),
+        ("no such file", "no file and no base64"),
+        (b"no image", "cannot be opened"),
+        (7, "got int"),
+    ],
+)
+def test_what_is_no_image_is_refused(image, message):
+    with pytest.raises(ValueError, match=message):
+        open_image(image)
+
+
+async def test_a_row_without_an_image_says_where_it_belongs():
+    with pytest.raises(ValueError, match=r"image_zoom_in_tool needs an image: .*create_kwargs"):
+        await ImageZoomTool().create()
+
+
+def test_without_pillow_the_extra_is_named_before_there_is_an_image(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"torchrl-agentic\[images\]"):
+        ImageZoomTool()

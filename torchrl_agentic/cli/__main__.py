@@ -1,0 +1,5 @@
+"""Run the command line: `python -m torchrl_agentic.cli`."""
+
+from torchrl_agentic.cli.main import app
+
+app()

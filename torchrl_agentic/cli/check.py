@@ -1,0 +1,448 @@
+"""`torchrl-agentic check load`: what a tool, and the service behind it, can take."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from torchrl_agentic.cli.show import progress
+from torchrl_agentic.dispatch.dispatcher import Dispatcher
+from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
+from torchrl_agentic.nesting import read_json
+from torchrl_agentic.printable import printable
+
+if TYPE_CHECKING:
+    from torchrl_agentic.sandbox import Sandbox
+    from torchrl_agentic.sandbox.conformance import Case, Outcome
+    from torchrl_agentic.tool_config import LoadedTools
+    from torchrl_agentic.tools.base import Tool
+
+ARGS: dict[str, dict[str, Any]] = {
+    "sandbox_fusion": {"code": "print(1)"},
+    "search": {"query_list": ["what is written here"]},
+    "python": {"code": "1"},
+    "shell": {"argv": ["true"]},
+}
+"""What a tool is called with if nothing else is said."""
+_SERVED = {
+    "sandbox_fusion": ("sandbox_fusion_url", "torchrl_agentic.serve.sandbox_app:sandbox_app", ""),
+    "search": ("retrieval_service_url", "torchrl_agentic.cli.check:example_search", "/retrieve"),
+}
+"""Tools whose service is started here unless their options name one: the option, what to serve, the path."""
+
+
+def example_search() -> Any:
+    """Serve a few documents."""
+    from torchrl_agentic.serve.search_app import Document, search_app
+
+    texts = ("what is written here", "what is written there", "nothing of the kind")
+    return search_app([Document(str(n), f"Note {n}", text) for n, text in enumerate(texts)])
+
+
+def check_load(
+    console: Console, tool: str, options: str, args: str | None, *, calls: int, concurrency: int
+) -> int:
+    """Put a tool under load, and show what came of it; give the exit code."""
+    from torchrl_agentic.cli.check import put_under_load
+    from torchrl_agentic.config import RolloutConfig, make_tools
+    from torchrl_agentic.dispatch import Dispatcher
+    from torchrl_agentic.errors import InfrastructureError
+    from torchrl_agentic.tools.tool_adapter import ensure_tool
+
+    try:
+        chosen = read_json(options)
+        words = read_json(args) if args is not None else ARGS.get(tool, {})
+        if not isinstance(chosen, dict) or not isinstance(words, dict):
+            raise ValueError("options and arguments are JSON objects, e.g. --options '{\"timeout\": 5}'")
+        with _served(tool, chosen) as (served, where):
+            entry: Any = tool if ":" not in tool else {"function": tool}
+            entry = {tool: served} if served else entry
+            (made,) = make_tools(RolloutConfig(tools=[entry]), Path())
+            made = ensure_tool(made)
+            console.print(f"{calls} calls of {made.name}, {concurrency} at once{where}")
+            with progress(console) as bar:
+                task = bar.add_task("calls", total=calls)
+
+                async def run() -> Load:
+                    dispatcher = Dispatcher([made])
+                    try:
+                        return await put_under_load(
+                            dispatcher,
+                            made.name,
+                            words,
+                            calls=calls,
+                            concurrency=concurrency,
+                            on_result=lambda _: bar.advance(task),
+                        )
+                    finally:
+                        await dispatcher.close()
+
+                found = asyncio.run(run())
+    except (ValueError, TypeError, OSError, ImportError, InfrastructureError) as error:
+        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
+        return 2
+    _show_load(console, found)
+    return 1 if found.errors else 0
+
+
+@contextlib.contextmanager
+def _served(tool: str, options: dict[str, Any]) -> Generator[tuple[dict[str, Any], str]]:
+    """Give the options with a service that runs; start one if they name none."""
+    if tool not in _SERVED or _SERVED[tool][0] in options:
+        yield options, ""
+        return
+    from torchrl_agentic.testing.servers.embedded import serving
+
+    option, app, path = _SERVED[tool]
+    with serving(app) as url:
+        yield {**options, option: url + path}, ", against a server started here"
+
+
+def _show_load(console: Console, found: Load) -> None:
+    from torchrl_agentic.records.call_stats import Distribution
+    from torchrl_agentic.viewer.report.statistics import milliseconds
+
+    console.print(Text(f"{found.per_second:.1f} calls/s, in {found.seconds:.2f} s", style="bold"))
+    table = Table(box=box.SIMPLE)
+    for name in ("ms", "p50", "p99", "longest"):
+        table.add_column(name, justify="right")
+    for name, seconds in (("queue", found.queue_s), ("run", found.run_s)):
+        known = Distribution(seconds)
+        table.add_row(name, *map(milliseconds, (known.quantile(0.5), known.quantile(0.99), seconds[-1])))
+    console.print(table)
+    statuses = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common())
+    console.print(Text(statuses, style="red" if found.errors else "green"))
+    for error in found.errors:
+        console.print(Text(printable(error)[:400], style="red"))
+
+
+MAX_REASON = 400
+_SHOWN = {"passed": ("passed", "green"), "excused": ("declared", "yellow"), "failed": ("FAILED", "bold red")}
+
+
+def show_tiers(console: Console) -> bool:
+    """List the sandboxes for this machine, from strong to weak; False if none of them works here."""
+    from torchrl_agentic.sandbox import cgroups
+    from torchrl_agentic.sandbox.tiers import tiers
+
+    table = Table(title="Sandboxes, from strong to weak", title_justify="left", box=box.SIMPLE)
+    for column in ("sandbox", "here", "enforced", "not enforced"):
+        table.add_column(column, no_wrap=column == "sandbox")
+    used, unheld = None, False
+    for kind, reason in tiers():
+        if reason is not None:
+            table.add_row(kind.name, Text(f"does not work: {reason}", style="red"), "", "")
+            continue
+        held = kind().limits_enforced
+        table.add_row(
+            kind.name,
+            Text("used", style="bold green") if used is None else Text("works, a stronger one does too"),
+            ", ".join(name for name in held if held[name]),
+            ", ".join(name for name in held if not held[name]),
+        )
+        used = used or kind.name
+        unheld = unheld or held.get("memory_total") is False
+    console.print(table)
+    if unheld and (reason := cgroups.why_not()) is not None:
+        console.print(Text(f"memory_total is not enforced: {reason}", style="yellow"))
+    if used is None:
+        console.print(
+            Text("No sandbox works here, and model-written code is not run without one.", style="red")
+        )
+    else:
+        console.print(f"To see it keep its promises: torchrl-agentic check sandbox {used}")
+    return used is not None
+
+
+def try_cases(name: str, only: str, console: Console) -> int:
+    """Put the sandbox of this name through the cases, and show what came of them; give the exit code."""
+    from torchrl_agentic.errors import MissingExtra, SandboxError
+    from torchrl_agentic.repl import repl_cases as interpreters
+    from torchrl_agentic.sandbox.conformance import CASES
+
+    try:
+        kind = _kind(name)
+        cases = [case for case in (*CASES, *interpreters.CASES) if only in str(case)]
+        if not cases:
+            raise ValueError(f"no case has {only!r} in its name or group")
+        outcomes = asyncio.run(_outcomes(kind, cases, console))
+    except ValueError as error:
+        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
+        return 2
+    except (SandboxError, MissingExtra) as error:
+        Console(stderr=True).print(Text(f"torchrl-agentic: {name} does not work here: {error}", style="red"))
+        return 1
+    for group in dict.fromkeys(outcome.case.group for outcome in outcomes):
+        console.print(_table(group, [outcome for outcome in outcomes if outcome.case.group == group]))
+    failed = sum(outcome.status == "failed" for outcome in outcomes)
+    console.print(_verdict(kind.name, outcomes), style="red" if failed else "green")
+    return 1 if failed else 0
+
+
+def _kind(name: str) -> type[Sandbox]:
+    """Find a kind of sandbox by its name, or as module:Class.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"no sandbox {name!r}: {error}") from None
+    kinds = _kinds()
+    if name not in kinds:
+        raise ValueError(
+            f"no sandbox is named {name!r}; there are {', '.join(sorted(kinds))}, and module:Class"
+        )
+    return kinds[name]
+
+
+def _kinds() -> Mapping[str, type[Sandbox]]:
+    from torchrl_agentic import sandbox
+
+    found: list[Any] = [getattr(sandbox, name) for name in sandbox.__all__]
+    kinds = [each for each in found if isinstance(each, type) and issubclass(each, sandbox.Sandbox)]
+    return {kind.name: kind for kind in kinds if kind.name}
+
+
+async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) -> list[Outcome]:
+    """Try the cases, with a line that shows how far we are.
+
+    Raises:
+        SandboxError, MissingExtra: it does not work at all.
+    """
+    import warnings
+
+    from torchrl_agentic.sandbox.conformance import check
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        async with kind():
+            pass
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(kind.name, total=len(cases))
+
+        def on_outcome(outcome: Outcome) -> None:
+            progress.update(task, advance=1, description=outcome.case.group)
+            if outcome.status == "failed":
+                progress.console.print(Text(f"FAILED  {outcome.case}", style="bold red"))
+
+        return await check(kind, cases, on_outcome=on_outcome)
+
+
+def _table(group: str, outcomes: list[Outcome]) -> Table:
+    table = Table(title=group, title_justify="left", box=box.SIMPLE, show_header=False)
+    for outcome in outcomes:
+        word, style = _SHOWN[outcome.status]
+        reason = printable(outcome.reason)[:MAX_REASON]
+        more = [("\n" + reason, style)] if reason else []
+        table.add_row(Text(word, style=style, no_wrap=True), Text.assemble(outcome.case.name, *more))
+    return table
+
+
+def _verdict(name: str, outcomes: list[Outcome]) -> str:
+    counts = {status: sum(outcome.status == status for outcome in outcomes) for status in _SHOWN}
+    parts = [f"{counts['passed']} passed"]
+    if counts["excused"]:
+        parts.append(f"{counts['excused']} declared as not kept")
+    if counts["failed"]:
+        parts.append(f"{counts['failed']} FAILED")
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    return f"{name}: {', '.join(parts)} of {len(outcomes)} cases, in {seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A tool, where the file names it, and where its code is."""
+
+    tool: Tool
+    place: str
+    defined: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain JSON."""
+        from torchrl_agentic.tools.base import effects_of
+
+        effects = effects_of(self.tool)
+        return {
+            "name": self.tool.name,
+            "place": self.place,
+            "source": self.defined,
+            "effects": {
+                "reads": sorted(effects.reads),
+                "writes": sorted(effects.writes),
+                "exclusive": effects.exclusive,
+            },
+            "spec": self.tool.spec(),
+        }
+
+
+def check_tools(console: Console, path: Path, *, as_json: bool) -> int:
+    """Show the tools of a file; give the exit code."""
+    from torchrl_agentic.errors import InfrastructureError
+
+    errors = Console(stderr=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            loaded = _load(path)
+            found = asyncio.run(_offered(loaded))
+            specs = [item.as_json() for item in found]
+            _check_schemas(found)
+        except (ValueError, TypeError, OSError, ImportError, InfrastructureError) as error:
+            errors.print(Text(f"torchrl-agentic: {printable_lines(str(error))}", style="red"), soft_wrap=True)
+            return 1
+    for warning in caught:
+        errors.print(Text(printable_lines(str(warning.message)), style="yellow"), soft_wrap=True)
+    if others := loaded.beyond_tools():
+        words = f"{path}: not applied by ToolCompose; add {', '.join(others)}"
+        errors.print(Text(printable_lines(words), style="yellow"), soft_wrap=True)
+    if as_json:
+        console.print_json(json.dumps({"tools": specs}), indent=2)
+        return 0
+    _show(console, found, specs)
+    return 0
+
+
+def printable_lines(text: str) -> str:
+    """Keep control characters from the terminal, other than the ends of lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _load(path: Path) -> LoadedTools:
+    """Load the tools of a file of tools, or of a rollout."""
+    from torchrl_agentic.tool_config import load_tools
+    from torchrl_agentic.tool_config.lines import read_yaml
+
+    data = read_yaml(path).data
+    if isinstance(data, dict) and {"conversations", "questions"} & data.keys():
+        from torchrl_agentic.config import load_config, load_rollout_tools
+
+        return load_rollout_tools(load_config(path), path.parent)
+    return load_tools(path)
+
+
+async def _offered(loaded: LoadedTools) -> list[Shown]:
+    """Give all tools; servers are asked for theirs, and left again."""
+    found = [
+        Shown(tool, source.place, source.defined)
+        for tool, source in zip(loaded.tools, loaded.sources.values(), strict=True)
+    ]
+    for toolset in loaded.toolsets:
+        source: str = getattr(toolset, "source", repr(toolset))
+        try:
+            found += [Shown(tool, source, source) for tool in await toolset.setup()]
+        finally:
+            await toolset.teardown()
+    return found
+
+
+def _check_schemas(found: Sequence[Shown]) -> None:
+    from torchrl_agentic.tools.schema import Validator
+
+    for item in found:
+        try:
+            Validator(item.tool.input_schema)
+        except ValueError as error:
+            raise ValueError(f"{item.place}: tool {item.tool.name!r}: {error}") from None
+
+
+def _show(console: Console, found: Sequence[Shown], specs: Sequence[dict[str, Any]]) -> None:
+    from torchrl_agentic.tools.base import effects_of
+
+    table = Table(title=f"{len(found)} tools", title_justify="left", box=box.SIMPLE)
+    for column in ("tool", "source", "effects", "description"):
+        table.add_column(column, no_wrap=column == "tool", overflow="fold")
+    for item in found:
+        lines = item.tool.description.strip().splitlines() or [""]
+        words = (item.tool.name, item.defined, str(effects_of(item.tool)), lines[0])
+        table.add_row(*(Text(printable(word)) for word in words))
+    console.print(table)
+    for spec in specs:
+        console.print(Text(printable(f"{spec['name']}, {spec['place']}"), style="bold"))
+        text = printable_lines(json.dumps(spec["spec"], indent=2, ensure_ascii=False))
+        console.print(Syntax(text, "json", background_color="default", word_wrap=True))
+
+
+SHOWN_ERRORS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What came of it.
+
+    seconds: from the first call to the last result. queue_s, run_s: of each call, in order of their size.
+    statuses: how many calls ended how. errors: the text of the first few that were not OK, each once.
+    """
+
+    seconds: float
+    queue_s: tuple[float, ...]
+    run_s: tuple[float, ...]
+    statuses: Counter[Status]
+    errors: tuple[str, ...]
+
+    @property
+    def per_second(self) -> float:
+        """How many calls were answered in a second."""
+        return self.statuses.total() / self.seconds
+
+
+async def put_under_load(
+    dispatcher: Dispatcher,
+    tool: str,
+    args: Mapping[str, JSON],
+    *,
+    calls: int,
+    concurrency: int,
+    on_result: Callable[[ToolResult], None] | None = None,
+) -> Load:
+    """Call a tool so often, by so many trajectories at once; each waits for its result before it calls again.
+
+    Raises:
+        ValueError: a number that is not above 0.
+    """
+    if calls < 1 or concurrency < 1:
+        raise ValueError(f"calls and concurrency must be 1 or more; got {calls} and {concurrency}")
+    numbers = iter(range(calls))
+    results: list[ToolResult] = []
+
+    async def trajectory(name: str) -> None:
+        async with dispatcher.session(name) as session:
+            for number in numbers:
+                (result,) = await session.run([ParsedCall(tool, args, f"call_{number}")])
+                results.append(result)
+                if on_result is not None:
+                    on_result(result)
+
+    await dispatcher.setup()
+    began = time.perf_counter()
+    await asyncio.gather(*(trajectory(f"load-{index}") for index in range(min(concurrency, calls))))
+    seconds = time.perf_counter() - began
+    timings = [result.timing for result in results if result.timing is not None]
+    errors = dict.fromkeys(result.text for result in results if result.is_error)
+    return Load(
+        seconds,
+        tuple(sorted(timing.queue_s for timing in timings)),
+        tuple(sorted(timing.run_s for timing in timings)),
+        Counter(result.status or Status.OK for result in results),
+        tuple(errors)[:SHOWN_ERRORS],
+    )

@@ -1,0 +1,113 @@
+"""What the command line shows of rollouts."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from torchrl_agentic.printable import printable
+from torchrl_agentic.records.call_stats import UNREADABLE
+
+if TYPE_CHECKING:
+    from torchrl_agentic.messages import Message
+    from torchrl_agentic.records import TrajectoryRecord
+    from torchrl_agentic.rollout import Difference
+    from torchrl_agentic.rollout.evaluate import Answer
+
+_ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def conversation(record: TrajectoryRecord, lines: int, width: int) -> Panel:
+    """Show a conversation: what it began with, then each turn with its calls and results."""
+    parts: list[Text] = [_message(message, lines, width) for message in record.prompt]
+    for turn in record.turns:
+        parts.append(_message(turn.message, lines, width))
+        for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
+            seconds = result.timing.run_s if result.timing is not None else 0.0
+            tool = call.tool or UNREADABLE
+            head = printable(f"{tool} · {result.status} · {1000 * seconds:.0f} ms · {call.call_id}")
+            style = "bold red" if result.is_error else "bold yellow"
+            parts.append(Text.assemble((f"{head}\n", style), _clip(result.text, lines, width)))
+    return Panel(Group(*parts), title=Text(printable(record.trajectory)), title_align="left")
+
+
+def _message(message: Message, lines: int, width: int) -> Text:
+    style = f"bold {_ROLE_STYLE.get(message.role, '')}"
+    return Text.assemble((f"{printable(message.role)}\n", style), _clip(message.text.strip(), lines, width))
+
+
+def _clip(text: str, lines: int, width: int) -> str:
+    """Show the first lines of a text, wrapped."""
+    wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(printable(line), width) or [""]]
+    more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
+    return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
+
+
+def verdict(
+    compared: int, differences: Sequence[Difference], *, show: int = -1, lines: int = 8, width: int = 100
+) -> Group | Text:
+    """Say which calls are answered otherwise than recorded. compared: turns. show: so many; -1: all."""
+    if not differences:
+        return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
+    changed = Counter(_statuses(item) for item in differences if item.is_status)
+    texts = len(differences) - changed.total()
+    kinds = [f"{count} in status ({words})" for words, count in changed.most_common()]
+    kinds += [f"{texts} in text alone"] if texts else []
+    head = f"Of {compared} turns, calls answered otherwise than recorded: {len(differences)}: "
+    shown = differences if show < 0 else differences[:show]
+    more = [Text(f"  … {len(differences) - len(shown)} more")] if len(shown) < len(differences) else []
+    told = [part for item in shown for part in _difference(item, lines, width)]
+    return Group(*told, *more, Text(head + ", ".join(kinds), style="red"))
+
+
+def _statuses(item: Difference) -> str:
+    before, now = (one and str(one.status or "recorded") for one in (item.recorded, item.now))
+    return f"{before or 'no call'} → {now or 'no call'}"
+
+
+def _difference(item: Difference, lines: int, width: int) -> Iterator[Text]:
+    """Show both answers from the first line on in which they differ."""
+    place = (
+        f"{printable(item.conversation)}, turn {item.turn}, call {item.call} {printable(item.tool)}".rstrip()
+    )
+    yield Text(f"{place}: {_statuses(item)}" if item.is_status else f"{place}: another text", style="bold")
+    before, now = ((one.text if one else "").split("\n") for one in (item.recorded, item.now))
+    same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))))
+    if before == now:
+        return
+    where = f", from line {same + 1}" if same else ""
+    for name, answer, text in (("recorded", item.recorded, before), ("now", item.now, now)):
+        if answer is not None:
+            yield Text.assemble((f" {name}{where}\n", "yellow"), _clip("\n".join(text[same:]), lines, width))
+
+
+def score(answers: Sequence[Answer], seconds: float) -> Group:
+    """Say how many answers are right, and how fast the model was."""
+    rewards = [answer.reward for answer in answers if answer.reward is not None]
+    ledgers = [answer.trajectory.ledger for answer in answers if answer.trajectory.ledger is not None]
+    lines: list[Text] = []
+    if rewards:
+        share = sum(rewards) / len(rewards)
+        lines.append(
+            Text(f"{sum(rewards):.0f} of {len(rewards)} answers are right ({share:.0%}).", style="green")
+        )
+    if ledgers:
+        sampled = sum(sum(ledger.mask) for ledger in ledgers)
+        lines.append(
+            Text(f"{sampled} tokens sampled in {seconds:.1f} s, tools included: {sampled / seconds:.0f}/s.")
+        )
+    return Group(*lines)
+
+
+def progress(console: Console) -> Progress:
+    """Make a bar that says how far it is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=not console.is_terminal)

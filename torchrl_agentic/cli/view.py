@@ -1,0 +1,164 @@
+"""`torchrl-agentic view`: a dump in the terminal, as text, or as a page of HTML."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.text import Text
+
+from torchrl_agentic.printable import printable
+from torchrl_agentic.viewer.library import Library, read_all, text_of
+from torchrl_agentic.viewer.listing import SORTS
+from torchrl_agentic.viewer.query import QueryError, parse
+from torchrl_agentic.viewer.reading import Reading
+from torchrl_agentic.viewer.report import Report, Tally, compare, read_tally
+from torchrl_agentic.viewer.report.tally import rows_of
+
+
+def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_text: bool) -> int:
+    """Show a dump; give the exit code."""
+    try:
+        if html is not None:
+            return _write_html(path, html)
+        if sort not in SORTS:
+            raise ValueError(f"--sort is one of {', '.join(SORTS)}; got {sort!r}")
+        library = Library(path, mask=re.compile(mask or "(?!)"))
+        with closing(library):
+            return _print(library, query, sort) if as_text else _show(library, query, sort)
+    except re.error as error:
+        return _complain(f"--mask-str {mask}: {error}")
+    except QueryError as error:
+        return _complain(f"--query {query}: {error}")
+    except (ValueError, ImportError, OSError) as error:
+        return _complain(f"{path}: {error}" if str(path) not in str(error) else str(error))
+
+
+def _complain(words: str) -> int:
+    from torchrl_agentic.printable import printable
+
+    Console(stderr=True).print(Text(f"torchrl-agentic: {printable(words)}", style="red"))
+    return 2
+
+
+def _write_html(path: Path, html: Path) -> int:
+    from torchrl_agentic.records import Dump
+    from torchrl_agentic.viewer.html import write_page
+
+    with Dump(path) as dump:
+        write_page(dump, html)
+    return 0
+
+
+def _print(library: Library, query: str, sort: str) -> int:
+    rows = read_all(library, parse(""), "none")
+    rows = read_all(library, parse(query, library.extras), sort) if query or sort != "none" else rows
+    for note in library.notes:
+        _complain(note)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:  # a terminal or pipe that knows few characters gets escapes for the others
+        reconfigure(errors="backslashreplace")
+    try:
+        for row in rows:
+            for line in text_of(library, row):
+                print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has read enough
+        sys.stdout = None
+        return 0
+    return 0
+
+
+def _show(library: Library, query: str, sort: str) -> int:
+    try:
+        from torchrl_agentic.viewer import RolloutViewer
+    except ImportError:
+        from torchrl_agentic.errors import MissingExtra
+
+        raise MissingExtra("The viewer", "textual", "viewer") from None
+    reading = Reading(library)
+    reading.sort = sort
+    library.work()  # tells which fields there are
+    reading.query_by(query)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ValueError("the viewer needs a terminal: --text prints the dump, --html FILE writes a page")
+    viewer = RolloutViewer(reading)
+    viewer.run()
+    return viewer.return_code or 0
+
+
+_PIPED_WIDTH = 160
+"""How wide tables are where no terminal says its width, and nor does $COLUMNS."""
+
+
+def show_report(dump: Path, other: Path | None, png: Path | None, *, as_json: bool, by: int | None) -> int:
+    """Show a run, or two side by side; give the exit code."""
+    from torchrl_agentic.viewer.report.chart import draw, require_matplotlib
+
+    errors = Console(stderr=True)
+    paths = [dump] if other is None else [dump, other]
+    try:
+        if png is not None:
+            require_matplotlib()  # before long dumps are read
+            if png.suffix != ".png":
+                raise ValueError(f"a chart goes to a .png file; got {png}")
+        tallies = _read(paths)
+        named = [(tally, str(path)) for path, tally in zip(paths, tallies, strict=True)]
+        every = [tally.report(name, by=by or 1) for tally, name in named]
+        if png is not None:
+            draw(every, png)
+            errors.print(Text(f"chart: {png}"))
+    except (ValueError, ImportError, OSError) as error:
+        errors.print(Text(f"torchrl-agentic: {printable(str(error))}", style="red"))
+        return 2
+    if as_json:
+        print(json.dumps(_plain(every)))
+    else:
+        rows = by or rows_of(*tallies)
+        _show_reports([tally.report(name, by=rows) for tally, name in named])
+    return 0
+
+
+def _read(paths: list[Path]) -> list[Tally]:
+    """Add dumps up; where somebody looks, say how far that is."""
+    tallies: list[Tally] = []
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console, transient=True
+        )
+        if console.is_terminal:
+            stack.enter_context(bar)
+        for path in paths:
+            task = bar.add_task(printable(str(path)), total=None)
+            tallies.append(
+                read_tally(path, lambda done, size, task=task: bar.update(task, completed=done, total=size))
+            )
+    return tallies
+
+
+def _show_reports(reports: list[Report]) -> None:
+    from torchrl_agentic.viewer.report.tables import comparison_tables, report_tables
+
+    is_sized = os.isatty(1) or "COLUMNS" in os.environ
+    console = Console(width=None if is_sized else _PIPED_WIDTH)
+    if len(reports) == 1:
+        console.print(report_tables(reports[0]))
+    else:
+        first, second = reports
+        console.print(comparison_tables(first, second, compare(first, second)))
+
+
+def _plain(reports: list[Report]) -> object:
+    """Give what --json prints: a run, or two and how they compare."""
+    if len(reports) == 1:
+        return reports[0].to_json()
+    first, second = reports
+    comparison = compare(first, second).to_json()
+    return {"first": first.to_json(), "second": second.to_json(), "comparison": comparison}

@@ -1,0 +1,184 @@
+"""From rollouts to what a loss trains on: one row per trajectory, with the mask of what was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+
+from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import specs
+from torchrl_agentic.transforms.rewards import COLUMNS
+from torchrl_agentic.transforms.turn_tokenizer import read_ledger
+
+Steps = TensorDictBase | Sequence[TensorDictBase]
+_TURN = (specs.KEY, "turn")
+
+
+def trajectory_batch(
+    steps: Steps | Sequence[TokenLedger], *, columns: Sequence[NestedKey] = ()
+) -> LazyStackedTensorDict:
+    """Return each finished trajectory as one row, whose tokens hold all its turns.
+
+    The batch is what `GRPOLoss(..., masking_strategy="rlhf")` takes, once each row has an "advantage" [1, 1]:
+    from `group_advantage`, or from TorchRL's `MCAdvantage` as the transform of a replay buffer.
+
+    A trajectory counts once, at the step that ended it, however often the steps repeat it: `env.rollout`
+    repeats the last step of a row that waits for others.
+
+    Args:
+        steps: Steps of an environment with a `TurnTokenizer`: a rollout [B, T], a batch of a collector, a
+            list of either; or ledgers that were kept. Steps of trajectories that have not ended are left out.
+        columns: Further entries of the step that ended a trajectory to keep, such as columns of the data set.
+
+    Returns:
+        A ragged batch [N], in the order of the steps. T is the number of tokens up to the last sampled one:
+
+        - ("tokens", "full"): int64, [T].
+        - ("masks", "all_attention_mask"): bool, [T], all true.
+        - ("masks", "all_assistant_mask"): bool, [T], true where a token was sampled.
+        - ("log_probs", "full"): float32, [T], in nats, as sampled; NaN for the other tokens.
+
+        And where the steps have them, not from ledgers:
+
+        - ("next", "reward"): float32, [1, 1], the sum over the steps of the trajectory that were given.
+        - ("next", "done"), "terminated", "truncated": bool, [1].
+        - ("agentic", "trajectory"): int64, [1]; "query", "answer" and the other columns that
+          `AnswerRewardTransform` knows, and `columns`: as they are.
+
+    Raises:
+        ValueError: If no trajectory is done in these steps.
+        KeyError: If a trajectory lacks one of `columns`.
+    """
+    if isinstance(steps, Sequence) and steps and isinstance(steps[0], TokenLedger):
+        rows = [_row(ledger) for ledger in steps if isinstance(ledger, TokenLedger)]
+    else:
+        known = list(_distinct(steps))  # pyright: ignore[reportArgumentType]
+        returns = _returns(known)
+        rows = [_kept(step, returns, columns) for step in known if _has_ended(step)]
+    if not rows:
+        raise ValueError("no trajectory has ended in these steps; roll out to the end of each")
+    return LazyStackedTensorDict(*rows, stack_dim=0)
+
+
+def ledgers(steps: Steps) -> list[TokenLedger]:
+    """Return the ledger of each finished trajectory, in the order of the steps."""
+    return [read_ledger(step.get("next")) for step in finished(steps)]
+
+
+def finished(steps: Steps) -> list[TensorDictBase]:
+    """Return the steps, each of one row, in which a trajectory ended: one for each trajectory."""
+    return [step for step in _distinct(steps) if _has_ended(step)]
+
+
+def _rows(steps: Steps) -> Iterator[TensorDictBase]:
+    """Yield the steps of single rows."""
+    if not isinstance(steps, TensorDictBase):
+        for step in steps:
+            yield from _rows(step)
+    elif steps.batch_dims == 0:
+        yield steps
+    else:
+        yield from border.leaves(steps)[1]
+
+
+def _distinct(steps: Steps) -> Iterator[TensorDictBase]:
+    """Yield the steps that rows took: none twice, and none of a row that was over before."""
+    seen: set[tuple[int, int]] = set()
+    for step in _rows(steps):
+        done, trajectory = step.get("done", None), _trajectory(step)
+        if done is not None and bool(done.any()):
+            continue
+        if trajectory:
+            key = (trajectory, int(step.get(("next", *_TURN))))
+            if key in seen:
+                continue
+            seen.add(key)
+        yield step
+
+
+def _trajectory(step: TensorDictBase) -> int:
+    """Return the number of a step's trajectory; 0 if nobody numbered it."""
+    number = step.get(("next", *specs.TRAJECTORY), None)
+    return 0 if number is None else int(number)
+
+
+def _has_ended(step: TensorDictBase) -> bool:
+    return bool(step.get(("next", "done")).any())
+
+
+def _returns(steps: Sequence[TensorDictBase]) -> dict[int, torch.Tensor]:
+    """Return the sum of the rewards of each trajectory, by its number."""
+    returns: dict[int, torch.Tensor] = {}
+    for step in steps:
+        trajectory, reward = _trajectory(step), step.get(("next", "reward"), None)
+        if trajectory and reward is not None:
+            known = returns.get(trajectory)
+            returns[trajectory] = reward if known is None else known + reward
+    return returns
+
+
+def _kept(
+    step: TensorDictBase, returns: dict[int, torch.Tensor], columns: Sequence[NestedKey]
+) -> TensorDictBase:
+    """Make the row of a trajectory from the step that ended it."""
+    row = _row(read_ledger(step.get("next")))
+    reward = returns.get(_trajectory(step), step.get(("next", "reward"), None))
+    if reward is not None:
+        row.set(("next", "reward"), reward.reshape(1, 1).float())
+    for key in ("done", "terminated", "truncated"):
+        if (flag := step.get(("next", key), None)) is not None:
+            row.set(("next", key), flag.reshape(1))
+    if _trajectory(step):
+        row.set(specs.TRAJECTORY, step.get(("next", *specs.TRAJECTORY)))
+    for key in ("query", *COLUMNS, *columns):
+        if (value := step.get(key, None)) is not None:
+            row.set(key, value)
+        elif key in columns:
+            known = ", ".join(map(str, step.keys()))
+            raise KeyError(f"the steps have no {key!r} to keep; they have: {known}")
+    return row
+
+
+def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
+    """Return the advantage of each trajectory within its group, as `GRPOLoss` takes it.
+
+    The rewards of a group are centred, and divided by their standard deviation plus `eps`. A group in which
+    all are equal teaches nothing: zeros.
+
+    Args:
+        rewards: Rewards of trajectories, [N] or [N, 1, 1] as in `trajectory_batch`; those of a group in a
+            row.
+        group: Number of trajectories in a group.
+        eps: Added to the standard deviation.
+
+    Returns:
+        Advantages, [N, 1, 1].
+
+    Raises:
+        ValueError: If the groups do not come out even.
+    """
+    if rewards.numel() != len(rewards) or len(rewards) % group:
+        raise ValueError(f"rewards are [N] or [N, 1, 1], N a multiple of {group}; got {list(rewards.shape)}")
+    grouped = rewards.float().reshape(-1, group)
+    spread = grouped.std(-1, unbiased=False, keepdim=True)
+    advantage = (grouped - grouped.mean(-1, keepdim=True)) / (spread + eps)
+    return advantage.reshape(-1, 1, 1)
+
+
+def _row(ledger: TokenLedger) -> TensorDictBase:
+    size = max((span.stop for span in ledger.spans() if span.name == "sampled"), default=len(ledger))
+    fields: dict[Any, torch.Tensor] = {
+        ("tokens", "full"): torch.tensor(ledger.ids[:size], dtype=torch.int64),
+        ("masks", "all_attention_mask"): torch.ones(size, dtype=torch.bool),
+        ("masks", "all_assistant_mask"): torch.tensor(ledger.mask[:size], dtype=torch.bool),
+        ("log_probs", "full"): torch.tensor(ledger.log_probs[:size], dtype=torch.float32),
+    }
+    row = TensorDict({})
+    for key, value in fields.items():
+        row.set(key, value)
+    return row

@@ -1,0 +1,238 @@
+"""What cases do and see on the host: secrets, processes, memory and open files of the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import glob
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
+from torchrl_agentic.sandbox.python_runtime import find_python
+
+SECRET = "sesame-of-the-host"
+"""What stands in files and variables that must not be seen inside."""
+
+
+def new_mark() -> str:
+    """Make a number that is nowhere else: to `sleep` for, and to be found by."""
+    return str(random.randrange(10**8, 10**9))
+
+
+def command_lines() -> dict[int, str]:
+    """Give the command lines of all processes that can be seen from here, by their numbers."""
+    found: dict[int, str] = {}
+    if sys.platform != "linux":
+        done = subprocess.run(["ps", "-axo", "pid=,args="], capture_output=True, text=True, check=True)
+        for line in done.stdout.splitlines():
+            number, _, words = line.strip().partition(" ")
+            found[int(number)] = words
+        return found
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path("/proc", name, "cmdline").read_bytes().replace(b"\0", b" ")
+            found[int(name)] = words.decode("utf-8", "replace")
+    return found
+
+
+async def gone(mark: str, within_s: float = 1.0) -> None:
+    """See that no process with this in its command line is left, after a moment; end those that are."""
+    left: list[int] = []
+    for _ in range(round(within_s / 0.02)):
+        left = [number for number, words in command_lines().items() if mark in words]
+        if not left:
+            return
+        await asyncio.sleep(0.02)
+    for number in left:
+        with contextlib.suppress(OSError):
+            os.kill(number, signal.SIGKILL)
+    raise AssertionError(f"{len(left)} processes run on that should have ended: {mark}")
+
+
+async def file_appears(sandbox: Sandbox, path: str) -> bytes:
+    """Wait until code inside has made a file."""
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return await sandbox.read_file(path)
+            await asyncio.sleep(0.02)
+
+
+def files_named(name: str) -> list[str]:
+    """Give the files of a name below the host's temporary folders, two levels deep."""
+    found: list[str] = []
+    for folder in {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"}:
+        for pattern in (name, f"*/{name}", f"*/*/{name}"):
+            found += glob.glob(f"{folder}/{pattern}")  # passes over folders that vanish meanwhile
+    return found
+
+
+@contextlib.contextmanager
+def host_folder() -> Generator[Path]:
+    """Make a folder on the host that everybody may read and write, with a file `secret` in it."""
+    folder = Path(tempfile.mkdtemp(prefix="conformance-"))
+    try:
+        folder.chmod(0o777)
+        (folder / "secret").write_text(SECRET)
+        (folder / "secret").chmod(0o666)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def host_secrets() -> Generator[list[str]]:
+    """Put files that everybody may read into all of the host's folders where we may; give their paths."""
+    name = f"conformance-{new_mark()}"
+    paths: list[Path] = []
+    try:
+        for folder in {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", str(Path.home())}:
+            path = Path(folder, name)
+            with contextlib.suppress(OSError):
+                path.write_text(SECRET)
+                paths.append(path)
+                path.chmod(0o666)
+        yield list(map(str, paths))
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def secret_variable() -> Generator[None]:
+    """Put a secret into our environment."""
+    os.environ["TORCHRL_AGENTIC_SECRET"] = SECRET
+    try:
+        yield
+    finally:
+        del os.environ["TORCHRL_AGENTIC_SECRET"]
+
+
+@contextlib.contextmanager
+def secret_file() -> Generator[int]:
+    """Open a file without a name that holds a secret, so that children would inherit it; give its number."""
+    with tempfile.TemporaryFile() as file:
+        file.write(SECRET.encode())
+        file.seek(0)
+        os.set_inheritable(file.fileno(), True)
+        yield file.fileno()
+
+
+@contextlib.contextmanager
+def host_process() -> Generator[subprocess.Popen[bytes]]:
+    """Run a process on the host, with a secret in its command line and in its environment."""
+    words = [_python(), "-c", "import time; time.sleep(600)", SECRET]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env={"PATH": os.defpath, "SECRET": SECRET})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _python() -> str:
+    """Give our interpreter, or one like it where ours lies in a folder that is not for us: root's, say."""
+    found = find_python()
+    return sys.executable if os.access(sys.executable, os.X_OK) or found is None else found[0]
+
+
+def full_folders(*paths: str) -> list[str]:
+    """Give those that are folders of the host with something in it, as far as we may see that."""
+    found: list[str] = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found += [path] if os.listdir(path) else []
+    return found
+
+
+def open_files() -> int:
+    """Count the files that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def spared() -> int:
+    """Give how much rather than others the kernel ends this process when memory runs out."""
+    return int(Path("/proc/self/oom_score_adj").read_text())
+
+
+def forget_peak_memory() -> None:
+    """Let `peak_memory` begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """Give the most memory that this process has had since `forget_peak_memory`, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+async def settled(task: asyncio.Task[SandboxResult]) -> SandboxResult | SandboxError:
+    """Wait a while for a command that was disturbed; give its result, or the sandbox's error."""
+    try:
+        async with asyncio.timeout(5):
+            return await task
+    except SandboxError as error:
+        return error
+
+
+_TRAINER = """
+import asyncio, os, pickle, sys, warnings
+warnings.simplefilter("ignore")
+sandbox, arguments, terminal = pickle.load(sys.stdin.buffer)
+if terminal:
+    import pty
+    out = os.dup(1)
+    child, master = pty.fork()
+    if child:
+        try:
+            while os.read(master, 1000):
+                pass
+        except OSError:
+            pass
+        sys.exit(os.waitpid(child, 0)[1])
+    sys.stdout = open(out, "w")
+"""
+
+
+@contextlib.asynccontextmanager
+async def trainer(
+    sandbox: Sandbox, program: str, *arguments: str, terminal: bool = False
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Run another process that uses a sandbox like this one; what it prints is read with `says`.
+
+    program: code in which `sandbox` is one that is not open, and `arguments` are these. terminal: whether it
+    has one that controls it.
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    process = await asyncio.create_subprocess_exec(
+        _python(), "-c", _TRAINER + textwrap.dedent(program), env=env, start_new_session=True,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdin is not None
+    try:
+        process.stdin.write(pickle.dumps((sandbox.fresh(), arguments, terminal)))
+        process.stdin.close()
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def says(process: asyncio.subprocess.Process, expected: str) -> None:
+    """See that a trainer prints this line next."""
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if line.decode() != f"{expected}\n":
+        raise AssertionError(f"the trainer failed: {(line + await process.stdout.read()).decode()!r}")

@@ -1,0 +1,117 @@
+"""What every simulated user promises."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import pytest_asyncio
+
+from torchrl_agentic.dispatch import Dispatcher, Session
+from torchrl_agentic.interactions import Interaction, Reply, as_interaction
+from torchrl_agentic.interactions.user_tool import UserTool, hand_over, judgement, reply, tool_name
+from torchrl_agentic.messages import Message
+
+
+class InteractionContract:
+    """Promises of an `Interaction`, or of what `as_interaction` takes for one.
+
+    make: a fresh one. kwargs: what a row says to it. said: what the model says first; the answer must be a
+    text, or the end.
+    """
+
+    kwargs: ClassVar[Mapping[str, Any]] = {}
+    said: ClassVar[str] = "Hello. What can I do for you?"
+
+    def make(self) -> Any:
+        """Make the interaction under test."""
+        raise NotImplementedError
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The conversation that it answers."""
+        return (Message("user", "Hi"), Message("assistant", self.said))
+
+    @pytest_asyncio.fixture
+    async def dispatcher(self) -> AsyncGenerator[Dispatcher]:
+        """A dispatcher that holds the interaction."""
+        dispatcher = Dispatcher([UserTool(as_interaction(self.make()), "user:x")], validate_inputs=False)
+        yield dispatcher
+        await dispatcher.close()
+
+    def session(self, dispatcher: Dispatcher, trajectory: str = "t") -> Session:
+        """Begin a trajectory of a row that says `kwargs`."""
+        session = dispatcher.session(trajectory)
+        hand_over(session, self.kwargs)
+        return session
+
+    @pytest.mark.asyncio
+    async def test_it_answers_or_leaves(self, dispatcher: Dispatcher) -> None:
+        async with self.session(dispatcher) as session:
+            said = await reply(session, "x", self.messages)
+        assert isinstance(said, Reply)
+        assert said.text or said.is_over
+
+    @pytest.mark.asyncio
+    async def test_trajectories_run_side_by_side_and_do_not_hear_each_other(
+        self, dispatcher: Dispatcher
+    ) -> None:
+        """Each gets a first reply, also while the others talk."""
+        sessions = [self.session(dispatcher, f"t{index}") for index in range(3)]
+        said = await asyncio.gather(*(reply(session, "x", self.messages) for session in sessions))
+        assert all(one is not None for one in said)
+        await asyncio.gather(*(session.close() for session in sessions))
+
+    @pytest.mark.asyncio
+    async def test_another_one_s_end_does_not_end_a_conversation(self, dispatcher: Dispatcher) -> None:
+        first, second = self.session(dispatcher, "t0"), self.session(dispatcher, "t1")
+        assert await reply(first, "x", self.messages) is not None
+        assert await reply(second, "x", self.messages) is not None
+        await first.close()
+        _, could = await judgement(second, "x", self.messages)
+        assert could
+        await second.close()
+
+    @pytest.mark.asyncio
+    async def test_it_judges_a_conversation_that_it_took_no_part_in(self, dispatcher: Dispatcher) -> None:
+        """A tool may end a trajectory before the user has spoken."""
+        async with self.session(dispatcher) as session:
+            score, could = await judgement(session, "x", self.messages)
+        assert could
+        assert score is None or isinstance(score, float)
+
+    @pytest.mark.asyncio
+    async def test_a_session_closes_once_in_the_task_that_opened_it(self) -> None:
+        seen: list[tuple[str, Any]] = []
+        interaction = as_interaction(self.make())
+        original = interaction.session
+
+        class Watched:
+            def __init__(self, trajectory: str, **kwargs: Any) -> None:
+                self.inner = original(trajectory, **kwargs)
+
+            async def __aenter__(self) -> Interaction:
+                seen.append(("open", asyncio.current_task()))
+                return await self.inner.__aenter__()
+
+            async def __aexit__(self, *error: Any) -> Any:
+                seen.append(("close", asyncio.current_task()))
+                return await self.inner.__aexit__(*error)
+
+        object.__setattr__(interaction, "session", Watched)
+        dispatcher = Dispatcher([UserTool(interaction, tool_name("x"))], validate_inputs=False)
+        session = self.session(dispatcher)
+        await reply(session, "x", self.messages)
+        await session.close()
+        await session.close()
+        await dispatcher.close()
+        assert [event for event, _ in seen] == ["open", "close"]
+        assert seen[0][1] is seen[1][1]
+
+    def test_it_travels_to_worker_processes(self) -> None:
+        made = as_interaction(self.make())
+        copy = pickle.loads(pickle.dumps(made))
+        assert (type(copy), copy.name) == (type(made), made.name)

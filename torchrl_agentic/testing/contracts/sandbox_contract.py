@@ -1,0 +1,94 @@
+"""What every sandbox promises, unless it says that it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
+from torchrl_agentic.sandbox import ResourceLimits, Sandbox
+from torchrl_agentic.sandbox.base import CLAIMS
+from torchrl_agentic.sandbox.conformance import CASES as OF_SANDBOXES
+from torchrl_agentic.sandbox.conformance import Case
+
+CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
+
+
+class SandboxContract:
+    """All cases of `sandbox.conformance` and `repl.conformance`, each as a test.
+
+    What a backend cannot keep, its `cannot` says.
+    Cases that do not apply are no tests, but one that is skipped says which they are, and why.
+
+    make: a fresh sandbox with these limits. cannot: claims that cannot be shown where the tests run, as with
+    a stand-in for a remote service that isolates nothing. groups: the groups of cases to try; None: all.
+    inapplicable: cases that ask in a way that does not work in this sandbox, by name, and why; it has tests
+    of its own for what they ask.
+    """
+
+    CLAIMS: ClassVar[frozenset[str]] = frozenset(CLAIMS)
+    cannot: ClassVar[frozenset[str]] = frozenset()
+    groups: ClassVar[frozenset[str] | None] = None
+    inapplicable: ClassVar[Mapping[str, str]] = {}
+
+    def make(self, limits: ResourceLimits | None = None) -> Sandbox:
+        """Make the sandbox under test."""
+        raise NotImplementedError
+
+    @pytest_asyncio.fixture
+    async def sandbox(self) -> AsyncGenerator[Sandbox]:
+        """An open sandbox, for tests that a subclass adds."""
+        async with self.make() as sandbox:
+            yield sandbox
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Collect the cases that apply; none in a class that is skipped."""
+        if metafunc.function.__name__ != "test_promise":
+            return
+        if any(mark.args[:1] == (True,) for mark in metafunc.definition.iter_markers("skipif")):
+            cases: list[Case] = []
+        else:
+            try:
+                sandbox = self.make()
+            except Exception:
+                sandbox = None  # it needs fixtures, or fails, as each test will tell
+            cases = [case for case in CASES if self._excuse(case, sandbox) is None]
+        metafunc.parametrize("case", cases, ids=str)
+
+    @pytest.mark.asyncio
+    async def test_promise(self, case: Case) -> None:
+        """It holds, or the sandbox says that it does not stop this."""
+        reason = self._excuse(case, self.make())
+        if reason is not None:
+            pytest.skip(reason)
+        await case.hold(self.make)
+
+    @pytest.mark.asyncio
+    async def test_all_cases_apply(self) -> None:
+        """They do, or it is said which do not, and why."""
+        sandbox = self.make()
+        left_out: dict[str, list[str]] = {}
+        for case in CASES:
+            reason = self._excuse(case, sandbox)
+            if reason is not None:
+                names = left_out.setdefault(reason, [])
+                names += [case.name] if self._shows(case) else []
+        if left_out:
+            words = (
+                f"{reason} ({', '.join(names)})" if names else reason for reason, names in left_out.items()
+            )
+            pytest.skip("; ".join(words))
+
+    def _shows(self, case: Case) -> bool:
+        return self.groups is None or case.group in self.groups
+
+    def _excuse(self, case: Case, sandbox: Sandbox | None) -> str | None:
+        """Say why a case is left out; without a sandbox, as far as that is known."""
+        if not self._shows(case):
+            return f"{type(self).__name__} shows nothing about this: {case.group}"
+        if sandbox is not None and (reason := case.excuse(sandbox, self.cannot)):
+            return reason
+        return self.inapplicable.get(case.name)

@@ -1,0 +1,114 @@
+"""What every tool promises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import pytest_asyncio
+
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
+from torchrl_agentic.tools.base import Tool, ToolContext, current_row
+from torchrl_agentic.tools.row_data import RowData
+from torchrl_agentic.tools.schema import Validator
+from torchrl_agentic.tools.tool_adapter import ensure_tool
+
+
+class ToolContract:
+    """Promises of a `Tool`, with sessions or without, for a test class to inherit.
+
+    Attributes:
+        good: Arguments that give OK.
+        bad: Arguments that its schema refuses.
+        row: The columns of the data set's row that trajectories begin with, for tools that need one.
+    """
+
+    good: ClassVar[Mapping[str, JSON]] = {}
+    bad: ClassVar[Sequence[Mapping[str, JSON]]] = ()
+    row: ClassVar[Mapping[str, Any]] = {}
+
+    def make(self) -> Any:
+        """Return a fresh tool: a Tool, a look-alike or a typed function."""
+        raise NotImplementedError
+
+    @pytest_asyncio.fixture
+    async def dispatcher(self) -> AsyncGenerator[Dispatcher]:
+        """A dispatcher that holds the tool."""
+        dispatcher = Dispatcher([self.make()])
+        yield dispatcher
+        await dispatcher.close()
+
+    async def call(self, dispatcher: Dispatcher, args: Mapping[str, JSON], row: int = 0) -> ToolResult:
+        """Call it once, in a trajectory of that row of a batch."""
+        async with dispatcher.session(f"{row}.0", row=row) as session:
+            session.data = RowData.of(self.row)
+            return (await session.run([ParsedCall(dispatcher.tools[0].name, args, "c1")]))[0]
+
+    def test_it_describes_itself(self) -> None:
+        tool = ensure_tool(self.make())
+        assert tool.name
+        assert tool.description
+        Validator(tool.input_schema)
+        json.dumps(tool.spec())
+
+    @pytest.mark.asyncio
+    async def test_good_arguments_give_a_result(self, dispatcher: Dispatcher) -> None:
+        result = await self.call(dispatcher, self.good)
+        assert result.status is Status.OK, result.text
+
+    @pytest.mark.asyncio
+    async def test_bad_arguments_do_not_reach_it(self, dispatcher: Dispatcher) -> None:
+        for args in self.bad:
+            assert (await self.call(dispatcher, args)).status is Status.INVALID_ARGS
+
+    @pytest.mark.asyncio
+    async def test_trajectories_run_side_by_side(self, dispatcher: Dispatcher) -> None:
+        results = await asyncio.gather(*(self.call(dispatcher, self.good, row) for row in range(3)))
+        assert [result.status for result in results] == [Status.OK] * 3
+
+    @pytest.mark.asyncio
+    async def test_it_works_by_hand(self) -> None:
+        """`setup`, `run` with an id and the row, `teardown`; a tool with sessions runs inside of one."""
+        tool: Tool = ensure_tool(self.make())
+        row = RowData.of(self.row)
+        current_row.set(row)
+        await tool.setup()
+        async with tool.session("t") as live:
+            result = ToolResult.from_value(await live.run(self.good, ToolContext(call_id="c1", row=row)))
+        await tool.teardown()
+        assert not result.is_error
+
+    @pytest.mark.asyncio
+    async def test_a_session_closes_in_the_task_that_opened_it(self) -> None:
+        """Anyio refuses anything else, hence MCP; each is closed exactly once."""
+        seen: list[tuple[str, Any]] = []
+        tool = ensure_tool(self.make())
+        original = tool.session
+
+        class Watched:
+            def __init__(self, trajectory: str) -> None:
+                self.inner = original(trajectory)
+
+            async def __aenter__(self) -> Any:
+                seen.append(("open", asyncio.current_task()))
+                return await self.inner.__aenter__()
+
+            async def __aexit__(self, *error: Any) -> Any:
+                seen.append(("close", asyncio.current_task()))
+                return await self.inner.__aexit__(*error)
+
+        object.__setattr__(tool, "session", Watched)
+        dispatcher = Dispatcher([tool])
+        session = dispatcher.session("t")
+        session.data = RowData.of(self.row)
+        await session.run([ParsedCall(tool.name, self.good, "c1")])
+        await session.close()
+        await session.close()
+        await dispatcher.close()
+        if seen:
+            assert [event for event, _ in seen] == ["open", "close"]
+            assert seen[0][1] is seen[1][1]

@@ -1,0 +1,1 @@
+"""Token-exact prompts: ledger, encoding, chat template, drift, truncation, media. Needs no TensorDict."""

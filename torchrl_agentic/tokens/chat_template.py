@@ -1,0 +1,394 @@
+"""What a chat template puts between an answer of the model and its next one, without rendering all before.
+
+… sampled answer, its end │ rest of the turn, results of the tools, header of the next answer
+└────────────── the delta ──────────────┘
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, Escaper, escaper
+from torchrl_agentic.tokens.encoding import Piece, escaped_names
+from torchrl_agentic.tokens.ledger import BOUNDARY
+from torchrl_agentic.tokens.media import kind_of
+
+Chat = Sequence[Mapping[str, Any]]
+Method = Literal["fixed_base", "prefix"]
+
+_SLOT, _STUB = "vjq{}resultqvj", "vjqstubqvj"  # plain words that no template or tool writes
+_REMEMBERED = 4096
+_THOUGHT = "<think>\nr\n</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A delta with slots: texts of the template, between them the numbers of the contents that go there.
+
+    end: what ends the model's turn, as the template writes it.
+    """
+
+    end: str
+    parts: tuple[str | int, ...]
+
+
+_FORMS: tuple[Callable[[str], str], ...] = (
+    lambda text: text,
+    str.strip,
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
+)
+"""What templates do to the text of a result; quotes around it are theirs."""
+_SAMPLES = ("42", " padded\n\n", 'a "quoted"\nline \\ é', "", '{"a": [1, null]}', "<think>x</think>y", "\n")
+
+
+class ChatTemplate:
+    """Renders conversations, and the deltas between turns, with the chat template of a model.
+
+    renderer: a tokenizer or processor. chat_template: None for its own. tools: specs that the template
+    shows. tool_role: of messages with results. kwargs: more for the template, such as enable_thinking. ends:
+    texts of the tokens that end an answer; special: of those that do where none of these follows it. control:
+    escapes the control tokens of the tokenizer in what the template takes for its own: what servers say of
+    their tools, names and ids. None: those of all families.
+    provable: whether deltas are wanted at all, so that the template must be one that has them.
+
+    method: how deltas are made. "fixed_base" renders them behind a short conversation that is always the
+    same, at a cost that does not grow; "prefix" renders the whole conversation with and without the new
+    messages. The first that a probe proves exact is chosen. appends: whether rendering a longer conversation
+    leaves what was rendered before as it is; keeps_reasoning: whether also the reasoning of earlier turns.
+
+    Raises:
+        ValueError: neither gives what the template writes for longer conversations; the message says why.
+    """
+
+    def __init__(
+        self,
+        renderer: Any,
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_role: str = "tool",
+        kwargs: Mapping[str, Any] | None = None,
+        ends: Sequence[str] = (),
+        special: Sequence[str] = (),
+        control: Escaper | None = None,
+        provable: bool = True,
+    ) -> None:
+        self._renderer, self._kwargs = renderer, dict(kwargs or {})
+        if chat_template is not None:
+            self._kwargs["chat_template"] = chat_template
+        self._control = control or escaper((*FAMILY_MARKERS, *ends, *special))
+        self._tools = [self._control.json(dict(spec)) for spec in tools] or None
+        self._tool_role = tool_role
+        self.ends, self.special = tuple(ends), tuple(special)
+        self._skeletons: dict[str, Skeleton] = {}
+        self._narrowed: dict[frozenset[str], ChatTemplate] = {}
+        self._form: Callable[[str], str] | None = _FORMS[0]
+        self._part_form: Callable[[str], str] | None = None
+        self._parts_are_known = False
+        self.method: Method = "fixed_base"
+        self.appends, self.keeps_reasoning = False, False
+        self._in_parts = not self._takes_strings()
+        if provable:
+            self._probe()
+
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """The options of the template, such as `chat_template` and `enable_thinking`."""
+        return self._kwargs
+
+    def showing(self, names: Collection[str] | None) -> ChatTemplate:
+        """Give a template that shows the tools of these names alone; None: all of them."""
+        if names is None or self._tools is None:
+            return self
+        known = self._narrowed.get(frozenset(names))
+        if known is None:
+            shown = [spec for spec in self._tools if spec.get("function", spec).get("name") in names]
+            known = self._narrowed[frozenset(names)] = copy.copy(self)
+            known._tools, known._skeletons, known._narrowed = shown or None, {}, {}
+        return known
+
+    def render(self, chat: Chat) -> str:
+        """Render a whole conversation, up to the header of the next answer.
+
+        Raises:
+            Exception: whatever the template raises of a conversation that it does not like.
+        """
+        return self._renderer.apply_chat_template(
+            [_in_parts(message) if self._in_parts else dict(message) for message in chat],
+            tools=self._tools,
+            add_generation_prompt=True,
+            tokenize=False,
+            **self._kwargs,
+        )
+
+    def delta(self, before: Chat, new: Chat, sources: Sequence[int]) -> tuple[str, list[Piece]]:
+        """Give what ends the model's turn, and what follows: new messages, the header of the next answer.
+
+        before: the conversation so far, the answer included. sources: of each new message, for the ledger.
+        """
+        new = [{**message, **escaped_names(message, self._control)} for message in new]
+        if not self._parts_are_known and any(isinstance(message.get("content"), list) for message in new):
+            self._parts_are_known = True
+            self._part_form = next((form for form in _FORMS if self._is_form(form, in_parts=True)), None)
+        skeleton = self._skeleton(before, new)
+        texts = [(message, text) for message in new for text in _texts(message)]
+        owners = [source for message, source in zip(new, sources, strict=True) for _ in _texts(message)]
+        written: list[str] = []
+        for index, (message, text) in enumerate(texts):
+            form = self._part_form if isinstance(message.get("content"), list) else self._form
+            found = form(text) if form else self._written(before, new, skeleton, index)
+            if found is None:
+                return self._rendered_delta(before, new)
+            written.append(found)
+        pieces = [
+            Piece(part, BOUNDARY, is_trusted=True)
+            if isinstance(part, str)
+            else Piece(written[part], owners[part])
+            for part in skeleton.parts
+        ]
+        return skeleton.end, pieces
+
+    def _written(self, before: Chat, new: Chat, skeleton: Skeleton, index: int) -> str | None:
+        """Give what the template makes of one text; None if it changes what is around it as well."""
+        _, whole = self._split(self._context(before, new), _with_slots(new, but=index)[0])
+        parts = [part if isinstance(part, str) else _SLOT.format(part) for part in skeleton.parts]
+        at = skeleton.parts.index(index)
+        head, tail = "".join(parts[:at]), "".join(parts[at + 1 :])
+        if len(whole) < len(head) + len(tail) or not (whole.startswith(head) and whole.endswith(tail)):
+            return None
+        return whole[len(head) : len(whole) - len(tail)]
+
+    def _rendered_delta(self, before: Chat, new: Chat) -> tuple[str, list[Piece]]:
+        """Render the new messages at once, without control tokens in their texts: all is the template's."""
+        clean = [_with_texts(message, self._control.together(_texts(message))) for message in new]
+        end, rest = self._split(self._context(before, new), clean)
+        return end, [Piece(rest, BOUNDARY, is_trusted=True)]
+
+    def _skeleton(self, before: Chat, new: Chat) -> Skeleton:
+        empty, count = _with_slots(new)
+        if self.method == "prefix":
+            return _parted(*self._split(self._context(before, new), empty), count)
+        key = json.dumps(empty, sort_keys=True, default=repr)
+        found = self._skeletons.get(key)
+        if found is None:
+            found = _parted(*self._split(self._context(before, new), empty), count)
+            if len(self._skeletons) >= _REMEMBERED:
+                self._skeletons.clear()
+            self._skeletons[key] = found
+        return found
+
+    def _split(self, context: Chat, new: Chat) -> tuple[str, str]:
+        """Render new messages behind a context that ends in a stub; part that at the end of the answer."""
+        whole = self.render([*context, *new])
+        if _STUB not in whole:
+            raise ValueError("it leaves out, or changes, the text of an answer")
+        at, end = self._first_end(whole, whole.rindex(_STUB) + len(_STUB))
+        return end, whole[at + len(end) :]
+
+    def _first_end(self, text: str, begin: int) -> tuple[int, str]:
+        for ends in (self.ends, self.special):
+            found = [(text.find(end, begin), -len(end), end) for end in ends if end in text[begin:]]
+            if found:
+                at, _, end = min(found)
+                return at, end
+        raise ValueError("no token that ends a turn follows an answer")
+
+    def _context(self, before: Chat, new: Chat) -> Chat:
+        """Give the conversation behind which the method renders new messages, its last answer a stub."""
+        return [*before[:-1], _answer(_STUB)] if self.method == "prefix" else self._base(new)
+
+    def _base(self, new: Chat) -> Chat:
+        """Give a short conversation behind which these messages can stand."""
+        called = [message for message in new if message["role"] not in ("user", "system", "assistant")]
+        problem: Exception | None = None
+        for stub in _stubs(called):
+            base = [{"role": "user", "content": "u"}, stub]
+            try:
+                if _STUB in self.render([*base, *new]):
+                    return base
+            except Exception as error:  # a template raises whatever it likes
+                problem = error
+        raise ValueError(
+            f"it cannot render the messages {[m['role'] for m in new]} behind an answer: {problem}"
+        )
+
+    def _takes_strings(self) -> bool:
+        """Whether contents may be strings; the templates of some processors want lists of parts."""
+        self._in_parts = False
+        try:
+            return "qvj" in self.render([{"role": "user", "content": "qvj"}])
+        except Exception:  # a template raises whatever it likes
+            return False
+
+    def _probe(self) -> None:
+        """Choose the method, and prove it on conversations of several turns."""
+        problems: list[str] = []
+        for method in ("fixed_base", "prefix"):
+            self.method = method
+            self._skeletons.clear()
+            try:
+                self._prove()
+                return
+            except Exception as error:
+                problems.append(f"{method}: {error}")
+        raise ValueError(
+            "this chat template cannot be continued token by token. "
+            + "; ".join(problems)
+            + f". Give another one as chat_template=, or another tool_role= than {self._tool_role!r}, here"
+            " and to ToolCompose, or set use_inference_chat_template=True"
+        )
+
+    def _prove(self) -> None:
+        self._form = next((form for form in _FORMS if self._is_form(form)), None)
+        self.appends = self._extends("")
+        self.keeps_reasoning = self.appends and self._extends(_THOUGHT)
+        if self.appends:
+            return
+        if self.method == "prefix":
+            raise ValueError("it renders earlier messages otherwise once others follow")
+        self._prove_independence()
+
+    def _result(self, content: str | list[Any], index: int) -> dict[str, Any]:
+        return {
+            "role": self._tool_role,
+            "content": content,
+            "tool_call_id": f"call0000{index}",
+            "name": "tool",
+        }
+
+    def _is_form(self, form: Callable[[str], str], *, in_parts: bool = False) -> bool:
+        """Whether results go through the template in this way."""
+        if in_parts:
+            self._part_form = form
+        else:
+            self._form = form
+        for sample in _SAMPLES:
+            two = [{"type": "text", "text": text} for text in (sample, f"\n{sample}")]
+            new = [self._result(two if in_parts else sample, 0)]
+            chat = _question(_answer("a"))
+            end, pieces = self.delta(chat, new, [0])
+            wanted = self._split(self._context(chat, new), new)
+            if (end, "".join(piece.text for piece in pieces)) != wanted:
+                return False
+        return True
+
+    def _extends(self, thought: str) -> bool:
+        """Whether a conversation grows as the template would render it at once."""
+        chat: list[Mapping[str, Any]] = [*_question()]
+        text = self.render(chat)
+        for turn in (
+            [self._result("42", 0)],
+            [self._result("43", 1), self._result("44", 2)],
+            [{"role": "user", "content": "and then?"}],
+            [self._result("45", 3)],
+        ):
+            answer = _answer(thought + "a")
+            chat.append(answer)
+            try:
+                end, pieces = self.delta(chat, turn, [0] * len(turn))
+                chat += turn
+                text += str(answer["content"]) + end + "".join(piece.text for piece in pieces)
+                if self.render(chat) != text:
+                    return False
+            except Exception:  # it does not render such a conversation at all
+                return False
+        return True
+
+    def _prove_independence(self) -> None:
+        """See that a delta is the same late in a conversation, whose calls the template is told of."""
+        chat: list[Mapping[str, Any]] = [*_question()]
+        for index in range(3):
+            new = [self._result(str(40 + index), index)]
+            stub = self._base(new)[-1]
+            end, rest = self._split([*chat, stub], new)
+            found, pieces = self.delta([*chat, stub], new, [0])
+            if (found, "".join(piece.text for piece in pieces)) != (end, rest):
+                raise ValueError(f"what follows an answer depends on what went before: {rest!r}")
+            chat += [stub, *new]
+
+
+def _stubs(called: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Give answers to which results can be put, the likeliest first."""
+    plain: dict[str, Any] = {"role": "assistant", "content": _STUB}
+    if not called:
+        yield plain
+        return
+    arguments: tuple[Any, ...] = ({"x": _STUB}, json.dumps({"x": _STUB}))
+    for some in (called, called[:1]):
+        for argument in arguments:
+            calls = [
+                {
+                    "id": message.get("tool_call_id") or f"{index:09d}",
+                    "type": "function",
+                    "function": {"name": message.get("name") or "tool", "arguments": argument},
+                }
+                for index, message in enumerate(some)
+            ]
+            yield {"role": "assistant", "content": "", "tool_calls": calls}
+    yield plain
+
+
+def _texts(message: Mapping[str, Any]) -> list[str]:
+    """Give the texts of a message, in their order."""
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        return [content or ""]
+    return [part["text"] for part in content if isinstance(part.get("text"), str)]
+
+
+def _with_slots(new: Chat, but: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Give messages with slots for their texts, but for one, and the number of slots; media without data."""
+    count = 0
+    made: list[dict[str, Any]] = []
+    for message in new:
+        texts = _texts(message)
+        slots = [text if count + i == but else _SLOT.format(count + i) for i, text in enumerate(texts)]
+        made.append(_with_texts(message, slots))
+        count += len(texts)
+    return made, count
+
+
+def _with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Give a message with other texts, and media without their data, which templates do not write."""
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        return {**message, "content": texts[0]}
+    left = iter(texts)
+    parts = [
+        {**part, "text": next(left)}
+        if isinstance(part.get("text"), str)
+        else {"type": kind_of(part) or part.get("type")}
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def _parted(end: str, rest: str, count: int) -> Skeleton:
+    parts: list[str | int] = []
+    for index in range(count):
+        before, slot, rest = rest.partition(_SLOT.format(index))
+        if not slot:
+            raise ValueError("it leaves out, or moves, the text of a message")
+        parts += [before, index]
+    return Skeleton(end, (*parts, rest))
+
+
+def _question(*more: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [{"role": "user", "content": "q"}, *more]
+
+
+def _answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    return dict(message)

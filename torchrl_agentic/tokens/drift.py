@@ -1,0 +1,114 @@
+"""Whether the ids of a trajectory are those that its text has: training must see what inference saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchrl_agentic.messages import content_text
+from torchrl_agentic.tokens.chat_template import Chat, ChatTemplate
+from torchrl_agentic.tokens.encoding import Encoder, Piece
+from torchrl_agentic.tokens.ledger import BOUNDARY, SAMPLED, TokenLedger
+
+Mode = Literal["strict", "ignore_strippable", "disable"]
+_STRIPPABLE = str.maketrans("", "", "\n\t\r ")
+_AROUND = 40
+INCONSISTENT = (
+    "Inconsistent training and inference tokenization detected. This may lead to unexpected behavior during "
+    "training. Please review your chat template to determine if this is intentional. For more information, "
+    "refer to the multiturn README.md."
+)
+"""verl's warning, so that those who look for it in logs find it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A difference. tokens: how many ids are others; kept, wanted: the texts around where that begins."""
+
+    tokens: int
+    kept: str
+    wanted: str
+
+
+def find_drift(
+    ledger: TokenLedger,
+    chat: Chat,
+    *,
+    template: ChatTemplate,
+    encoder: Encoder,
+    tokenizer: Any,
+    mode: Mode = "strict",
+) -> Drift | None:
+    """Compare the ids of a trajectory with those of its text, rendered and encoded at once.
+
+    Where the chat template appends (`ChatTemplate.appends`), the text is also compared with the rendering of
+    the whole conversation up to the last answer. "ignore_strippable": differences in newlines, tabs, carriage
+    returns and spaces alone do not count.
+    """
+    if mode == "disable":
+        return None
+    texts = _texts(ledger, tokenizer)
+    pieces = [
+        Piece(text, span.source, is_trusted=span.start == 0 or span.source in (SAMPLED, BOUNDARY))
+        for span, text in zip(ledger.spans(), texts, strict=True)
+    ]
+    drift = _difference(list(ledger.ids), encoder.encode(pieces).ids, tokenizer, mode)
+    return drift or _text_drift(pieces, chat, template, encoder, tokenizer, mode)
+
+
+def _text_drift(
+    pieces: Sequence[Piece],
+    chat: Chat,
+    template: ChatTemplate,
+    encoder: Encoder,
+    tokenizer: Any,
+    mode: Mode,
+) -> Drift | None:
+    answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
+    sampled = [index for index, piece in enumerate(pieces) if piece.source == SAMPLED]
+    thinks = any("</think>" in content_text(chat[index].get("content")) for index in answers)
+    if not (answers and sampled and (template.keeps_reasoning or (template.appends and not thinks))):
+        return None
+    if answers[-1] == 0 or chat[answers[-1] - 1]["role"] == "assistant":
+        return None  # templates render the last message otherwise than one in the middle
+    if any(not isinstance(message.get("content"), str | None) for message in chat):
+        return None  # what stands for an image has no text to compare
+    text = "".join(piece.text for piece in pieces[: sampled[-1]])
+    rendered = template.render(chat[: answers[-1]])
+    if text == rendered:
+        return None
+    kept, wanted = (encoder.encode([Piece(one, BOUNDARY, is_trusted=True)]).ids for one in (text, rendered))
+    return _difference(kept, wanted, tokenizer, mode)
+
+
+def _difference(kept: list[int], wanted: list[int], tokenizer: Any, mode: Mode) -> Drift | None:
+    if kept == wanted:
+        return None
+    shorter = min(len(kept), len(wanted))
+    head = next((i for i in range(shorter) if kept[i] != wanted[i]), shorter)
+    tail = next((i for i in range(shorter - head) if kept[-1 - i] != wanted[-1 - i]), shorter - head)
+    middles = [ids[head : len(ids) - tail] for ids in (kept, wanted)]
+    if mode == "ignore_strippable":
+        bare = [decode(tokenizer, ids).translate(_STRIPPABLE) for ids in middles]
+        if bare[0] == bare[1]:
+            return None
+    first = max(0, head - 8)
+    excerpts = [decode(tokenizer, ids[first : len(ids) - tail + 8])[: 3 * _AROUND] for ids in (kept, wanted)]
+    return Drift(max(map(len, middles)), *excerpts)
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Give the text of ids as it is, control tokens and spaces included."""
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _texts(ledger: TokenLedger, tokenizer: Any) -> list[str]:
+    """Give the text of each span of a ledger."""
+    ids, spans = list(ledger.ids), list(ledger.spans())
+    texts = [decode(tokenizer, ids[span.start : span.stop]) for span in spans]
+    if "".join(texts) == decode(tokenizer, ids):
+        return texts
+    # Here what a token says depends on those before it, as with SentencePiece's leading space.
+    wholes = [decode(tokenizer, ids[: span.stop]) for span in spans]
+    return [whole[len(before) :] for before, whole in zip(["", *wholes], wholes, strict=False)]

@@ -1,0 +1,385 @@
+"""Typed functions as tools: `@tool`, `@function_tool`, and the parameters that the environment fills in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast, get_args, overload
+
+import docstring_parser
+
+from torchrl_agentic.errors import ToolError
+from torchrl_agentic.messages import JSON, Fields, ToolResult, fields_of
+from torchrl_agentic.tools import signatures
+from torchrl_agentic.tools.base import Effects, Tool, ToolContext
+from torchrl_agentic.tools.row_data import RowData
+from torchrl_agentic.tools.schema import (
+    FunctionSchema,
+    Schema,
+    SchemaValidationError,
+    Validator,
+    hidden_of,
+    schema_of,
+    shorten,
+)
+from torchrl_agentic.tools.signatures import Callee
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+registering: ContextVar[list[FunctionTool] | None] = ContextVar("registering", default=None)
+"""While a file of tools is loaded: what its decorators have made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Marks a parameter that the environment fills in and the model does not see.
+
+    `Annotated[str, Inject("ground_truth")]`; `Injected[str]` for a source that has the parameter's name.
+
+    source: "trajectory" (its id), "turn", "context" (the `ToolContext`), "state" (see `ToolContext.state`),
+    "world" (see `Toolset`), "tools_kwargs" (what the data set's row has for this tool), or else the name of
+    one of the row's `execute_kwargs` for this tool, or of a column of the data set.
+    """
+
+    source: str | None = None
+
+
+Injected = Annotated[T, Inject()]
+"""`Injected[str]`: a parameter that the environment fills in, see `Inject`."""
+
+_OF_CALL: Mapping[str, Callable[[ToolContext], Any]] = {
+    "trajectory": lambda ctx: ctx.trajectory,
+    "turn": lambda ctx: ctx.turn,
+    "context": lambda ctx: ctx,
+    "state": lambda ctx: ctx.state,
+    "world": lambda ctx: ctx.world,
+}
+_KWARGS = "tools_kwargs"
+
+
+class FunctionTool(Tool):
+    """A typed function as a tool: name, description and schema come from its signature and docstring.
+
+    A function that is not a coroutine function runs on a thread. Parameters annotated `ToolContext` or
+    `Injected[…]` are filled in and hidden from the model.
+
+    Args:
+        function: The function. `ToolResult.from_value` converts what it returns.
+        name: What the model calls it; the function's name by default.
+        description: What the model reads; the docstring's text by default.
+        effects: What its calls conflict with.
+        schema: The JSON Schema of the arguments, in place of the signature's. The arguments are then passed
+            without conversion.
+        returns_verl: Whether it returns what verl's tools do, `response` or
+            `(response[, reward[, metrics]])`; `ToolResult.from_verl` then converts it.
+
+    Raises:
+        TypeError: If the signature has no JSON Schema, or the function no name.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        effects: Effects | None = None,
+        schema: Schema | None = None,
+        returns_verl: bool = False,
+    ) -> None:
+        self.function = function
+        self.returns_verl = returns_verl
+        self.reduced: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+        self._signature: FunctionSchema | None = (
+            schema_of(function, hide=_is_hidden) if schema is None else None
+        )
+        fallback = getattr(function, "__name__", type(function).__name__)
+        self.name = name or (self._signature.name if self._signature else fallback)
+        if not name and self.name == "<lambda>":
+            raise TypeError("a lambda has no name that a model could call; pass name=")
+        told = self._signature.description if self._signature else inspect.getdoc(function)
+        self.description = description if description is not None else told or ""
+        self.input_schema = self._signature.input_schema if self._signature else schema or {"type": "object"}
+        self.effects = effects
+        hidden = self._signature.hidden if self._signature else hidden_of(function, _is_hidden)
+        self._sources = {parameter: _source(parameter, hint) for parameter, hint in hidden.items()}
+        self._needs = _without_default(function, self._sources)
+        sources = set(self._sources.values())
+        self.wants_state = "state" in sources
+        self.wants_row = not sources <= _OF_CALL.keys()
+        self._callee = Callee(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, as if it had not been decorated."""
+        return self.function(*args, **kwargs)
+
+    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
+        """Call the function with the arguments by name."""
+        try:
+            kwargs = self._signature.arguments(args) if self._signature else dict(args)
+        except SchemaValidationError as error:
+            raise ToolError(str(error)) from None
+        if self._sources:
+            kwargs.update(self._filled_in(ctx))
+        value = await self._callee(ctx.in_thread, **kwargs)
+        return ToolResult.from_verl(value) if self.returns_verl and isinstance(value, tuple) else value
+
+    def check_row(self, row: RowData) -> None:
+        """See that the row has what the function takes from it."""
+        for parameter, source in self._needs.items():
+            if source not in row.kwargs(self.name, "execute_kwargs") and source not in row.columns:
+                known = ", ".join(map(str, row.columns)) or "none"
+                raise ValueError(
+                    f"tool {self.name!r} takes its {parameter!r} from the column {source!r}, which the data "
+                    f"set does not have; columns: {known}. What is given to ChatEnv.reset by hand does not "
+                    "get here; rows of DatasetChatEnv.from_dataloader do"
+                )
+
+    def _filled_in(self, ctx: ToolContext) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for parameter, source in self._sources.items():
+            if source in _OF_CALL:
+                found[parameter] = _OF_CALL[source](ctx)
+            elif source == _KWARGS:
+                found[parameter] = ctx.row.tools_kwargs.get(self.name, {})
+            else:
+                for place in (ctx.row.columns, ctx.row.kwargs(self.name, "execute_kwargs")):
+                    if source in place:
+                        found[parameter] = place[source]
+        return found
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle by reference: to a file of tools, or to where a decorator has put it."""
+        if self.reduced is not None:
+            return self.reduced
+        module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
+        if module is not None and _found(module, name) is self:
+            return (_found, (module, name))
+        schema = None if self._signature else self.input_schema
+        told = {"input_schema": self.input_schema, "is_strict": self.is_strict}
+        made = (self.function, self.name, self.description, self.effects, schema, self.returns_verl)
+        return (_rebuild, made, told)
+
+
+def _is_hidden(hint: Any) -> bool:
+    return hint is ToolContext or _mark(hint) is not None
+
+
+def _mark(hint: Any) -> Inject | None:
+    return next((item for item in get_args(hint)[1:] if isinstance(item, Inject)), None)
+
+
+def _source(parameter: str, hint: Any) -> str:
+    mark = _mark(hint)
+    return "context" if mark is None else mark.source or parameter
+
+
+def _without_default(function: Callable[..., Any], sources: Mapping[str, str]) -> dict[str, str]:
+    """Give the parameters that a column has to fill."""
+    if not sources:
+        return {}
+    parameters = inspect.signature(function).parameters
+    return {
+        name: source
+        for name, source in sources.items()
+        if source not in _OF_CALL
+        and source != _KWARGS
+        and parameters[name].default is inspect.Parameter.empty
+    }
+
+
+def _found(module: str, qualname: str) -> Any:
+    import importlib
+
+    found: Any = importlib.import_module(module)
+    for step in qualname.split("."):
+        found = getattr(found, step, None)
+    return found
+
+
+def _rebuild(
+    function: Callable[..., Any],
+    name: str,
+    description: str,
+    effects: Effects | None,
+    schema: Schema | None,
+    returns_verl: bool,
+) -> FunctionTool:
+    return FunctionTool(
+        function,
+        name=name,
+        description=description,
+        effects=effects,
+        schema=schema,
+        returns_verl=returns_verl,
+    )
+
+
+@overload
+def tool(function: Callable[..., Any], /, **options: Any) -> FunctionTool: ...
+@overload
+def tool(function: None = None, /, **options: Any) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, **options: Any
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Make a tool of a typed, documented function: `@tool`, `@tool(name="add")` or `tool(add, name="plus")`.
+
+    The options are those of `FunctionTool`.
+    """
+    if function is not None:
+        return FunctionTool(function, **options)
+
+    def decorate(function: Callable[..., Any]) -> FunctionTool:
+        return FunctionTool(function, **options)
+
+    return decorate
+
+
+@overload
+def function_tool(function: F, /) -> F: ...
+@overload
+def function_tool(name: str | None = None, /, *, schema: Any = None) -> Callable[[F], F]: ...
+@overload
+def function_tool(*, name: str | None = None, schema: Any = None) -> Callable[[F], F]: ...
+def function_tool(function: Any = None, /, *, name: str | None = None, schema: Any = None) -> Any:
+    """Mark a function as a tool, and leave it a function: the form of verl's files of tools.
+
+    `@function_tool`, `@function_tool("name")`, `@function_tool(name=…, schema=…)`. Such a function may stand
+    wherever a tool may; `load_function_tools` finds those of a file. It needs type hints and a docstring
+    that describes it and each parameter, unless there is a schema. The schema has the form that
+    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, defaults are left out. As in verl
+    it returns a response, or `(response[, reward[, metrics]])`; a `tuple` of a function with `@tool` is a
+    JSON list.
+
+    Args:
+        function: the function, or a name.
+        name: what the model calls it; the function's name by default.
+        schema: in place of what signature and docstring say: the JSON Schema of the parameters, or a whole
+            `{"type": "function", "function": {…}}`; a mapping, or an object with `model_dump()`.
+
+    Raises:
+        TypeError: a hint or a description is missing: transformers' TypeHintParsingException or
+            DocstringParsingException, which are TypeErrors here; the message begins with the file and line.
+        ValueError: the schema is no JSON Schema of an object.
+    """
+    if isinstance(function, str):
+        name, function = function, None
+
+    def decorate(function: F) -> F:
+        if not callable(function):
+            raise TypeError(f"@function_tool takes a function; got {type(function).__name__}")
+        made = _marked(function, name, schema)
+        cast("Any", function).__tool__ = made
+        made_here = registering.get()
+        if made_here is not None:
+            made_here.append(made)
+        return function
+
+    return decorate if function is None else decorate(function)
+
+
+def _marked(function: Callable[..., Any], name: str | None, schema: Any) -> FunctionTool:
+    place = place_of(function)
+    if schema is not None:
+        try:
+            return _with_schema(function, name, schema)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{place}: {error}") from None
+    doc = docstring_parser.parse(inspect.getdoc(function) or "", style=docstring_parser.DocstringStyle.GOOGLE)
+    told = name or getattr(function, "__name__", type(function).__name__)
+    if not doc.description:
+        raise signatures.docstring_error(
+            f"{place}: {told}() has no docstring; the model reads what it does there"
+        )
+    try:
+        made = FunctionTool(function, name=name, description=doc.description.strip(), returns_verl=True)
+    except TypeError as error:
+        raise signatures.type_hint_error(f"{place}: {error}") from None
+    try:
+        made.input_schema = _documented(
+            function, made, {param.arg_name: param.description for param in doc.params}
+        )
+    except ValueError as error:
+        raise signatures.docstring_error(f"{place}: {told}(): {error}") from None
+    return made
+
+
+def _documented(
+    function: Callable[..., Any], made: FunctionTool, descriptions: Mapping[str, str | None]
+) -> dict[str, JSON]:
+    """Write the schema of a function as `transformers.utils.get_json_schema` does.
+
+    What that form cannot say, such as dataclasses and constraints, keeps the schema that pydantic writes.
+
+    Raises:
+        ValueError: the docstring does not describe a parameter, or its choices cannot be read.
+    """
+    told, written = (
+        hidden_of(function, lambda _: True),
+        cast("dict[str, Schema]", made.input_schema["properties"]),
+    )
+    properties: dict[str, JSON] = {}
+    for name, of in written.items():
+        schema = signatures.hint_schema(told[name])
+        if schema is None:
+            schema = {key: value for key, value in of.items() if key != "default"}
+        text = descriptions.get(name)
+        if text is None and "description" not in schema:
+            raise ValueError(
+                f"the docstring does not describe {name!r}; add under 'Args:' the line '{name}: …'"
+            )
+        properties[name] = schema if text is None else signatures.described(schema, text)
+    required = made.input_schema.get("required") or None
+    found = {**made.input_schema, "properties": properties, "required": required}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _with_schema(function: Callable[..., Any], name: str | None, schema: Any) -> FunctionTool:
+    told = schema_fields(schema)
+    if told is None:
+        raise TypeError(f"schema is a mapping, or an object with model_dump(); got {type(schema).__name__}")
+    inner: Any = fields_of(told.get("function")) if "function" in told else {"parameters": told}
+    parameters: Any = None if inner is None else inner.get("parameters", {"type": "object"})
+    if inner is None or not _describes_object(parameters):
+        raise ValueError(
+            'schema is no schema of a function: expected {"type": "object", "properties": {…}}, or '
+            '{"type": "function", "function": {"name", "description", "parameters"}}; '
+            f"got {shorten(told)}"
+        )
+    Validator(parameters)
+    made = FunctionTool(
+        function,
+        name=name or inner.get("name"),
+        description=inner.get("description"),
+        schema=parameters,
+        returns_verl=True,
+    )
+    made.is_strict = inner.get("strict")
+    return made
+
+
+def schema_fields(schema: Any) -> Fields | None:
+    """Return what a schema says, as verl writes it into prompts: without what nobody set, and without nulls.
+
+    Args:
+        schema: A mapping, or an object with pydantic's `model_dump`.
+
+    Returns:
+        The fields, or None if the schema is neither.
+    """
+    dump = getattr(schema, "model_dump", None)
+    return fields_of(dump(exclude_unset=True, exclude_none=True) if callable(dump) else schema)
+
+
+def _describes_object(schema: Any) -> bool:
+    fields = fields_of(schema) or {}
+    return not fields.keys().isdisjoint(("type", "properties", "$ref", "allOf", "anyOf", "oneOf"))
+
+
+def place_of(function: Any) -> str:
+    """Say in which file and line a function begins."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)

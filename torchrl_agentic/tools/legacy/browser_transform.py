@@ -1,0 +1,185 @@
+"""`BrowserTransform`: one Chromium for all rows, and for each row a context of its own in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from torchrl_agentic.errors import InfrastructureError, ToolError
+from torchrl_agentic.messages import ToolResult
+from torchrl_agentic.tools.legacy.base import Call, children_of, end_trees
+from torchrl_agentic.tools.legacy.layers import NamedLayer, outcome
+
+T = TypeVar("T")
+
+
+class BrowserLayer(NamedLayer):
+    """Runs the actions on a loop of its own thread, each on the page of its row.
+
+    The transform has one page, which its `_reset` closes for all rows, and cannot be cloned. So each row gets
+    a stand-in: the transform's own attributes and methods, with another page. The transform itself never
+    opens anything.
+    """
+
+    rows_have_state = True
+
+    @property
+    def names(self) -> list[str]:
+        """What it is called here."""
+        return ["browser"]
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        kind = cast("type[Any]", type(transform))
+        self._stand_in: Any = type(kind.__name__, (_OwnsNothing, kind), {})
+        self._loop: _Loop | None = None
+        self._launched: Any = None
+        self._launching = asyncio.Lock()  # used on our loop alone
+        self._rows: dict[int, Any] = {}
+        self._stale: list[Any] = []
+
+    async def run(self, call: Call) -> ToolResult:
+        """Perform one action; the rows overlap."""
+        if call.name != "browser":
+            return ToolResult.from_text(f"Tool {call.name} not found: it is called 'browser'", is_error=True)
+        _check_address(self.transform.allowed_domains, call.args)
+        with self.lock:
+            loop = self._loop = self._loop or _Loop()
+        return outcome(await loop.run(self._act(call)))
+
+    async def _act(self, call: Call) -> dict[str, Any]:
+        row = await self._row(call.row)
+        try:
+            return await row._execute_browser_action_async(**call.args)
+        except KeyError as error:
+            raise ToolError(f"the action {call.args.get('action')!r} needs {error}") from None
+
+    async def _row(self, index: int) -> Any:
+        async with self._launching:
+            await _close_contexts(self._stale)
+            launched = self._launched
+            if launched is None or (launched.browser is not None and not launched.browser.is_connected()):
+                self._rows.clear()
+                self._launched = await self._launch()
+            if index not in self._rows:
+                self._rows[index] = await self._open_page()
+            return self._rows[index]
+
+    async def _launch(self) -> Any:
+        launched = self._copy()
+        try:
+            await launched._init_browser()
+        except ImportError as error:
+            raise InfrastructureError(
+                f"BrowserTransform needs playwright and Chromium: {error}; pip install playwright"
+            ) from error
+        except Exception as error:
+            raise InfrastructureError(f"the browser cannot be started: {error}") from error
+        return launched
+
+    async def _open_page(self) -> Any:
+        row = self._copy()
+        row.browser = self._launched.browser
+        if row.browser is not None:
+            row.context = await row.browser.new_context()
+            row.context.set_default_timeout(1000 * self.transform.timeout)
+            row.page = await row.context.new_page()
+        return row
+
+    def _copy(self) -> Any:
+        copy: Any = object.__new__(self._stand_in)
+        copy.__dict__.update(self.transform.__dict__)
+        return copy
+
+    def reset_rows(self, chosen: list[bool], tensordict: Any, tensordict_reset: Any) -> None:
+        """Forget the pages of these rows alone; their contexts are closed with the next call."""
+        del tensordict, tensordict_reset
+        for row in [row for row in self._rows if row < len(chosen) and chosen[row]]:
+            self._stale.append(self._rows.pop(row))
+
+    def close_transform(self) -> None:
+        """Close the browser, and end the driver that playwright leaves running."""
+        loop, self._loop = self._loop, None
+        launched, self._launched = self._launched, None
+        self._rows.clear()
+        self._stale.clear()
+        if loop is not None:
+            loop.close(launched.browser.close() if launched is not None and launched.browser else None)
+        super().close_transform()
+
+
+class _OwnsNothing:
+    """What comes before the transform's class in its stand-ins: nothing is theirs to close."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def __del__(self) -> None:
+        """Leave browser and loop alone."""
+
+
+async def _close_contexts(rows: list[Any]) -> None:
+    while rows:
+        context = rows.pop().context
+        if context is not None:
+            with contextlib.suppress(Exception):  # the browser may have gone with all its contexts
+                await context.close()
+
+
+def _check_address(allowed: list[str] | None, args: Any) -> None:
+    """Refuse what the transform lets through: files of this machine, `notexample.org` for `example.org`.
+
+    Raises:
+        ToolError: it must not be visited.
+    """
+    url = args.get("url")
+    if args.get("action") != "navigate" or not isinstance(url, str):
+        return
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ToolError(f"{url[:80]!r} is no address: {error}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ToolError(f"only http and https addresses can be visited; got {url[:80]!r}")
+    hosts = {parts.hostname or "", parts.netloc.rpartition("@")[2].lower()}
+    if allowed and not any(h == d.lower() or h.endswith("." + d.lower()) for h in hosts for d in allowed):
+        raise ToolError(f"Domain not allowed. Must be one of: {allowed}")
+
+
+class _Loop:
+    """An event loop on a thread of its own, and what it has started."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="legacy-browser")
+        self._thread.start()
+        self.thread_id = self._thread.native_id or 0
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self, last: Coroutine[Any, Any, Any] | None) -> None:
+        """Do one last thing, and end all that runs here. Blocks."""
+        if last is not None:
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(last, self._loop).result(10)
+        end_trees(children_of(self.thread_id))
+        asyncio.run_coroutine_threadsafe(self._cancel_others(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _cancel_others(self) -> None:
+        # asyncio tells of the end of a process on the loop that has started it, if that is still there.
+        for _ in range(100):
+            if not children_of(self.thread_id):
+                break
+            await asyncio.sleep(0.01)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

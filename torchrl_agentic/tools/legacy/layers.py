@@ -1,0 +1,259 @@
+"""What a legacy transform answered, as a `ToolResult`."""
+
+from __future__ import annotations
+
+import html
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult, jsonable
+from torchrl_agentic.tools.legacy.base import ANY, Call, ThreadLayer, end_trees
+from torchrl_agentic.tools.schema import Schema, schema_of
+from torchrl_agentic.tools.signatures import keywords_of
+
+logger = logging.getLogger(__name__)
+
+
+def outcome(report: Mapping[str, Any]) -> ToolResult:
+    """Read the transform's own report, `{"success", "result" or "error"}`, perhaps one inside another."""
+    result: Any = report.get("result")
+    if report.get("success") and isinstance(result, Mapping) and "success" in result:
+        return outcome(cast("Mapping[str, Any]", result))
+    if report.get("success"):
+        try:
+            return ToolResult.from_value(result)
+        except TypeError:
+            return ToolResult.from_text(str(cast("object", result)))
+    text = str(report.get("error", "failed"))
+    is_timeout = text.startswith("Tool execution timed out after ")
+    return ToolResult.from_text(text, status=Status.TIMEOUT if is_timeout else Status.ERROR)
+
+
+RenderCall = Callable[[str, Mapping[str, JSON]], str]
+
+
+class TextLayer(ThreadLayer):
+    """Writes the call as text again, for the transform to parse.
+
+    render_call: how to write it; None: in TorchRL's tags.
+    """
+
+    def __init__(self, transform: Any, render_call: RenderCall | None = None) -> None:
+        super().__init__(transform)
+        self.render_call = render_call
+
+    def answer(self, call: Call) -> ToolResult:
+        """Let the transform read the call and answer."""
+        rendered = self.render_call(call.name, call.args) if self.render_call else _rendered(call)
+        found: Any = self.transform._process_batch_item(rendered, call.row)
+        if found is None:
+            raise ToolError(
+                f"the transform found no call in {rendered[:80]!r}; give as_tool a render_call that suits it"
+            )
+        written = getattr(self.transform, "_format_result", str)
+        texts: list[str] = [written(item) for item in ([found] if isinstance(found, str) else found)]
+        failed = any(" failed:\n" in text[:200] for text in texts)
+        return ToolResult(tuple(map(TextPart, texts)), failed)
+
+
+def _rendered(call: Call) -> str:
+    tag = f' tag="{html.escape(call.ctx.tag)}"' if call.ctx.tag else ""
+    return f'<tool name="{call.name}"{tag}>{json.dumps(call.args, ensure_ascii=False)}</tool>'
+
+
+class NamedLayer(ThreadLayer):
+    """Calls `_execute_tool`; what its functions keep is shared by all rows, as it always was."""
+
+    rows_have_state = False
+
+    def answer(self, call: Call) -> ToolResult:
+        """Call the function of that name."""
+        return outcome(self.transform._execute_tool(call.name, json.dumps(call.args)))
+
+    @property
+    def names(self) -> list[str]:
+        """The keys of `tools`."""
+        tools = getattr(self.transform, "tools", None)
+        return (
+            list(map(str, cast("Mapping[str, Any]", tools))) if isinstance(tools, Mapping) else super().names
+        )
+
+    def offer(self, name: str) -> tuple[str, Schema]:
+        """Read `tool_schemas`, or else the signature of the function."""
+        known = _told(getattr(self.transform, "tool_schemas", None), name)
+        if known is not None:
+            return known
+        function: Any = _item(getattr(self.transform, "tools", None), name)
+        try:
+            read = schema_of(cast("Callable[..., Any]", function))
+        except TypeError:  # no function, or without annotations
+            return "", ANY
+        return read.description, read.input_schema
+
+
+def _told(schemas: Any, name: str) -> tuple[str, Schema] | None:
+    """Read a schema as people wrote them: of the arguments, or of a function with its parameters."""
+    schema = _item(schemas, name)
+    if not isinstance(schema, Mapping):
+        return None
+    fields = cast("Mapping[str, Any]", schema)
+    if isinstance(fields.get("function"), Mapping):
+        fields = cast("Mapping[str, Any]", fields["function"])
+    parameters: Any = fields.get("parameters", fields)
+    if not isinstance(parameters, Mapping) or cast("Schema", parameters).get("type") != "object":
+        return None
+    return str(fields.get("description", "")), cast("Schema", parameters)
+
+
+def _item(mapping: Any, name: str) -> Any:
+    return cast("Mapping[str, Any]", mapping).get(name) if isinstance(mapping, Mapping) else None
+
+
+_CODE: Schema = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+_TIMED_OUT = ("Code execution timed out", "Code execution timed out - process restarted")
+_ANEW = "The interpreter had ended: a new one ran this, and what the old one knew is gone."
+
+
+class PythonLayer(ThreadLayer):
+    """Calls `_execute_python_code(code, row)`; a row whose interpreter has ended gets another."""
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self.rows_have_state = bool(transform.persistent) and transform.python_service is None
+
+    def answer(self, call: Call) -> ToolResult:
+        """Run code."""
+        was_lost = self.rows_have_state and self._make_process(call)
+        done = self.transform._execute_python_code(str(call.args.get("code", "")), call.row)
+        parts = (_ANEW if was_lost else "", done.get("stdout", ""), done.get("stderr", ""))
+        text = "\n".join(part.rstrip("\n") for part in parts if part and part.strip())
+        if done.get("stderr") in _TIMED_OUT:
+            return ToolResult.from_text(text, status=Status.TIMEOUT)
+        return ToolResult.from_text(text, is_error=not done["success"])
+
+    @property
+    def names(self) -> list[str]:
+        """What it is called here."""
+        return ["python"]
+
+    def offer(self, name: str) -> tuple[str, Schema]:
+        """Tell of the code."""
+        return "", _CODE
+
+    def _make_process(self, call: Call) -> bool:
+        """Make the row's process, if it has none that runs. Whether one was lost.
+
+        The transform makes its processes one after the other, and counts them: rows that start together make
+        too many. So a clone makes this one, which the row alone waits for.
+        """
+        with self.lock:
+            process = self._slots(call.row)[call.row]
+        if process is not None and process.process is not None and process.process.poll() is None:
+            return False
+        maker = self.transform.clone()
+        maker._ensure_processes(1)
+        made, maker.processes = maker.processes[0], []
+        with self.lock:
+            if not call.is_over:
+                self._slots(call.row)[call.row] = made
+        if call.is_over:
+            made.cleanup()
+            raise ToolError("the call is over")
+        return process is not None
+
+    def _slots(self, row: int) -> list[Any]:
+        processes: list[Any] = self.transform.processes
+        processes.extend([None] * (row + 1 - len(processes)))
+        return processes
+
+    def stop(self, call: Call) -> None:
+        """End the row's process; without the lock, since this runs on the event loop."""
+        processes: list[Any] = self.transform.processes or []
+        if not self.rows_have_state or call.row >= len(processes):
+            return
+        process, processes[call.row] = processes[call.row], None
+        if process is not None and process.process is not None:
+            end_trees([process.process.pid])
+
+
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_UNRUN = "not run: an earlier call of this message failed, and stop_on_error is set"
+
+
+class ServiceLayer(ThreadLayer):
+    """Calls `registry.get(name)(**args)`, with `_state` where the service can take it."""
+
+    rows_have_state = False
+
+    def __init__(self, transform: Any) -> None:
+        super().__init__(transform)
+        self._failed: dict[int, tuple[str, int]] = {}  # row → trajectory and turn of its last failure
+
+    def answer(self, call: Call) -> ToolResult:
+        """Call the service, unless an earlier one of this message has failed and that stops the others."""
+        here = call.ctx.trajectory, call.ctx.turn
+        if self.transform.stop_on_error and self._failed.get(call.row) == here:
+            return ToolResult.from_text(_UNRUN, status=Status.SKIPPED)
+        try:
+            result = self._answer(call)
+        except BaseException:
+            self._failed[call.row] = here
+            raise
+        if result.is_error:
+            self._failed[call.row] = here
+        return result
+
+    def _answer(self, call: Call) -> ToolResult:
+        registry, ctx = self.transform.registry, call.ctx
+        if call.name not in registry:
+            raise ToolError(f"the registry has no service named {call.name!r}")
+        service = registry.get(call.name)
+        state: dict[str, Any] = {}
+        if self.transform.pass_state_to_tools and "_state" in keywords_of(service):
+            state["_state"] = {} if ctx.state is None else ctx.state
+        try:
+            output = service(**call.args, **state)
+        except (ToolError, StopSignal, InfrastructureError):
+            raise
+        except Exception as error:
+            # The old transform showed the model what a service raised, and services were written for that.
+            logger.warning("service %s raised (call %s)", call.name, ctx.call_id, exc_info=True)
+            raise ToolError(f"{call.name} failed: {error}") from error
+        if isinstance(output, Mapping) and "error" in cast("Mapping[str, Any]", output):
+            return ToolResult.from_text(str(cast("Mapping[str, Any]", output)["error"]), is_error=True)
+        return ToolResult.from_value(output)
+
+    @property
+    def names(self) -> list[str]:
+        """The services of the registry, which has no public list of them."""
+        return list(map(str, getattr(self.transform.registry, "_svc", ())))
+
+    def offer(self, name: str) -> tuple[str, Schema]:
+        """Read `schema_in`: a JSON Schema, or names with Python's types."""
+        registry = self.transform.registry
+        if name not in registry:
+            return "", ANY
+        service: Any = registry.get(name)
+        told: Any = getattr(service, "description", None) or inspect.getdoc(service) or ""
+        return str(told), _schema(getattr(service, "schema_in", None))
+
+
+def _schema(told: Any) -> Schema:
+    """Make a schema in which nothing is required: `schema_in` does not tell what has a default."""
+    if not isinstance(told, Mapping):
+        return ANY
+    fields = cast("Mapping[str, Any]", told)
+    if fields.get("type") == "object":
+        return fields
+    properties = {str(name): _property(kind) for name, kind in fields.items()}
+    return {"type": "object", "properties": properties} if properties else ANY
+
+
+def _property(kind: Any) -> dict[str, Any]:
+    if isinstance(kind, Mapping):
+        return dict(cast("Mapping[str, Any]", jsonable(kind)))
+    return {"type": _TYPES[kind]} if isinstance(kind, type) and kind in _TYPES else {}

@@ -1,0 +1,107 @@
+"""Servers that run elsewhere: MCP over streamable HTTP, or over SSE as older servers have it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
+
+CONNECT_S = 10.0
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the server answered last, of HTTP.
+
+    forgotten: it knows our session no more.
+    """
+
+    status: int | None = None
+    forgotten: bool = False
+
+    async def note(self, response: httpx2.Response) -> None:
+        """Take note of an answer."""
+        self.status = response.status_code
+        if response.status_code == 404 and "mcp-session-id" in response.request.headers:
+            self.forgotten = True
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it may be a server of the other transport, which knows no such request."""
+        return self.status is not None and 400 <= self.status < 500 and self.status not in (401, 403, 429)
+
+    def text(self) -> str:
+        """Say it, where it was an error."""
+        return "" if self.status is None or self.status < 400 else f"it answered {self.status}"
+
+
+@contextlib.asynccontextmanager
+async def streamable_http(
+    config: MCPServerConfig, answers: Answers, max_result_bytes: int
+) -> AsyncGenerator[Any]:
+    """Speak over streamable HTTP."""
+    async with (
+        _client(config, answers, max_result_bytes) as client,
+        streamable_http_client(
+            config.url or "", http_client=client, max_sse_event_size=max_result_bytes
+        ) as streams,
+    ):
+        yield streams
+
+
+@contextlib.asynccontextmanager
+async def sse(config: MCPServerConfig, answers: Answers, max_result_bytes: int) -> AsyncGenerator[Any]:
+    """Speak over SSE, of which the SDK takes events of 1 MiB."""
+
+    def factory(*_: Any, **__: Any) -> httpx2.AsyncClient:
+        return _client(config, answers, max_result_bytes)
+
+    async with sse_client(config.url or "", httpx_client_factory=factory) as streams:
+        yield streams
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that ends with an error behind so many bytes."""
+
+    def __init__(self, stream: Any, most: int, *, is_packed: bool) -> None:
+        self._stream, self._most, self._is_packed = stream, most, is_packed
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._is_packed:
+            raise httpx2.StreamError("the answer is compressed, which it was asked not to be")
+        size = 0
+        async for data in self._stream:
+            size += len(data)
+            if size > self._most:
+                raise httpx2.StreamError(too_large(None, self._most))
+            yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _client(config: MCPServerConfig, answers: Answers, max_result_bytes: int) -> httpx2.AsyncClient:
+    async def bound(response: httpx2.Response) -> None:
+        """Bound a body that is read whole; of streams, the SDK bounds each event."""
+        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            is_packed = response.headers.get("content-encoding", "identity").lower() != "identity"
+            response.stream = _Bounded(response.stream, max_result_bytes, is_packed=is_packed)
+
+    headers = {"Accept-Encoding": "identity", **(config.headers or {})}
+    if config.auth_token:
+        headers["Authorization"] = f"Bearer {config.auth_token}"
+    return httpx2.AsyncClient(
+        headers=headers,
+        # No bound for reading: a stream is silent while a model thinks, and calls have bounds of their own.
+        timeout=httpx2.Timeout(CONNECT_S, read=None, pool=None),
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
+        trust_env=config.trust_env,
+        event_hooks={"response": [answers.note, bound]},
+    )

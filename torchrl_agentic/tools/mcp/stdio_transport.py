@@ -1,0 +1,251 @@
+"""Servers that we start: MCP messages, one a line, over the stdin and stdout of a process.
+
+The SDK starts processes too, but not in a sandbox, and it keeps neither how they ended nor what they wrote to
+stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import signal
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+import anyio
+import pydantic_core
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp_types.jsonrpc import INTERNAL_ERROR
+
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.messages import fields_of
+from torchrl_agentic.printable import printable
+from torchrl_agentic.sandbox.base import Process
+from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.process import Served, serve
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
+
+logger = logging.getLogger(__name__)
+
+MAX_SKIPPED = 1 << 30
+"""How many bytes of a message that is too long are read and left out, before its server is given up."""
+ENDS = 1024
+"""How many bytes at each end of such a message are kept, in which the id of what it answers may be."""
+END_S = 2.0
+"""How long a server may take to end once its stdin is closed, and again once it has got SIGTERM."""
+TOLD_S = 1.0
+"""How long we wait to hear how a process ended that has closed its stdout."""
+MAX_STDERR = 2000
+MAX_RUBBISH = 200
+_LAST_ID = re.compile(
+    rb'"id"\s*:\s*(-?\d{1,18}|"(?:[^"\\]|\\.){1,200}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$'
+)
+
+Item = SessionMessage | Exception
+Streams = tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionMessage]]
+
+
+@dataclass(slots=True)
+class Report:
+    """What is known of a server that we started: for messages about it.
+
+    how: how it ended, once it has. rubbish: the first line on its stdout that was no message.
+    """
+
+    process: Process | None = None
+    pid: int | None = None
+    how: str = ""
+    rubbish: str = ""
+
+    def text(self, config: MCPServerConfig) -> str:
+        """Say what was printed, for whoever runs the job."""
+        lines: list[str] = []
+        if self.rubbish:
+            lines.append(
+                f"it printed {self.rubbish!r} to stdout, which is for MCP messages alone; prints belong on "
+                "stderr"
+            )
+        errors = self.process.errors().strip() if self.process is not None else ""
+        if errors:
+            shown = "\n".join(map(printable, config.without_secrets(errors).splitlines()))
+            lines.append(f"its stderr ends with:\n{shown[-MAX_STDERR:]}")
+        return "; ".join(lines)
+
+
+async def start(config: MCPServerConfig) -> tuple[Process, Callable[[], object]]:
+    """Start a server; give it, and what frees its sandbox once it has ended.
+
+    Raises:
+        InfrastructureError: there is no such command, or the sandbox failed.
+    """
+    assert config.command is not None
+    if config.sandbox is not None:
+        sandbox = config.sandbox.fresh()
+        try:
+            await sandbox.open()
+            return await sandbox.spawn(_inside(config)), sandbox.close
+        except BaseException:
+            await to_the_end(sandbox.close())
+            raise
+    env = {**get_default_environment(), **(config.env or {})}
+    try:
+        return await serve([config.command, *config.args], env=env, cwd=config.cwd), _nothing
+    except OSError as error:
+        what = str(error)
+        if isinstance(error, FileNotFoundError) and error.filename != config.cwd:
+            what = f"no such program; install it, or give its full path (PATH: {env.get('PATH', '')})"
+        raise InfrastructureError(
+            f"the MCP server {config.name!r} cannot be started: {config.shown}: {what}"
+        ) from error
+
+
+async def _nothing() -> None:
+    """There is no sandbox to free."""
+
+
+def _inside(config: MCPServerConfig) -> list[str]:
+    """Give the command for inside a sandbox, which passes on no environment and no folder by itself."""
+    variables = [f"{name}={value}" for name, value in (config.env or {}).items()]
+    argv = [*(["env", *variables] if variables else []), config.command or "", *config.args]
+    return ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", config.cwd, *argv] if config.cwd else argv
+
+
+@contextlib.asynccontextmanager
+async def stdio(config: MCPServerConfig, report: Report, max_bytes: int) -> AsyncGenerator[Streams]:
+    """Start a server and speak with it; it has ended, with all it started, when this is left.
+
+    max_bytes: of a message; of a longer one, whoever waits for it gets an error.
+    """
+    process, free = await start(config)
+    report.process = process
+    report.pid = process.process.pid if isinstance(process, Served) else None
+    incoming, read = anyio.create_memory_object_stream[Item](64)
+    write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    tasks = [
+        asyncio.create_task(_receive(config, process, report, max_bytes, incoming)),
+        asyncio.create_task(_send(process, outgoing)),
+    ]
+    try:
+        yield read, write
+    finally:
+        for stream in (read, write, incoming, outgoing):
+            stream.close()
+        await to_the_end(_end(process, tasks, free), however_often=True)
+
+
+async def _receive(
+    config: MCPServerConfig,
+    process: Process,
+    report: Report,
+    max_bytes: int,
+    incoming: MemoryObjectSendStream[Item],
+) -> None:
+    """Hand on what the server says, until it ends; then find out how, before anybody is told."""
+    rest = bytearray()
+    head, skipped = b"", 0  # of a message that is too long
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async with incoming:
+            while data := await process.receive():
+                rest += data
+                if b"\n" in data:
+                    *lines, rest = rest.split(b"\n")
+                    for line in lines:
+                        if (size := skipped + len(line)) > max_bytes:
+                            head = head or bytes(line[:ENDS])
+                            message = answer_too_large(head, bytes(line[-ENDS:]), size, max_bytes)
+                            if message is None:
+                                _pass_over(config, head, report)
+                            head, skipped = b"", 0
+                        else:
+                            message = _message(config, bytes(line), report)
+                        if message is not None:
+                            await incoming.send(message)
+                if skipped + len(rest) > max_bytes and len(rest) > ENDS:
+                    head = head or bytes(rest[:ENDS])
+                    skipped += len(rest) - ENDS
+                    del rest[:-ENDS]
+                if skipped > max_bytes + MAX_SKIPPED:
+                    report.how = f"it sent a message of more than {skipped >> 20} MiB"
+                    return
+            if not report.how:
+                report.how = "it closed its stdout"
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TOLD_S):
+                        report.how = await process.wait()
+
+
+def answer_too_large(head: bytes, tail: bytes, size: int, most: int) -> SessionMessage | None:
+    """Make the answer in place of one that is too long; None if it cannot be found out what it answers.
+
+    Servers write the id before the result or behind it. A request or notification of theirs is no answer.
+    """
+    try:
+        fields = fields_of(pydantic_core.from_json(head.decode(errors="ignore"), allow_partial=True))
+        if fields is None or "method" in fields:
+            return None
+        found = fields.get("id")
+        if "id" not in fields and (last := _LAST_ID.search(tail)) is not None:
+            found = pydantic_core.from_json(last[1])
+    except ValueError:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | str):
+        return None
+    error = ErrorData(code=INTERNAL_ERROR, message=too_large(size, most))
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=found, error=error))
+
+
+def _message(config: MCPServerConfig, line: bytes, report: Report) -> SessionMessage | None:
+    if not line.strip():
+        return None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError:
+        _pass_over(config, line, report)
+        return None
+
+
+def _pass_over(config: MCPServerConfig, line: bytes, report: Report) -> None:
+    """Keep and log the first line that is no message."""
+    if not report.rubbish:
+        shown = config.without_secrets(line[: 8 * MAX_RUBBISH].decode("utf-8", "replace").strip())
+        report.rubbish = shown[:MAX_RUBBISH]
+        logger.warning(
+            "the MCP server %r printed to stdout what is no message, and is passed over: %r",
+            config.name,
+            report.rubbish,
+        )
+
+
+async def _send(process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    async with outgoing:
+        with contextlib.suppress(EOFError):
+            async for message in outgoing:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                await process.send(text.encode() + b"\n")
+
+
+async def _end(process: Process, tasks: list[asyncio.Task[None]], free: Callable[[], object]) -> None:
+    """Ask a server to end, first kindly; then see to it."""
+    try:
+        if isinstance(process, Served):
+            process.finish()
+            for request in (None, signal.SIGTERM):
+                if request is not None:
+                    process.signal(request)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(END_S):
+                        await process.wait()
+                        break
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await process.kill()
+        found = free()
+        if asyncio.iscoroutine(found):
+            await found

@@ -1,0 +1,369 @@
+"""A client of Sandbox Fusion, which tells apart every way in which a run can end."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self, cast
+
+from torchrl_agentic.limits import Limiter
+from torchrl_agentic.messages import JSON, Fields, fields_of
+from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.sandbox_fusion.capped import capped
+from torchrl_agentic.tools.service import Answer, Patience, ServiceClient, ServiceError, bearer, seconds_left
+
+ENDPOINT = "SANDBOX_FUSION_ENDPOINT"
+"""The environment variable that names the service where no URL is given."""
+LANGUAGES = (
+    "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust",
+    "cuda", "lua", "R", "perl", "D_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest",
+    "verilog", "python_gpu", "lean", "swift", "racket",
+)  # fmt: skip
+MARGIN_S = 10.0
+"""How much longer than a run may take we wait for its answer."""
+ANSWER_S, ANSWER_SHARE = 2.0, 0.1
+"""How long before the end of a call a run has to end: so many seconds, or that share of what is left."""
+FAIR_SHARE = 0.9
+"""A run that was stopped before this share of its time is the service's fault: waiting took the rest."""
+
+
+class Outcome(StrEnum):
+    """How a run ended; the names are those of the service's own SDK."""
+
+    SUCCESS = "Success"
+    COMPILE_FAILED = "CompileFailed"
+    COMPILE_TIMEOUT = "CompileTimeout"
+    RUN_FAILED = "RunFailed"
+    RUN_TIMEOUT = "RunTimeout"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What came of a run.
+
+    exit_code: negative for a signal; None where it was stopped. seconds, compile_seconds: as the service
+    measured them. compile_output: what the compiler said. files: those asked for, by path. display: what
+    cells showed besides text, by MIME type each. errors: what cells raised. undecodable: whether output was
+    no UTF-8. timeout_s: how long it was allowed to take.
+    """
+
+    outcome: Outcome
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    seconds: float | None = None
+    compile_seconds: float | None = None
+    compile_output: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    display: tuple[Mapping[str, JSON], ...] = ()
+    errors: tuple[Mapping[str, JSON], ...] = ()
+    pod: str | None = None
+    queue_s: float = 0.0
+    run_s: float = 0.0
+    tries: int = 1
+    timeout_s: float | None = None
+
+    @property
+    def undecodable(self) -> bool:
+        """Whether the program wrote something that is no text."""
+        return any(text.startswith("[DecodeError]") for text in (self.stdout, self.stderr))
+
+
+class SandboxFusionClient:
+    """Runs code in a Sandbox Fusion service; rewards and tools may share one.
+
+    url: of the service, or of its `/run_code`; None: that in SANDBOX_FUSION_ENDPOINT. limiter,
+    max_connections, patience: see `ServiceClient`. headers: sent along with each request. token_file: a file
+    with the token of the service, e.g. that of `torchrl-agentic serve sandbox --token-file`. What the service
+    is to blame for is a `ServiceError`; all else is a result.
+
+    Raises:
+        ValueError: there is no URL, or it is none; or the file has no token, or all users can read it.
+        OSError: the token cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        limiter: Limiter | None = None,
+        max_connections: int = 10,
+        patience: Patience | None = None,
+        headers: Mapping[str, str] | None = None,
+        token_file: str | Path | None = None,
+    ) -> None:
+        self.url = service_url(url)
+        self.service = ServiceClient(
+            "the sandbox service",
+            limiter,
+            max_connections=max_connections,
+            patience=patience,
+            headers={**(headers or {}), **bearer(token_file)},
+        )
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        run_timeout: float = 30.0,
+        compile_timeout: float | None = None,
+        memory_limit_mb: int = 1024,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        cap_output: bool = True,
+        ctx: ToolContext | None = None,
+    ) -> RunResult:
+        """Run a program from its start to its end.
+
+        Args:
+            code: The program.
+            language: One of `LANGUAGES`.
+            run_timeout: Seconds that it may run; less if its call ends before.
+            compile_timeout: Seconds that compiling may take, likewise; None: as long as the run.
+            memory_limit_mb: -1 for none.
+            stdin: What the program can read.
+            files: Contents of files by path, put there before.
+            fetch_files: Paths that are read afterwards.
+            cap_output: For Python, keep long output from blocking the service, see `capped`.
+            ctx: The context of the tool call that this is for; its deadline bounds everything.
+
+        Raises:
+            ServiceError: The service failed, or left the program less time than a call has.
+            ValueError: There is no such language.
+        """
+        if language not in LANGUAGES:
+            raise ValueError(f"no language {language!r}; there are {', '.join(LANGUAGES)}")
+        compile_s = run_timeout if compile_timeout is None else compile_timeout
+        payload = {
+            "code": capped(code) if cap_output and language == "python" else code,
+            "language": language,
+            "memory_limit_MB": memory_limit_mb,
+            "stdin": stdin,
+            "files": _packed(files),
+            "fetch_files": list(fetch_files),
+        }
+        times = _Times({"run_timeout": run_timeout, "compile_timeout": compile_s}, ctx)
+        if language != "python":  # it may take both, one after the other
+            times.share_s = run_timeout + compile_s
+        answer = await self._post("/run_code", payload, times, run_timeout + compile_s + MARGIN_S, ctx)
+        return times.checked(_code_result(answer), "run_timeout")
+
+    async def run_jupyter(
+        self,
+        cells: Sequence[str],
+        *,
+        total_timeout: float = 45.0,
+        cell_timeout: float = 0.0,
+        memory_limit_mb: int = -1,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        ctx: ToolContext | None = None,
+    ) -> RunResult:
+        """Run cells one after the other in a new kernel; the later ones run after an error too.
+
+        Args:
+            cells: Their code.
+            total_timeout: Seconds that all may take; less if the call ends before.
+            cell_timeout: Seconds that each may take; 0 for no bound.
+            memory_limit_mb: -1 for none.
+            files: Contents of files by path, put there before.
+            fetch_files: Paths that are read afterwards.
+            ctx: The context of the tool call that this is for; its deadline bounds everything.
+
+        Raises:
+            ServiceError: The service failed, or left the cells less time than a call has.
+        """
+        payload = {
+            "cells": list(cells),
+            "cell_timeout": cell_timeout,
+            "memory_limit_MB": memory_limit_mb,
+            "kernel": "python3",
+            "files": _packed(files),
+            "fetch_files": list(fetch_files),
+        }
+        times = _Times({"total_timeout": total_timeout}, ctx)
+        answer = await self._post("/run_jupyter", payload, times, total_timeout + 2 * MARGIN_S, ctx)
+        return times.checked(_jupyter_result(answer), "total_timeout")
+
+    async def _post(
+        self, path: str, payload: Fields, times: _Times, timeout: float, ctx: ToolContext | None
+    ) -> Answer:
+        def at_this_try(left_s: float | None) -> JSON:
+            return {**payload, **times.within(left_s)}
+
+        answer = await self.service.post(self.url + path, at_this_try, timeout=timeout, check=_check, ctx=ctx)
+        if answer.status >= 400:
+            raise ServiceError(
+                f"the sandbox service refused the request ({answer.status}): {str(answer.data)[:500]}",
+                "refused",
+                status=answer.status,
+            )
+        if fields_of(answer.data) is None:
+            raise ServiceError(f"the sandbox service answered no result: {str(answer.data)[:300]}", "garbage")
+        return answer
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        await self.service.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Times:
+    """How long the service may take, cut so that its answer comes before the call ends.
+
+    Args:
+        wanted: Seconds by the names that they have in the request.
+        ctx: The context of the call.
+    """
+
+    def __init__(self, wanted: Mapping[str, float], ctx: ToolContext | None) -> None:
+        self._wanted = wanted
+        self.share_s = max(wanted.values())  # the longest that all of them take together
+        self._fair = self.within(seconds_left(ctx))
+        self._last = self._fair
+
+    def within(self, left_s: float | None) -> Mapping[str, float]:
+        """Return the seconds for a try that has to end in so many."""
+        self._last = self._wanted
+        if left_s is not None:
+            part = min(1.0, (left_s - min(ANSWER_S, ANSWER_SHARE * left_s)) / self.share_s)
+            self._last = {name: max(0.01, seconds * part) for name, seconds in self._wanted.items()}
+        return self._last
+
+    def checked(self, result: RunResult, name: str) -> RunResult:
+        """Return the result with the time that the run was allowed.
+
+        Raises:
+            ServiceError: If the program was stopped in less time than a call has that does not wait.
+        """
+        allowed, fair = self._last[name], self._fair[name]
+        stopped = result.outcome in (Outcome.RUN_TIMEOUT, Outcome.COMPILE_TIMEOUT)
+        if stopped and allowed < FAIR_SHARE * fair:
+            text = f"the sandbox service left the program only {allowed:.1f} of its {fair:.1f} s"
+            raise ServiceError(text, "deadline")
+        return replace(result, timeout_s=allowed)
+
+
+def service_url(url: str | None) -> str:
+    """Give the base of a service's URL.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = (url if url is not None else os.environ.get(ENDPOINT, "")).strip().rstrip("/")
+    for path in ("/run_code", "/run_jupyter"):
+        found = found.removesuffix(path)
+    if not found.startswith(("http://", "https://")):
+        raise ValueError(
+            f"sandbox_fusion_url is the URL of a Sandbox Fusion service, e.g. http://localhost:8080; got "
+            f"{url!r}. To have one here: torchrl-agentic serve sandbox"
+        )
+    return found
+
+
+def _packed(files: Mapping[str, bytes] | None) -> dict[str, str]:
+    return {path: base64.b64encode(data).decode() for path, data in (files or {}).items()}
+
+
+def _check(data: JSON) -> None:
+    """Raise for an answer that holds no result: those come with the status 200."""
+    fields = fields_of(data)
+    if fields is None:
+        return  # the text of a refusal
+    if fields.get("status") == "SandboxError":
+        message = str(fields.get("message") or "no reason given")[:500]
+        raise ServiceError(f"the sandbox service failed: {message}", "sandbox_error", is_transient=True)
+    if "detail" not in fields and fields.get("status") not in ("Success", "Failed"):
+        raise ServiceError(f"the sandbox service answered no result: {str(fields)[:300]}", "garbage")
+
+
+def _code_result(answer: Answer) -> RunResult:
+    data: Fields = answer.data
+    compiled, run = fields_of(data.get("compile_result")), fields_of(data.get("run_result"))
+    more = _common(answer)
+    if compiled is not None:
+        more |= {"compile_seconds": compiled.get("execution_time"), "compile_output": _both(compiled)}
+    failed_compile = compiled is not None and (
+        compiled.get("status") != "Finished" or compiled.get("return_code") not in (0, None)
+    )
+    if failed_compile and run is None:
+        stopped = compiled is not None and compiled.get("status") == "TimeLimitExceeded"
+        return RunResult(Outcome.COMPILE_TIMEOUT if stopped else Outcome.COMPILE_FAILED, **more)
+    if run is None:
+        raise ServiceError("the sandbox service answered without a result", "garbage")
+    return _ended(run, **more)
+
+
+def _jupyter_result(answer: Answer) -> RunResult:
+    data: Fields = answer.data
+    driver = fields_of(data.get("driver")) or {}
+    cells = [fields_of(cell) or {} for cell in _list(data.get("cells"))]
+    errors = [fields_of(error) or {} for cell in cells for error in _list(cell.get("error"))]
+    shown = [fields_of(item) or {} for cell in cells for item in _list(cell.get("display"))]
+    more = _common(answer) | {"display": tuple(shown), "errors": tuple(errors)}
+    ran: dict[str, JSON] = {
+        "status": driver.get("status", "Finished"),
+        "return_code": driver.get("return_code"),
+        "execution_time": driver.get("execution_time"),
+        "stdout": "".join(str(cell.get("stdout") or "") for cell in cells),
+        "stderr": "".join(str(cell.get("stderr") or "") for cell in cells),
+    }
+    if errors and ran["status"] == "Finished":
+        ran["return_code"] = ran["return_code"] or 1
+    return _ended(ran, **more)
+
+
+def _ended(run: Fields, **more: Any) -> RunResult:
+    code = run.get("return_code")
+    if run.get("status") == "TimeLimitExceeded":
+        outcome = Outcome.RUN_TIMEOUT
+    elif run.get("status") == "Finished" and code in (0, None):
+        outcome = Outcome.SUCCESS
+    else:
+        outcome = Outcome.RUN_FAILED
+    return RunResult(
+        outcome,
+        str(run.get("stdout") or ""),
+        str(run.get("stderr") or ""),
+        exit_code=code if isinstance(code, int) else None,
+        seconds=run.get("execution_time"),
+        **more,
+    )
+
+
+def _common(answer: Answer) -> dict[str, Any]:
+    data: Fields = answer.data
+    files: dict[str, bytes] = {}
+    for path, content in (fields_of(data.get("files")) or {}).items():
+        if content is None:
+            continue
+        try:
+            files[path] = base64.b64decode(str(content), validate=True)
+        except ValueError:
+            raise ServiceError("the sandbox service sent a file that is no base64", "garbage") from None
+    return {
+        "files": files,
+        "pod": data.get("executor_pod_name"),
+        "queue_s": answer.queue_s,
+        "run_s": answer.run_s,
+        "tries": answer.tries,
+    }
+
+
+def _both(ran: Fields) -> str:
+    return "\n".join(text for text in (ran.get("stdout"), ran.get("stderr")) if text)
+
+
+def _list(value: JSON) -> list[JSON]:
+    return cast("list[JSON]", value) if isinstance(value, list) else []

@@ -1,0 +1,186 @@
+"""One sandbox per trajectory for all tools that were given the same one, or none: they share its files."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import mimetypes
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Self, cast
+
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.messages import FileRefPart
+from torchrl_agentic.sandbox import Sandbox, default_sandbox
+from torchrl_agentic.sandbox.base import WORK
+from torchrl_agentic.sandbox.look_alike_sandbox import ensure_template
+from torchrl_agentic.sandbox.workspace import inside
+from torchrl_agentic.tools.base import Tool, ToolContext, current_session
+
+
+class _Shared:
+    """A sandbox that the tools of one trajectory have open, and how many of them."""
+
+    def __init__(self, template: Sandbox) -> None:
+        self.template = template  # kept, so that no other template gets its identity meanwhile
+        self.sandbox = template.fresh()
+        self.users = 0
+        self.opening = asyncio.Lock()
+
+    async def open(self, like: Sandbox | None) -> Sandbox:
+        """Open the sandbox, as a clone of another one if that is given, unless it is open."""
+        async with self.opening:
+            if like is not None and not self.sandbox.is_open:
+                (self.sandbox,) = await like.clones(1)
+            await self.sandbox.open()
+        return self.sandbox
+
+
+_open: dict[tuple[int, object], _Shared] = {}
+
+
+@asynccontextmanager
+async def shared_sandbox(
+    template: Sandbox, trajectory: str, *, like: Sandbox | None = None, is_default: bool = False
+) -> AsyncGenerator[Sandbox]:
+    """Open a fresh sandbox of a template's kind, or the one that another tool of this trajectory has open.
+
+    The last tool to leave closes it.
+
+    Args:
+        template: Which kind, and what its tools have in common.
+        trajectory: Name of the trajectory.
+        like: An open sandbox of another trajectory, to be cloned rather.
+        is_default: Whether the tool was given no sandbox: all such tools of a trajectory have one in common.
+    """
+    key = (0 if is_default else id(template), current_session.get() or trajectory)
+    shared = _open.get(key)
+    if shared is None:
+        shared = _open[key] = _Shared(template)
+    shared.users += 1
+    try:
+        yield await shared.open(like)
+    finally:
+        shared.users -= 1
+        if shared.users == 0:
+            del _open[key]
+            await shared.sandbox.close()
+
+
+class WorkspaceTool(Tool):
+    """A tool that works in a sandbox: one per trajectory, shared with the tools that are given the same.
+
+    Effects on the resource "workspace" keep writes and reads in order.
+
+    Args:
+        sandbox: A template, as for `PythonTool`. None: `default_sandbox()`; all tools that are given none
+            share one workspace per trajectory. Used by hand, outside of any trajectory, each has its own.
+
+    Raises:
+        TypeError: If it is not a sandbox, or a look-alike that lacks something.
+        SandboxError: If no sandbox is given, and none works here.
+    """
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        self.shares_default = sandbox is None
+        self.sandbox = default_sandbox() if sandbox is None else ensure_template(sandbox)
+
+    @asynccontextmanager
+    async def session(self, trajectory: str) -> AsyncGenerator[Self]:
+        """Open a sandbox for this trajectory, or join the tools that have."""
+        async with shared_sandbox(self.sandbox, trajectory, is_default=self.shares_default) as sandbox:
+            yield self._in(sandbox)
+
+    @asynccontextmanager
+    async def branch(self, live: Tool, trajectory: str) -> AsyncGenerator[Self]:
+        """Open a clone of another trajectory's sandbox, or join the tools that have."""
+        assert isinstance(live, WorkspaceTool)
+        async with shared_sandbox(
+            self.sandbox, trajectory, like=live.sandbox, is_default=self.shares_default
+        ) as sandbox:
+            yield self._in(sandbox)
+
+    def _in(self, sandbox: Sandbox) -> Self:
+        live = copy.copy(self)
+        live.sandbox = sandbox
+        return live
+
+    async def teardown(self) -> None:
+        """Close the sandbox that was used by hand, if it was."""
+        await self.sandbox.close()
+
+
+MAX_OUTPUTS = 32
+"""How many files one result refers to at most."""
+
+_uploaded: weakref.WeakKeyDictionary[Sandbox, set[str]] = weakref.WeakKeyDictionary()
+
+
+class FileExchange:
+    """What a tool takes from the dataset and gives back, as files in its sandbox.
+
+    Args:
+        uploads: the name of what holds the files in the environment's row: paths below /work → text or bytes.
+            They are written before the first call, once for all tools of a workspace.
+        outputs: a folder below /work; files that are new or have changed there after a call are referred to
+            in its result.
+    """
+
+    def __init__(self, uploads: str | None = None, outputs: str | None = None) -> None:
+        if outputs is not None:
+            inside(outputs)
+        self.uploads, self.outputs = uploads, outputs
+        self._seen: dict[str, str] = {}
+
+    def fresh(self) -> FileExchange:
+        """Make another one, for another trajectory."""
+        return FileExchange(self.uploads, self.outputs)
+
+    async def before(self, sandbox: Sandbox, ctx: ToolContext) -> None:
+        """Write the files of the row, if that was not done yet.
+
+        Raises:
+            InfrastructureError: there is no row, it holds something else, or a path leaves the workspace.
+        """
+        if self.uploads is None:
+            return
+        if ctx.state is None:
+            raise InfrastructureError(
+                "uploads come from the row: write ToolCompose(pass_state_to_tools=True)"
+            )
+        done = _uploaded.setdefault(sandbox, set())
+        if self.uploads in done:
+            return
+        done.add(self.uploads)
+        for path, content in _files(ctx.state, self.uploads).items():
+            data = content.encode() if isinstance(content, str) else content
+            try:
+                await sandbox.write_file(path, data)
+            except OSError as error:
+                raise InfrastructureError(f"{self.uploads!r} of the row: {error}") from None
+
+    async def after(self, sandbox: Sandbox) -> tuple[FileRefPart, ...]:
+        """Refer to the files that are new or have changed."""
+        if self.outputs is None:
+            return ()
+        folder = "/".join((WORK, *inside(self.outputs)))
+        found = await sandbox.run(["find", folder, "-type", "f", "-printf", r"%T@ %i %s\t%p\0"])
+        entries = (entry.partition("\t") for entry in found.stdout.split("\0") if "\t" in entry)
+        now = {path: state for state, _, path in entries}
+        changed = sorted(path for path, state in now.items() if self._seen.get(path) != state)
+        self._seen = now
+        return tuple(FileRefPart(path, mimetypes.guess_type(path)[0]) for path in changed[:MAX_OUTPUTS])
+
+
+def _files(state: Any, key: str) -> Mapping[str, str | bytes]:
+    """Read the files out of a row; what holds them may be a dict or a TensorDict."""
+    value: Any = state.get(key, None)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        value = value.to_dict() if hasattr(value, "to_dict") else getattr(value, "data", value)
+    found = cast("Mapping[Any, Any]", value) if isinstance(value, Mapping) else {None: None}
+    if not all(isinstance(path, str) and isinstance(text, str | bytes) for path, text in found.items()):
+        raise InfrastructureError(f"{key!r} of the row is no mapping of paths to text or bytes")
+    return found

@@ -1,0 +1,477 @@
+"""From a signature or a pydantic model to JSON Schema, and from a schema to a compiled check of arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import docstring_parser
+import jsonschema_rs
+import pydantic
+
+from torchrl_agentic.messages import JSON, fields_of
+from torchrl_agentic.nesting import TooDeepError, TooManyValuesError, count_values, is_flat
+from torchrl_agentic.tools.schema_cost import MAX_EVALUATIONS, CaseFinder, cost_of
+from torchrl_agentic.tools.schema_simplify import ANNOTATIONS, BY_NAME, DEFINITIONS, ONE_OR_MANY, Schema, tidy
+
+MAX_REPORTED = 3
+"""How many mistakes one error message names; a model mends the first ones first."""
+MAX_VALUES = 100_000
+"""How many values the arguments of one call may hold."""
+MAX_WORK = 10_000_000
+"""How many values, times the evaluations of each, a check may take: some 30 ns each."""
+MAX_ERRORS = 1_000
+"""How many errors there may be, at most, where all are looked for: some 30 µs each."""
+_DECLARING = frozenset((
+    "type", "properties", "required", "$schema", "$id", "strict", *DEFINITIONS, *ANNOTATIONS,
+))  # fmt: skip
+"""Keywords of a schema whose "properties" and "required" name all its properties."""
+
+
+class SchemaValidationError(ValueError):
+    """Arguments do not fit a schema; the message says which, what was met and what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSchema:
+    """What a signature says: the schema that the model sees, and how to make Python values of its arguments.
+
+    adapters: one pydantic adapter per parameter. hidden: names that the model does not see, with the
+    annotation of each; the caller fills them.
+    """
+
+    name: str
+    description: str
+    input_schema: dict[str, JSON]
+    adapters: Mapping[str, pydantic.TypeAdapter[Any]]
+    hidden: Mapping[str, Any]
+
+    def arguments(self, args: Mapping[str, JSON]) -> dict[str, Any]:
+        """Make what the function takes of JSON arguments: dataclasses, enums, models, dates.
+
+        Raises:
+            SchemaValidationError: a value does not fit its annotation.
+        """
+        try:
+            return {name: self.adapters[name].validate_python(value) for name, value in args.items()}
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise SchemaValidationError(f"{first['msg']} (got {shorten(first['input'])})") from None
+        except KeyError as error:
+            raise SchemaValidationError(f"unknown argument {error.args[0]!r}") from None
+
+
+def schema_of(
+    function: Callable[..., Any], *, hide: Callable[[Any], bool] = lambda _: False
+) -> FunctionSchema:
+    """Read name, description and schema off a function with type hints and a docstring in Google style.
+
+    hide: says of an annotation whether the model must not see its parameter.
+
+    Raises:
+        TypeError: a parameter has no annotation, is `*args` or `**kwargs` or positional-only, or its
+            annotation has no JSON Schema. The message names function and parameter.
+    """
+    inner = _inner(function)
+    name = getattr(inner, "__name__", type(inner).__name__)
+    try:
+        signature = inspect.signature(function)
+        hints = _hints(inner)
+    except ValueError:
+        raise TypeError(
+            f"{name}() has no signature that can be read; wrap it in a function of yours"
+        ) from None
+    except NameError as error:
+        raise TypeError(f"{name}(): cannot resolve its annotations: {error}") from None
+    doc = docstring_parser.parse(inspect.getdoc(inner) or "", style=docstring_parser.DocstringStyle.GOOGLE)
+    described = {param.arg_name: param.description for param in doc.params}
+
+    required: list[str] = []
+    adapters: dict[str, pydantic.TypeAdapter[Any]] = {}
+    hidden: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        hint = _hint(name, parameter, hints)
+        if hide(hint):
+            hidden[parameter.name] = hint
+            continue
+        adapters[parameter.name] = _adapter(name, parameter.name, hint)
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    schemas, shared = pydantic.TypeAdapter.json_schemas(
+        [(key, "validation", it) for key, it in adapters.items()]
+    )
+    properties = {
+        key: {**of, **_extras(signature.parameters[key], adapters[key], described.get(key), of)}
+        for (key, _), of in schemas.items()
+    }
+    schema = {"type": "object", "properties": properties, "required": required, **shared}
+    description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
+    return FunctionSchema(name, description, tidy(schema), adapters, hidden)
+
+
+def hidden_of(function: Any, hide: Callable[[Any], bool]) -> dict[str, Any]:
+    """Give the parameters that the model must not see, with their annotations, of any function at all."""
+    try:
+        hints, names = _hints(_inner(function)), inspect.signature(function).parameters
+    except (ValueError, TypeError, NameError):
+        return {}
+    return {name: hint for name, hint in hints.items() if name in names and hide(hint)}
+
+
+def _inner(function: Any) -> Any:
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def _hints(inner: Any) -> dict[str, Any]:
+    routine = inner if inspect.isroutine(inner) else type(inner).__call__
+    return typing.get_type_hints(routine, include_extras=True)
+
+
+def _hint(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise TypeError(
+            f"{function}(): a model cannot fill {parameter}; name each parameter, or pass a schema"
+        )
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise TypeError(f"{function}(): parameter {parameter.name!r} is positional-only; calls come by name")
+    if parameter.name not in hints:
+        raise TypeError(
+            f"{function}(): parameter {parameter.name!r} has no type annotation, e.g. {parameter.name}: str"
+        )
+    return hints[parameter.name]
+
+
+def _adapter(function: str, parameter: str, hint: Any) -> pydantic.TypeAdapter[Any]:
+    try:
+        adapter = pydantic.TypeAdapter[Any](hint)
+        adapter.json_schema()
+    except pydantic.errors.PydanticUserError as error:
+        text = error.message.splitlines()[0]
+        raise TypeError(f"{function}(): parameter {parameter!r}: no JSON Schema for {hint}: {text}") from None
+    return adapter
+
+
+def _extras(
+    parameter: inspect.Parameter, adapter: pydantic.TypeAdapter[Any], text: str | None, schema: Schema
+) -> dict[str, JSON]:
+    """The default and the description of one parameter, where there are any."""
+    extras: dict[str, JSON] = {}
+    if text and "description" not in schema:
+        extras["description"] = text
+    if parameter.default is not parameter.empty:
+        # A default that is no JSON, such as a sentinel object, is none of the model's business.
+        with contextlib.suppress(ValueError, TypeError):
+            extras["default"] = adapter.dump_python(parameter.default, mode="json", warnings=False)
+    return extras
+
+
+def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
+    """Give the JSON Schema of a pydantic model class, definitions in place where they do not recur.
+
+    Raises:
+        TypeError: `model` is no pydantic model class.
+    """
+    if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
+        raise TypeError(f"expected a subclass of pydantic.BaseModel, got {model!r}")
+    return tidy(model.model_json_schema())
+
+
+def with_null(schema: Schema) -> dict[str, JSON]:
+    """Return a schema in which `nullable: true`, a keyword of OpenAPI, is said in JSON Schema.
+
+    The model still reads `nullable`; this is what its arguments are checked against. A nullable schema stays
+    in its place, where pointers find it, unless it combines others.
+    """
+    made = _mapped(schema, with_null)
+    if made.get("nullable") is not True:
+        return made
+    if not made.keys().isdisjoint(_COMBINING):
+        return {"anyOf": [{"type": "null"}, made]}
+    for key, null in (("type", "null"), ("enum", None), ("anyOf", {"type": "null"})):
+        known = made.get(key)
+        values = cast("list[JSON]", known) if isinstance(known, list) else [known]
+        if key in made and null not in values:
+            made[key] = [*values, null]
+    if "const" in made:
+        made["enum"] = [made.pop("const"), None]
+    return made
+
+
+_COMBINING = ("oneOf", "allOf", "not", "if", "$ref", "$dynamicRef", "$recursiveRef")
+"""Keywords through which a schema may refuse null wherever else it is allowed."""
+
+
+def _mapped(schema: Schema, change: Callable[[Schema], Schema]) -> dict[str, JSON]:
+    """Return a schema with its subschemas changed."""
+
+    def changed(node: JSON) -> JSON:
+        return change(cast("Schema", node)) if isinstance(node, Mapping) else node
+
+    made: dict[str, JSON] = {}
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, Mapping):
+            made[key] = {name: changed(inner) for name, inner in cast("Schema", value).items()}
+        elif key in ONE_OR_MANY:
+            many = cast("list[JSON]", value) if isinstance(value, list | tuple) else None
+            made[key] = changed(value) if many is None else list(map(changed, many))
+        else:
+            made[key] = value
+    return made
+
+
+def with_cases(schema: Schema) -> dict[str, JSON]:
+    """Return a schema that accepts the same values and looks at alternatives one at a time where it can.
+
+    Where a property tells alternatives apart, such as `type` in blocks of a page, only the one that is meant
+    looks at the rest of a value, so that it takes no longer, and mistakes are those of that one.
+
+    Args:
+        schema: A JSON Schema.
+    """
+    return _in_cases(schema, CaseFinder(schema))
+
+
+def _in_cases(schema: Schema, finder: CaseFinder) -> dict[str, JSON]:
+    made = _mapped(schema, lambda node: _in_cases(node, finder))
+    for key in ("anyOf", "oneOf"):
+        cases = finder.find(schema.get(key))
+        if cases is None:
+            continue
+        branches = made.pop(key)
+        chosen = [{"if": cases.guard([index]), "then": branches[index]} for index in cases.values]
+        union: dict[str, JSON] = {**cases.guard([*cases.values]), "allOf": chosen}
+        others = [branch for index, branch in enumerate(branches) if index not in cases.values]
+        if len(others) == 1 and others[0] == {"type": "null"}:
+            union = {"if": others[0], "else": union}
+        elif others:
+            union = {key: [*others, union]}
+        made["allOf"] = [*made.get("allOf", ()), union]
+    return made
+
+
+def _with_closed_alternatives(schema: Schema) -> dict[str, JSON]:
+    """Return a schema that accepts the same values, whose errors do not say what is wrong with alternatives.
+
+    An error of anyOf or oneOf holds those of all its branches, each with those of its own; that of `not`
+    holds none. Drops unevaluatedProperties and unevaluatedItems, from which `not` hides what was evaluated.
+    """
+    made = _mapped(schema, _with_closed_alternatives)
+    closed = [{"not": {"not": {key: schema[key]}}} for key in ("anyOf", "oneOf") if made.pop(key, None)]
+    if closed:
+        made["allOf"] = [*made.get("allOf", ()), *closed]
+    return {key: value for key, value in made.items() if not key.startswith("unevaluated")}
+
+
+class Validator:
+    """A compiled schema that checks arguments and tells the model what to correct.
+
+    Compiles the schema as the model sees it, `tidy(schema)`. Booleans are not numbers. `format` is an
+    annotation. No check takes long, whatever the schema and the arguments: large ones are refused, and of
+    many mistakes only the first are looked for.
+
+    Args:
+        schema: The JSON Schema of an object.
+
+    Attributes:
+        schema: The schema as the model sees it.
+
+    Raises:
+        ValueError: If `schema` is not a JSON Schema, not that of an object, or would look at one value more
+            than `MAX_EVALUATIONS` times.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema: Schema = tidy(schema)
+        plain = self.schema
+        kind = plain.get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            raise ValueError(f"the input schema of a tool describes an object; got type {kind!r}")
+        nullable = with_null(plain)
+        self._cost = cost_of(nullable)
+        if self._cost.evaluations > MAX_EVALUATIONS:
+            raise ValueError(
+                f"the schema looks at one value more than {MAX_EVALUATIONS} times: its alternatives, or the "
+                "references in them, multiply; make it simpler"
+            )
+        self._max_values = min(MAX_VALUES, MAX_WORK // self._cost.evaluations)
+        try:
+            self._compiled = jsonschema_rs.validator_for(with_cases(nullable), retriever=_refuse)
+        except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
+            raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
+        names = (*plain.get("properties", ()), *plain.get("required", ()))
+        declares_all = "properties" in plain and plain.keys() <= _DECLARING
+        self._declared: frozenset[str] | None = frozenset(names) if declares_all else None
+
+    def accept(self, args: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
+        """Check arguments, and drop those that the schema does not declare.
+
+        Drops nothing if a keyword other than `properties` and `required` may say something about the names of
+        the arguments: `additionalProperties`, `patternProperties`, `allOf`, a reference, and so on.
+
+        Args:
+            args: The arguments of a call.
+
+        Returns:
+            The arguments for the tool, and one note per dropped argument.
+
+        Raises:
+            SchemaValidationError: If the arguments do not fit the schema.
+        """
+        self._check_size(args)
+        notes: tuple[str, ...] = ()
+        declared = self._declared
+        if declared is not None and not args.keys() <= declared:
+            notes = tuple(f"undeclared argument: {name}" for name in args if name not in declared)
+            args = {name: value for name, value in args.items() if name in declared}
+        self._check(args)
+        return args, notes
+
+    def check(self, args: Mapping[str, JSON]) -> None:
+        """Check arguments as they are.
+
+        Args:
+            args: The arguments of a call.
+
+        Raises:
+            SchemaValidationError: If they do not fit the schema, hold more than `MAX_VALUES` values, or are
+                nested deeper than `nesting.MAX_DEPTH`.
+        """
+        self._check_size(args)
+        self._check(args)
+
+    def _check_size(self, args: Mapping[str, JSON]) -> None:
+        """Raise if there is too much to check, or to look through for mistakes."""
+        if len(args) <= self._max_values and is_flat(args.values()):
+            return
+        try:
+            count_values(args if isinstance(args, dict) else dict(args), max_values=self._max_values)
+        except TooDeepError as error:
+            raise SchemaValidationError(f"the arguments are {error}") from None
+        except TooManyValuesError as error:
+            raise SchemaValidationError(f"the arguments hold {error}; pass fewer") from None
+
+    def _check(self, args: Mapping[str, JSON]) -> None:
+        plain = args if isinstance(args, dict) else dict(args)
+        try:
+            if self._compiled.is_valid(plain):
+                return
+            n_errors = count_values(plain) * self._cost.evaluations
+            if self._cost.is_recursive or n_errors > MAX_ERRORS:
+                mistakes = [f"{self._first_mistake(plain)}; there may be more"]
+            else:
+                mistakes = list(map(_mistake, self._compiled.iter_errors(plain)))
+        except Exception as error:
+            raise SchemaValidationError(f"the arguments cannot be checked: {shorten(str(error))}") from None
+        more = f"; and {len(mistakes) - MAX_REPORTED} more" if len(mistakes) > MAX_REPORTED else ""
+        raise SchemaValidationError("; ".join(mistakes[:MAX_REPORTED]) + more)
+
+    def _first_mistake(self, args: dict[str, JSON]) -> str:
+        """Say what is wrong first, in linear time: `iter_errors` makes all errors before it gives one."""
+        try:
+            self._closed.validate(args)
+        except jsonschema_rs.ValidationError as error:
+            return self._mistake_within(error) or _mistake(error)
+        except (ValueError, jsonschema_rs.ReferencingError):  # a reference led into alternatives
+            pass
+        return "the arguments do not fit the schema"
+
+    def _mistake_within(self, error: jsonschema_rs.ValidationError) -> str | None:
+        """Say what is wrong with the one value that fits no alternative, if that is little work."""
+        schema = _closed_alternatives(error.kind)
+        if schema is None:
+            return None
+        whole = with_cases(with_null(self.schema))
+        schema |= {key: whole[key] for key in ("$schema", *DEFINITIONS) if key in whole}
+        value = error.instance
+        n_values = 1 + (count_values(value) if isinstance(value, dict | list) else 0)
+        cost = cost_of(schema)
+        if cost.is_recursive or n_values * cost.evaluations > MAX_ERRORS:
+            return None
+        try:
+            compiled = jsonschema_rs.validator_for(schema, retriever=_refuse)
+            first = next(compiled.iter_errors(value), None)
+        except (ValueError, jsonschema_rs.ReferencingError):  # a reference led out of the definitions
+            return None
+        return None if first is None else _mistake(first, error.instance_path)
+
+    @functools.cached_property
+    def _closed(self) -> jsonschema_rs.Validator:
+        schema = _with_closed_alternatives(with_cases(with_null(self.schema)))
+        return jsonschema_rs.validator_for(schema, retriever=_refuse)
+
+
+def _refuse(uri: str) -> JSON:
+    """Fetch nothing: a schema may come from a server, and would have us ask for any address or file."""
+    raise ValueError(f"it refers to {uri}; a schema has to have everything in it")
+
+
+def _mistake(error: Any, start: Sequence[str | int] = ()) -> str:
+    """Say where, what was met, what is expected; of alternatives, the one that came furthest."""
+    kind = error.kind
+    if isinstance(
+        kind, jsonschema_rs.ValidationErrorKind.AnyOf | jsonschema_rs.ValidationErrorKind.OneOfNotValid
+    ):
+        branches = [branch[0] for branch in kind.context if branch]
+        deepest = max(branches, key=lambda branch: len(branch.instance_path), default=error)
+        if len(deepest.instance_path) > len(error.instance_path):
+            return _mistake(deepest, start)
+        messages = dict.fromkeys(shorten(branch.message, 60) for branch in branches)
+        return _at(error, "; or ".join(messages), start)
+    if (alternatives := _closed_alternatives(kind)) is not None:
+        met = repr(error.instance) if isinstance(error.instance, str) else error.instance
+        return _at(error, f"{shorten(met, 40)} fits none of {shorten(*alternatives.values())}", start)
+    return _at(error, error.message, start)
+
+
+def _closed_alternatives(kind: Any) -> dict[str, JSON] | None:
+    """Return the alternatives that `_with_closed_alternatives` has closed, by keyword; None if it has not."""
+    if not isinstance(kind, jsonschema_rs.ValidationErrorKind.Not):
+        return None
+    inner = fields_of((fields_of(kind.schema) or {}).get("not")) or {}
+    return dict(inner) if len(inner) == 1 and not inner.keys().isdisjoint(("anyOf", "oneOf")) else None
+
+
+def _at(error: Any, message: str, start: Sequence[str | int] = ()) -> str:
+    steps = [*start, *error.instance_path]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
+    return f"{path}: {shorten(message, 160)}" if path else shorten(message, 160)
+
+
+def validate_args(args: Mapping[str, JSON], schema: Schema | None) -> None:
+    """Check arguments against a JSON Schema. Compiled schemas are cached.
+
+    Args:
+        args: The arguments of a call.
+        schema: The JSON Schema of an object; None or empty accepts anything.
+
+    Raises:
+        SchemaValidationError: If the arguments do not fit the schema.
+        ValueError: If `schema` is not a JSON Schema, or not that of an object.
+    """
+    if schema:
+        try:
+            key = json.dumps(schema, sort_keys=True)
+        except RecursionError:
+            raise ValueError("no JSON Schema: it is nested too deep; make it flatter") from None
+        _compiled(key).check(args)
+
+
+@lru_cache(maxsize=256)
+def _compiled(schema: str) -> Validator:
+    return Validator(json.loads(schema))
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """Show a value in at most `limit` characters, for an error message."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # an integer of too many digits, or nested too deep
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

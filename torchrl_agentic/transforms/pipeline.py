@@ -1,0 +1,68 @@
+"""What an environment is made of: the transforms of a kind, wherever they are nested; the rows that step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from tensordict import TensorDictBase
+from torchrl.envs.transforms import Compose, Transform
+
+T = TypeVar("T")
+
+
+def within(transform: object, kind: type[T]) -> Iterator[T]:
+    """Give the transforms of a kind in an environment's transform: itself, or those inside it."""
+    if isinstance(transform, kind):
+        yield transform
+    elif isinstance(transform, Compose):
+        for inner in transform.transforms:
+            yield from within(inner, kind)
+
+
+def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
+    """Give the transforms of a kind in the environment that a transform is part of."""
+    return within(getattr(transform.container, "transform", None), kind)
+
+
+def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return the tokenizer of the policy and the options of its chat template; None and {} if unknown.
+
+    That is the tokenizer of a `TurnTokenizer`, or of the `ChatEnv`. Other transforms, such as judges and
+    rewards, may have one of another model.
+    """
+    from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer  # it imports this module
+
+    writers = within(getattr(env, "transform", None), TurnTokenizer)
+    for owner in (*writers, getattr(env, "base_env", None)):
+        tokenizer = getattr(owner, "tokenizer", None)
+        if hasattr(tokenizer, "added_tokens_decoder"):
+            return tokenizer, owner.template.template_kwargs if isinstance(owner, TurnTokenizer) else {}
+    return None, {}
+
+
+def stepped(tensordict: TensorDictBase) -> list[bool]:
+    """Return for each row of a batch whether it takes part in a step.
+
+    A row stays out of a step if "_step" leaves it out, or if its trajectory is over already: "done" of the
+    root is true until the row is reset.
+
+    Args:
+        tensordict: The root of the step, [*B].
+    """
+    stepping, done = tensordict.get("_step", None), tensordict.get("done", None)
+    active = [True] * tensordict.batch_size.numel() if stepping is None else stepping.reshape(-1).tolist()
+    if done is None:
+        return active
+    return [is_in and not is_over for is_in, is_over in zip(active, done.reshape(-1).tolist(), strict=True)]
+
+
+def keep_ended(tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    """Keep `done`, `terminated` and `truncated` of rows that had ended before a step."""
+    done = tensordict.get("done", None)
+    if done is not None and done.any():
+        for key in ("done", "terminated", "truncated"):
+            before, after = tensordict.get(key, None), next_tensordict.get(key, None)
+            if before is not None:
+                next_tensordict.set(key, before.clone() if after is None else after | before)
+    return next_tensordict

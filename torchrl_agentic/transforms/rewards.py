@@ -1,0 +1,211 @@
+"""ToolRewardTransform: what tools say calls and trajectories were worth, as rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torchrl.data import Unbounded
+from torchrl.envs.transforms import Transform
+
+from torchrl_agentic.tools.verl.graders import same_number
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import specs
+from torchrl_agentic.transforms.compose import ToolCompose
+from torchrl_agentic.transforms.dataset_rows import columns
+from torchrl_agentic.transforms.pipeline import beside, stepped
+from torchrl_agentic.transforms.turn_tokenizer import TOKENS
+
+Place = Literal["turn", "end", "tokens"]
+SO_FAR = (specs.KEY, "tool_return")
+ON_TOKENS = ("ledger", "rewards")
+
+
+class ToolRewardTransform(Transform):
+    """Write "reward", [*B, 1, 1] float32: what tools say of this turn and, at its end, of the trajectory.
+
+    The shape is that of TorchRL's rewards for language models, which `MCAdvantage` and `GRPOLoss` expect. Put
+    the transform behind `ToolCompose` and behind all that ends trajectories: at `done` it closes what they
+    hold open, whereupon tools say what the whole was worth. What is in "reward" already stays, and is added
+    to.
+
+    Args:
+        place: "turn": each turn has its own reward. "end": the last one has the sum of all, the others none.
+            "tokens": as "turn", and ("ledger", "rewards") float32 has it on the last token that was sampled
+            in the turn, zero on all others, as long as ("tokens", "prompt"); behind `TurnTokenizer` only.
+        calls: what a call's reward counts.
+        trajectories: what a trajectory's reward counts.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+
+    def __init__(self, *, place: Place = "turn", calls: float = 1.0, trajectories: float = 1.0) -> None:
+        if place not in ("turn", "end", "tokens"):
+            raise ValueError(f"rewards are placed by turn, at the end, or on tokens; got {place!r}")
+        super().__init__()
+        self.place: Place = place
+        self.calls, self.trajectories = calls, trajectories
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        """Begin with nothing."""
+        if self.place == "end":
+            tensordict_reset.set(SO_FAR, torch.zeros_like(tensordict_reset.get(specs.WORTH)))
+        if self.place == "tokens":
+            tensordict_reset, rows = border.leaves(tensordict_reset)
+            for row in rows:
+                row.set(ON_TOKENS, torch.zeros_like(self._ids(row), dtype=torch.float32))
+        return tensordict_reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Write what this turn was worth."""
+        if specs.WORTH not in next_tensordict.keys(True):
+            raise RuntimeError("ToolRewardTransform reads what ToolCompose writes: put it behind it")
+        done = next_tensordict.get("done")
+        for compose in beside(self, ToolCompose):
+            compose.end(done.reshape(-1).tolist(), next_tensordict)
+        turn = next_tensordict.get((specs.KEY, "tool_reward"))
+        reward = self.calls * turn + self.trajectories * next_tensordict.get(specs.WORTH)
+        if self.place == "tokens":
+            next_tensordict = self._on_tokens(tensordict, next_tensordict, reward)
+        if self.place == "end":
+            so_far = tensordict.get(SO_FAR) + reward
+            next_tensordict.set(SO_FAR, so_far)
+            reward = torch.where(done, so_far, torch.zeros_like(so_far))
+        return add_reward(next_tensordict, reward)
+
+    def _on_tokens(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, reward: torch.Tensor
+    ) -> TensorDictBase:
+        stack, rows = border.leaves(next_tensordict)
+        _, roots = border.leaves(tensordict)
+        for root, row, value in zip(roots, rows, reward.reshape(-1), strict=True):
+            rewards = torch.zeros_like(self._ids(row), dtype=torch.float32)
+            before = root.get(ON_TOKENS)
+            rewards[: len(before)] = before
+            sampled = row.get(("ledger", "mask"))[len(before) :].nonzero()
+            if len(sampled):
+                rewards[len(before) + int(sampled[-1])] = value
+            row.set(ON_TOKENS, rewards)
+        return stack
+
+    @staticmethod
+    def _ids(row: TensorDictBase) -> torch.Tensor:
+        ids = row.get(TOKENS, None)
+        if ids is None or ("ledger", "mask") not in row.keys(True):
+            raise RuntimeError('place="tokens" needs a TurnTokenizer before this transform')
+        return ids
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Say that there is a reward."""
+        return with_reward(reward_spec)
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        """Add what is carried from turn to turn."""
+        shape, device = observation_spec.shape, observation_spec.device
+        if self.place == "end":
+            each = torch.Size((*shape, 1))
+            observation_spec[SO_FAR] = Unbounded(shape=each, dtype=torch.float32, device=device)
+        if self.place == "tokens":
+            ragged = torch.Size((*shape, -1))
+            observation_spec[ON_TOKENS] = Unbounded(shape=ragged, dtype=torch.float32, device=device)
+        return observation_spec
+
+    def __repr__(self) -> str:
+        return f"ToolRewardTransform(place={self.place!r})"
+
+
+def add_reward(tensordict: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:
+    """Write a reward as [*B, 1, 1], or add it to the one that is there.
+
+    Args:
+        tensordict: The "next" of a step, [*B].
+        reward: One number per row, [*B, 1].
+    """
+    reward = reward.unsqueeze(-1)
+    known = tensordict.get("reward", None)
+    return tensordict.set("reward", reward if known is None else known.reshape(reward.shape) + reward)
+
+
+def with_reward(reward_spec: Any) -> Any:
+    """Describe the reward: [*B, 1, 1], also where others wrote [*B, 1]."""
+    shape = torch.Size((*reward_spec.shape, 1, 1))
+    if "reward" not in reward_spec.keys():
+        reward_spec["reward"] = Unbounded(shape=shape, dtype=torch.float32, device=reward_spec.device)
+    elif reward_spec["reward"].shape != shape:
+        reward_spec["reward"] = reward_spec["reward"].reshape(shape)
+    return reward_spec
+
+
+COLUMNS: tuple[NestedKey, ...] = (
+    "ground_truth", ("reward_model", "ground_truth"), ("extra_info", "ground_truth"), "answer",
+)  # fmt: skip
+"""Where data sets keep the right answer; the first that a row has counts."""
+
+
+class AnswerRewardTransform(Transform):
+    r"""Write "reward", [*B, 1, 1] float32: at the end of a trajectory, whether its answer is right; else 0.
+
+    The answer is the last message of the model, without its reasoning. Put it behind all that ends
+    trajectories. What is in "reward" already stays, and is added to, so that it goes together with
+    `ToolRewardTransform`.
+
+    Args:
+        is_right: answer, right answer → whether they are the same. `same_number`, for GSM8K, compares the
+            last numbers, those behind "####" if there are any; `same_mathematics`, for Geometry3K, what is in
+            \boxed{}; both are in `tools.verl.graders`.
+        column: of the data set, with the right answer; a tuple leads into another column. None: one of
+            `COLUMNS`.
+        right: what a right answer is worth.
+        wrong: what any other one is.
+    """
+
+    def __init__(
+        self,
+        is_right: Callable[[str, str], bool] = same_number,
+        *,
+        column: NestedKey | None = None,
+        right: float = 1.0,
+        wrong: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.is_right, self.right, self.wrong = is_right, right, wrong
+        self.columns = COLUMNS if column is None else (column,)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Judge the rows that are done."""
+        done = next_tensordict.get("done")
+        rows = zip(
+            border.prompts(next_tensordict), done.reshape(-1).tolist(), stepped(tensordict), strict=True
+        )
+        values = [
+            self._worth(conversation, self._truth(tensordict, row)) if over and active else 0.0
+            for row, (conversation, over, active) in enumerate(rows)
+        ]
+        reward = torch.tensor(values, dtype=torch.float32, device=done.device).reshape(done.shape)
+        return add_reward(next_tensordict, reward)
+
+    def _worth(self, conversation: border.Conversation, truth: str) -> float:
+        said = (border.read_message(message) for message in reversed(border.messages(conversation)))
+        answer = next((message.text for message in said if message.role == "assistant"), "")
+        return self.right if self.is_right(answer.rpartition("</think>")[2], truth) else self.wrong
+
+    def _truth(self, tensordict: TensorDictBase, row: int) -> str:
+        found = columns(tensordict, row, self.columns)
+        known = [found[name] for name in self.columns if found.get(name) is not None]
+        if not known:
+            raise ValueError(
+                f"row {row} of the data set has no right answer: it was looked for in "
+                f"{', '.join(map(repr, self.columns))}; name its column with column="
+            )
+        return str(known[0])
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Say that there is a reward."""
+        return with_reward(reward_spec)
+
+    def __repr__(self) -> str:
+        return f"AnswerRewardTransform({getattr(self.is_right, '__name__', self.is_right)})"

@@ -1,0 +1,251 @@
+"""Adding up trajectories one by one: what is kept does not grow with their number."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchrl_agentic.messages import Status
+from torchrl_agentic.records import BadLine, Dump, TrajectoryRecord
+from torchrl_agentic.records.call_stats import Distribution, ToolSummary, add_calls, most_called
+from torchrl_agentic.tokens.ledger import SAMPLED
+from torchrl_agentic.viewer.report.statistics import (
+    Moments,
+    Report,
+    StepReport,
+    Times,
+    ToolReport,
+    is_measurable,
+)
+
+MOST_TOOLS = 30
+MOST_REASONS = 12
+OTHERS = "(others)"
+"""Names beyond these are counted together: a model can make up any number of them."""
+_MOST_COMPLAINTS = 5
+_LONGEST_REASON = 40
+
+
+@dataclass(slots=True)
+class StepTally:
+    """The trajectories of one step so far; see `StepReport`."""
+
+    trajectories: int = 0
+    score: Moments = field(default_factory=Moments)
+    unscored: int = 0
+    not_finite: int = 0
+    positive: Moments = field(default_factory=Moments)
+    right: Moments = field(default_factory=Moments)
+    turns: Moments = field(default_factory=Moments)
+    calls: Moments = field(default_factory=Moments)
+    statuses: Counter[str] = field(default_factory=Counter[str])
+    errors: Moments = field(default_factory=Moments)
+    infra: Moments = field(default_factory=Moments)
+    run: Distribution = field(default_factory=Distribution)
+    queue: Distribution = field(default_factory=Distribution)
+    sampled: Moments = field(default_factory=Moments)
+    injected: Moments = field(default_factory=Moments)
+    reasons: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, record: TrajectoryRecord) -> None:
+        """Add a trajectory."""
+        self.trajectories += 1
+        self.reasons[record.termination_reason[:_LONGEST_REASON] or "unknown"] += 1
+        self._add_score(record)
+        if any(turn.message.role == "output" for turn in record.turns):
+            return  # a dump of texts: what stands in them is not known
+        self.turns.add(len(record.turns))
+        self.calls.add(sum(len(turn.outcome.calls) for turn in record.turns))
+        self._add_calls(record)
+        if record.tokens is not None:
+            sampled = record.tokens.ledger.sources.count(SAMPLED)
+            self.sampled.add(sampled)
+            self.injected.add(len(record.tokens.ledger) - sampled)
+
+    def _add_score(self, record: TrajectoryRecord) -> None:
+        if record.score is None:
+            self.unscored += 1
+        elif not is_measurable(record.score):
+            self.not_finite += 1
+        else:
+            self.score.add(record.score)
+            self.positive.add(record.score > 0)
+        right = record.extras.get("acc")
+        if isinstance(right, int | float) and 0 <= right <= 1:
+            self.right.add(right)
+
+    def _add_calls(self, record: TrajectoryRecord) -> None:
+        for turn in record.turns:
+            for result in turn.outcome.results:
+                status = result.status or Status.OK
+                self.statuses[str(status)] += 1
+                self.infra.add(status is Status.INFRA)
+                if status is not Status.INFRA:
+                    self.errors.add(status is not Status.OK)
+                if result.timing is not None:
+                    self.run.add(result.timing.run_s)
+                    self.queue.add(result.timing.queue_s)
+
+    def merge(self, other: StepTally) -> None:
+        """Add all trajectories of another one."""
+        self.trajectories += other.trajectories
+        self.unscored += other.unscored
+        self.not_finite += other.not_finite
+        self.statuses.update(other.statuses)
+        self.reasons.update(other.reasons)
+        for name in _MOMENTS:
+            getattr(self, name).merge(getattr(other, name))
+        self.run.merge(other.run)
+        self.queue.merge(other.queue)
+
+    def report(self, first: int, last: int) -> StepReport:
+        """Give the figures."""
+        averages = {name: getattr(self, name).average() for name in _MOMENTS}
+        return StepReport(
+            first=first,
+            last=last,
+            trajectories=self.trajectories,
+            unscored=self.unscored,
+            not_finite=self.not_finite,
+            statuses=_most_common(self.statuses),
+            run=times(self.run),
+            queue=times(self.queue),
+            reasons=_most_common(self.reasons),
+            **averages,
+        )
+
+
+_MOMENTS = ("score", "positive", "right", "turns", "calls", "errors", "infra", "sampled", "injected")
+
+
+def rows_of(*tallies: Tally, most: int = 24) -> int:
+    """Say how many steps, 1, 2, 5, 10, …, have to be one for reports to have no more than `most` rows."""
+    steps = {step for tally in tallies for step in tally.steps}
+    sizes = (size * 10**power for power in itertools.count() for size in (1, 2, 5))
+    return next(by for by in sizes if len({step // by for step in steps}) <= most)
+
+
+class Tally:
+    """The trajectories of a run so far, by step and by tool. Tallies of parts can be merged."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, StepTally] = {}
+        self.tools: dict[str, ToolSummary] = {}
+        self.runs: Counter[str] = Counter()
+        self.broken = 0
+        self._complaints: list[str] = []
+
+    def add(self, record: TrajectoryRecord, step: int | None = None) -> None:
+        """Add a trajectory. step: if not the one that it names."""
+        self.steps.setdefault(record.step if step is None else step, StepTally()).add(record)
+        if record.run:
+            self.runs[record.run] += 1
+        for turn in record.turns:
+            add_calls(self.tools, turn.outcome)
+
+    def complain(self, complaint: str) -> None:
+        """Count a line that cannot be read."""
+        self.broken += 1
+        self._complaints = [*self._complaints, complaint][:_MOST_COMPLAINTS]
+
+    def merge(self, other: Tally) -> None:
+        """Add all trajectories of another one."""
+        for step, tally in other.steps.items():
+            self.steps.setdefault(step, StepTally()).merge(tally)
+        for name, summary in other.tools.items():
+            self.tools.setdefault(name, ToolSummary(name)).merge(summary)
+        self.runs.update(other.runs)
+        self.broken += other.broken
+        self._complaints = [*self._complaints, *other._complaints][:_MOST_COMPLAINTS]
+
+    def report(self, name: str = "", *, by: int = 1) -> Report:
+        """Give the figures. by: so many steps are one, from a multiple of it on."""
+        merged: dict[int, StepTally] = {}
+        steps: dict[int, list[int]] = {}
+        total = StepTally()
+        for step in sorted(self.steps):
+            merged.setdefault(step // by, StepTally()).merge(self.steps[step])
+            steps.setdefault(step // by, []).append(step)
+            total.merge(self.steps[step])
+        ends = (min(self.steps), max(self.steps)) if self.steps else (0, 0)
+        return Report(
+            name,
+            by,
+            total.report(*ends),
+            tuple(tally.report(steps[key][0], steps[key][-1]) for key, tally in merged.items()),
+            tool_reports(self.tools.values()),
+            self.broken,
+            tuple(self._complaints),
+            dict(self.runs.most_common()),
+        )
+
+
+def tool_reports(tools: Iterable[ToolSummary]) -> tuple[ToolReport, ...]:
+    """Give the figures of each tool, that with the most calls first."""
+    ordered = most_called(tools)
+    if len(ordered) > MOST_TOOLS:
+        others = ToolSummary(OTHERS)
+        for summary in ordered[MOST_TOOLS:]:
+            others.merge(summary)
+        ordered = [*ordered[:MOST_TOOLS], others]
+    return tuple(
+        ToolReport(
+            tool=one.tool,
+            calls=one.calls,
+            errors=one.errors,
+            infra=one.infra,
+            statuses={str(status): count for status, count in one.statuses.most_common()},
+            run=times(one.run_s),
+            queue=times(one.queue_s),
+        )
+        for one in ordered
+    )
+
+
+def times(seconds: Distribution) -> Times:
+    """Give the quantiles that reports show."""
+    p50, p95, p99 = (seconds.quantile(q) for q in (0.5, 0.95, 0.99))
+    return Times(len(seconds), p50, p95, p99, seconds.is_exact)
+
+
+def _most_common(counts: Counter[str]) -> dict[str, int]:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    found = dict(ordered[:MOST_REASONS])
+    if rest := sum(count for _, count in ordered[MOST_REASONS:]):
+        found[OTHERS] = rest
+    return found
+
+
+def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = None) -> Tally:
+    """Add up a dump, a folder or a file. watch: told now and then how many bytes are read, and of how many.
+
+    A trajectory that does not say its step began in that which its file is named for.
+
+    Raises:
+        OSError: there is no such folder or file, or it cannot be read.
+        ValueError: it is a folder without any .jsonl or .jsonl.zst, or nothing in it can be read.
+        MissingExtra: it is compressed, and zstandard is not installed.
+    """
+    tally = Tally()
+    with Dump(path) as dump:
+        sizes = [file.path.stat().st_size for file in dump.files]
+        for number, file in enumerate(dump.files):
+            if watch is not None:
+                watch(sum(sizes[:number]), sum(sizes))
+            for record in file.records():
+                if isinstance(record, BadLine):
+                    tally.complain(f"{file.path.name}, line {record.number}: {record.reason}")
+                else:
+                    tally.add(record, record.step or file.step or 0)
+            file.close()
+    if tally.broken and not tally.steps:
+        raise ValueError(f"{path} is no dump of trajectories: {tally.report().complaints[0]}")
+    return tally
+
+
+def read_report(path: str | Path, *, by: int = 1) -> Report:
+    """Give the figures of a dump, a folder or a file; raises what `read_tally` does."""
+    return read_tally(path).report(str(path), by=by)
