@@ -141,7 +141,7 @@ class Interface(ABCMeta):
     Code that needs more than these members adapts a look-alike first; `derives` tells the two apart.
     """
 
-    interface_members: tuple[str, ...]
+    __interface_members__: tuple[str, ...]
 
     def __new__(
         mcs,
@@ -164,14 +164,14 @@ class Interface(ABCMeta):
             options: Other keywords of the class statement.
         """
         made = super().__new__(mcs, name, bases, namespace, **options)
-        made.interface_members = members
+        made.__interface_members__ = members
         return made
 
     def __instancecheck__(cls, instance: Any) -> bool:
         """Return True for derived objects and for complete look-alikes."""
         if super().__instancecheck__(instance):
             return True
-        return bool(cls.interface_members) and not lacking(instance, cls)
+        return bool(cls.__interface_members__) and not lacking(instance, cls)
 
 
 def lacking(item: Any, interface: Interface) -> list[str]:
@@ -181,7 +181,7 @@ def lacking(item: Any, interface: Interface) -> list[str]:
         item: The object. A class lacks all members, because only its instances could have them.
         interface: The base class that lists the members.
     """
-    members = interface.interface_members
+    members = interface.__interface_members__
     if isinstance(item, type):
         return list(members)
     return [name for name in members if not _has(item, name, getattr(interface, name, None))]
