@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from torchrl_agentic import tool
+from torchrl_agentic.config import load_tools
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.tool_config import load_tools
 
 Benchmark = Callable[..., Any]
 FUNCTION = '''

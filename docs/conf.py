@@ -44,9 +44,7 @@ myst_heading_anchors = 3
 # else plain code (`links.py`).
 default_role = "py:obj"
 autosummary_generate = True
-autosummary_filename_map = {
-    "torchrl_agentic.tool": "torchrl_agentic.tool-decorator"
-}  # beside Tool
+autosummary_filename_map = {"torchrl_agentic.tool": "torchrl_agentic.tool-decorator"}  # beside Tool
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -13,7 +13,7 @@ import contextlib
 from pathlib import Path
 
 from torchrl_agentic import PythonTool, Recorder, SandboxFusionTool, read_records
-from torchrl_agentic.config import RolloutConfig, load_conversations, load_questions
+from torchrl_agentic.cli.rollout_file import RolloutConfig, load_conversations, load_questions
 from torchrl_agentic.rollout import replay
 from torchrl_agentic.rollout.evaluate import ask, load_model
 from torchrl_agentic.testing import TINY

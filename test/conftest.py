@@ -36,7 +36,7 @@ SLOW = (
     "viewer/html",
     "serve",
     "rollout",
-    "tool_config/test_sources.py",
+    "config/test_sources.py",
     "dispatch/test_execution_pool.py",
     "tools/test_tools.py",
     "transforms/test_cassette.py",
@@ -47,7 +47,7 @@ SLOW = (
     "cli/test_serve.py",
     "test_docs.py",
     "test_migration.py",
-    "test_nesting.py",
+    "test_deep_readers.py",
     "test_readme.py",
 )
 """Files and folders whose tests start sandboxes, servers, Ray or a model, longest first: all are `slow`."""

@@ -26,11 +26,11 @@ def test_importing_the_package_loads_no_torch_and_starts_no_thread():
     assert _fresh(code) == "[] 1"
 
 
-PLAIN = "dispatch report parsers sandbox repl tools records limits tool_config interactions viewer.html"
+PLAIN = "dispatch parsers sandbox repl tools records limits config interactions tokens.ledger"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [*PLAIN.split(), "viewer.app"])
+@pytest.mark.parametrize("module", [*PLAIN.split(), "viewer.app", "viewer.html", "viewer.report"])
 def test_parts_below_the_transforms_load_no_torch(module: str):
     code = (
         f"import sys, threading, torchrl_agentic.{module}\n"

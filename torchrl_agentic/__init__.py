@@ -24,7 +24,7 @@ _WHERE = {
     "limits": ("ClusterRateLimiter", "RateLimiter"),
     "parsers": ("PARSERS", "ToolCallParser", "get_parser"),
     "records": ("Recorder", "read_records"),
-    "tool_config": ("ConfigError", "load_tools"),
+    "config": ("ConfigError", "LoadedTools", "load_interactions", "load_tools"),
     "tools": (
         "Approved", "Budget", "Budgeted", "Cached", "Cassette", "Faulty", "FileEditTool", "FileReadTool",
         "FileWriteTool", "Geo3kTool", "Gsm8kTool", "HttpTool", "ImageZoomTool", "LifecycleTool",
@@ -32,9 +32,7 @@ _WHERE = {
         "SandboxFusionTool", "SearchTool", "ShellTool", "StopTool", "Truncated", "Wrapped", "as_tool",
         "mcp_servers",
     ),
-    "interactions": (
-        "Interaction", "Reply", "ScriptedUser", "as_interaction", "load_interactions",
-    ),
+    "interactions": ("Interaction", "Reply", "ScriptedUser", "as_interaction"),
     "tokens.ledger": ("TokenLedger",),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
     "transforms": (
@@ -77,6 +75,7 @@ __all__ = [
     "Interaction",
     "JsonPart",
     "LifecycleTool",
+    "LoadedTools",
     "MCPServerConfig",
     "MCPToolset",
     "Message",
@@ -138,14 +137,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from torchrl_agentic.config import ConfigError, LoadedTools, load_interactions, load_tools
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
-    from torchrl_agentic.interactions import (
-        Interaction,
-        Reply,
-        ScriptedUser,
-        as_interaction,
-        load_interactions,
-    )
+    from torchrl_agentic.interactions import Interaction, Reply, ScriptedUser, as_interaction
     from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
     from torchrl_agentic.messages import (
         CallError,
@@ -167,7 +161,6 @@ if TYPE_CHECKING:
     from torchrl_agentic.records import Recorder, read_records
     from torchrl_agentic.rollout import agent_policy, media_of, training_policy, trajectory_batch
     from torchrl_agentic.tokens.ledger import TokenLedger
-    from torchrl_agentic.tool_config import ConfigError, load_tools
     from torchrl_agentic.tools import (
         Approved,
         Budget,

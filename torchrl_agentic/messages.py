@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, cast
 import pydantic_core
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.text import MAX_INT_BITS
 
 JSON: TypeAlias = Any
 """A value that `json.loads` can return. Its exact type is recursive, which would clutter every signature."""
@@ -28,8 +29,6 @@ Fields: TypeAlias = Mapping[str, JSON]
 Content: TypeAlias = str | list[JSON] | None
 """Content of a chat message: text, a list of parts as API servers send them, or None."""
 
-MAX_INT_BITS = 14_000
-"""Size of the largest integer that is accepted, about 4,200 digits. Python's json refuses larger ones."""
 MAX_ELEMENTS = 10_000
 """Arrays and tables with more elements are abridged."""
 FIRST = 10

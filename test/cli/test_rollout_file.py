@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from torchrl_agentic import ClusterRateLimiter, RateLimiter
-from torchrl_agentic.config import (
+from torchrl_agentic.cli.rollout_file import (
     ConfigError,
     ModelConfig,
     RolloutConfig,
@@ -64,11 +64,20 @@ def test_a_function_is_loaded_from_a_file(tmp_path: Path):
     assert make_tools(config, tmp_path)[0](3) == 3
 
 
-@pytest.mark.parametrize("reference", ["mine.py:g", "none.py:f", "no.such:f", "mine.py", "broken.py:f"])
-def test_a_function_that_cannot_be_loaded_is_named(tmp_path: Path, reference: str):
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("mine.py:g", "mine.py:g: .* has no 'g'"),
+        ("none.py:f", "no file 'none.py'"),
+        ("no.such:f", "no.such:f: cannot import"),
+        ("mine.py", "mine.py: .*expected"),
+        ("broken.py:f", "broken.py:f: .*SyntaxError"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_named(tmp_path: Path, reference: str, words: str):
     _write(tmp_path / "mine.py", "def f(x: int) -> int:\n    return x\n")
     _write(tmp_path / "broken.py", "def f(:\n")
-    with pytest.raises(ConfigError, match=reference):
+    with pytest.raises(ConfigError, match=words):
         make_tools(RolloutConfig(conversations=[], tools=[{"function": reference}]), tmp_path)
 
 
@@ -129,7 +138,7 @@ def test_rows_of_verls_data_sets_are_questions(tmp_path: Path, suffix: str):
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path):
     (tmp_path / "rows.parquet").write_text("PAR")
     config = load_config(tmp_path / "rows.parquet", ModelConfig(path="tiny"))
-    with pytest.raises(ConfigError, match=r"rows\.parquet: no Parquet file"):
+    with pytest.raises(ConfigError, match=r"rows\.parquet: not a Parquet file"):
         load_questions(config, tmp_path)
 
 

@@ -13,19 +13,18 @@ from typing import Any
 
 from helpers.records_of import record, turn
 
-from torchrl_agentic.config import RolloutConfig, load_config, load_conversations
-from torchrl_agentic.interactions import load_interactions
+from torchrl_agentic.cli.rollout_file import RolloutConfig, load_config, load_conversations
+from torchrl_agentic.config import ConfigError, load_interactions, load_tools
 from torchrl_agentic.messages import JsonPart, ParsedCall, ToolResult
-from torchrl_agentic.nesting import MAX_DEPTH, count_values, read_json
 from torchrl_agentic.parsers import PARSERS, get_parser
 from torchrl_agentic.records import BadLine, Secrets, read_line
 from torchrl_agentic.records.json_dump import line
 from torchrl_agentic.serve.search_app import read_documents
-from torchrl_agentic.tool_config import ConfigError, load_tools
+from torchrl_agentic.text import MAX_DEPTH, count_values, read_json
+from torchrl_agentic.tools import Cassette
 from torchrl_agentic.tools.mcp.servers_file import mcp_servers
 from torchrl_agentic.tools.schema import SchemaValidationError, Validator, validate_args
 from torchrl_agentic.tools.schema_simplify import tidy
-from torchrl_agentic.tools.wrap.entries import read_entries
 
 FOLDER = Path(tempfile.mkdtemp())
 OPENERS = {"[": "[", "{": '{"a":', "n": '{"not":', "p": '{"properties":{"a":', "-": "- ", "?": "? "}
@@ -92,7 +91,7 @@ def dump(text: str) -> None:
 
 def cassette(text: str) -> None:
     """Read a cassette; what cannot be read is passed over."""
-    read_entries(written("c.jsonl", f'{text}\n{{"schema_version":1,"args":{text},"result":{text}}}\n'))
+    len(Cassette(written("c.jsonl", f'{text}\n{{"schema_version":1,"args":{text},"result":{text}}}\n')))
 
 
 def yaml(load: Callable[[Path], Any]) -> Callable[[str], Any]:

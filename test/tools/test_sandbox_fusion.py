@@ -25,6 +25,7 @@ from torchrl_agentic import (
     ToolCompose,
     ToolContext,
 )
+from torchrl_agentic.config import load_tools
 from torchrl_agentic.dispatch import Dispatcher, init_execution_pool
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.serve.access import Access
@@ -32,7 +33,6 @@ from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.testing.servers.scripted import Reply, scripted_server
-from torchrl_agentic.tool_config import load_tools
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
 from torchrl_agentic.tools.schema_simplify import tidy
 from torchrl_agentic.tools.service import Patience

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import TypedDict
 
-from torchrl_agentic.nesting import count_values
+from torchrl_agentic.text import count_values
 from torchrl_agentic.tools.schema import (
     SchemaValidationError,
     Validator,

@@ -7,8 +7,8 @@ import pytest
 from helpers.chats import advance, begin, call, chat_env, results
 
 from torchrl_agentic import RateLimiter, ToolCompose
+from torchrl_agentic.config import ConfigError, load_tools
 from torchrl_agentic.parsers import HermesParser
-from torchrl_agentic.tool_config import ConfigError, load_tools
 
 TOOLS = '''\
 from torchrl_agentic import Toolset, tool

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.text_wrap import fit, padded, painted, plain, wrapped
 
 _hostile = st.text(

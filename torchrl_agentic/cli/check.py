@@ -24,13 +24,12 @@ from rich.text import Text
 from torchrl_agentic.cli.show import progress
 from torchrl_agentic.dispatch.dispatcher import Dispatcher
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
-from torchrl_agentic.nesting import read_json
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable, read_json
 
 if TYPE_CHECKING:
+    from torchrl_agentic.config import LoadedTools
     from torchrl_agentic.sandbox import Sandbox
     from torchrl_agentic.sandbox.conformance import Case, Outcome
-    from torchrl_agentic.tool_config import LoadedTools
     from torchrl_agentic.tools.base import Tool
 
 ARGS: dict[str, dict[str, Any]] = {
@@ -60,7 +59,7 @@ def check_load(
 ) -> int:
     """Put a tool under load, and show what came of it; give the exit code."""
     from torchrl_agentic.cli.check import put_under_load
-    from torchrl_agentic.config import RolloutConfig, make_tools
+    from torchrl_agentic.cli.rollout_file import RolloutConfig, make_tools
     from torchrl_agentic.dispatch import Dispatcher
     from torchrl_agentic.errors import InfrastructureError
     from torchrl_agentic.tools.tool_adapter import ensure_tool
@@ -330,12 +329,12 @@ def printable_lines(text: str) -> str:
 
 def _load(path: Path) -> LoadedTools:
     """Load the tools of a file of tools, or of a rollout."""
-    from torchrl_agentic.tool_config import load_tools
-    from torchrl_agentic.tool_config.lines import read_yaml
+    from torchrl_agentic.config import load_tools
+    from torchrl_agentic.config.document import read_yaml
 
-    data = read_yaml(path).data
+    data, _ = read_yaml(path)
     if isinstance(data, dict) and {"conversations", "questions"} & data.keys():
-        from torchrl_agentic.config import load_config, load_rollout_tools
+        from torchrl_agentic.cli.rollout_file import load_config, load_rollout_tools
 
         return load_rollout_tools(load_config(path), path.parent)
     return load_tools(path)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from torchrl_agentic.cli.show import conversation, progress, score, verdict
 
 if TYPE_CHECKING:
-    from torchrl_agentic.config import RolloutConfig
+    from torchrl_agentic.cli.rollout_file import RolloutConfig
     from torchrl_agentic.records import Recorder
     from torchrl_agentic.rollout.evaluate import Answer
 
@@ -101,7 +101,7 @@ def rollout(
         raise typer.Exit(code)
     if config is None:
         raise typer.BadParameter("give a configuration, or conversations or questions: see --help")
-    from torchrl_agentic.config import ConfigError, ModelConfig, load_config
+    from torchrl_agentic.cli.rollout_file import ConfigError, ModelConfig, load_config
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import TrajectoryRecord, read_records
     from torchrl_agentic.records.call_stats import summarize
@@ -162,7 +162,7 @@ def _replay(
     console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder
 ) -> _Found:
     from torchrl_agentic.cli.replay_command import dispatching
-    from torchrl_agentic.config import load_conversations, load_rollout_tools
+    from torchrl_agentic.cli.rollout_file import load_conversations, load_rollout_tools
     from torchrl_agentic.rollout import replay
 
     conversations = load_conversations(settings, folder)
@@ -189,7 +189,7 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
     import torch
 
     from torchrl_agentic.cli.replay_command import dispatching
-    from torchrl_agentic.config import load_questions, load_rollout_tools
+    from torchrl_agentic.cli.rollout_file import load_questions, load_rollout_tools
     from torchrl_agentic.rollout.evaluate import ask, load_model
 
     chosen = settings.model
@@ -403,7 +403,7 @@ def serve_search(
 
 def _check_parser(config: Path | None, name: str | None, model: str | None) -> None:
     """See that calls of all tools read back; say how they look, or end with what is wrong."""
-    from torchrl_agentic.config import RolloutConfig, load_config, make_tools
+    from torchrl_agentic.cli.rollout_file import RolloutConfig, load_config, make_tools
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.parsers import PARSERS, Mismatch, check_parser, get_parser
     from torchrl_agentic.tools.tool_adapter import ensure_tool

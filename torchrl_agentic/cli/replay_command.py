@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.text import Text
 
 from torchrl_agentic.cli.show import progress, verdict
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.tools.private_files import PRIVATE
 
 if TYPE_CHECKING:
-    from torchrl_agentic.config import RolloutConfig
+    from torchrl_agentic.cli.rollout_file import RolloutConfig
+    from torchrl_agentic.config import LoadedTools
     from torchrl_agentic.records import Dump, Recorder
     from torchrl_agentic.rollout import Conversation
-    from torchrl_agentic.tool_config import LoadedTools
 
 _TOLD = 5
 
@@ -37,7 +37,7 @@ def replay_dump(
     lines: int,
 ) -> int:
     """Replay a dump, and say what differs; give the exit code. out: where what happens now is recorded."""
-    from torchrl_agentic.config import load_config, load_rollout_tools
+    from torchrl_agentic.cli.rollout_file import load_config, load_rollout_tools
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import Dump
     from torchrl_agentic.rollout import replay

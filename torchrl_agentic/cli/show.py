@@ -13,8 +13,8 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from torchrl_agentic.printable import printable
 from torchrl_agentic.records.call_stats import UNREADABLE
+from torchrl_agentic.text import printable
 
 if TYPE_CHECKING:
     from torchrl_agentic.messages import Message

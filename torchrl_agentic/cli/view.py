@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.library import Library, read_all, text_of
 from torchrl_agentic.viewer.listing import SORTS
 from torchrl_agentic.viewer.query import QueryError, parse
@@ -41,7 +41,7 @@ def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_
 
 
 def _complain(words: str) -> int:
-    from torchrl_agentic.printable import printable
+    from torchrl_agentic.text import printable
 
     Console(stderr=True).print(Text(f"torchrl-agentic: {printable(words)}", style="red"))
     return 2

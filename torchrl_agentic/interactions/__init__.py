@@ -1,4 +1,4 @@
-"""Who the model talks to besides its tools: simulated users, each for one conversation at a time.
+"""Simulated users that answer the model; a session of one is one conversation.
 
 To add one: subclass `Interaction`, and let a test inherit `testing.InteractionContract`.
 """
@@ -11,7 +11,6 @@ from torchrl_agentic.interactions.adapters import (
     as_interaction,
 )
 from torchrl_agentic.interactions.base import Interaction, Reply, in_thread
-from torchrl_agentic.interactions.load import load_interactions
 
 __all__ = [
     "FunctionUser",
@@ -22,5 +21,4 @@ __all__ = [
     "VerlInteraction",
     "as_interaction",
     "in_thread",
-    "load_interactions",
 ]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import threading
 import time
 import uuid
@@ -17,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
 from torchrl_agentic.limits.lease_client import ALIVE, RETRY, Lessee
 from torchrl_agentic.limits.lease_server import Lease, LimitsDiffer, Report
+from torchrl_agentic.limits.process_bound import ProcessBound
 from torchrl_agentic.limits.ray_actor import RayTransport, is_initialised
 
 logger = logging.getLogger(__name__)
@@ -87,11 +87,12 @@ class ClusterRateLimiter(Limiter):
         self.max_call_seconds = max_call_seconds
         self._break = (break_after, break_seconds)
         self._over: Over = _resolved(over)  # so that it is pickled with the limiter
+        self._begun = ProcessBound[bool]()
         self._begin(clock)
 
     def _begin(self, clock: Callable[[], float]) -> None:
         """Start with nothing held, as a client of its own."""
-        self._pid = os.getpid()
+        self._begun.set(True)
         self._lessee = Lessee(uuid.uuid4().hex, self.limits, self.ttl, self.max_call_seconds)
         super().__init__(self._lessee, make_breaker(*self._break), clock)
         self._changed = threading.Condition(self._lock)
@@ -130,7 +131,7 @@ class ClusterRateLimiter(Limiter):
 
     def try_acquire(self) -> bool:
         """Take a slot of ours if one is free; whoever gets True owes a `release`. See `Limiter`."""
-        if self._pid != os.getpid():  # after a fork: the lease, and the thread, are the parent's
+        if not self._begun.get():  # after a fork: the lease and the thread are the parent's
             self._begin(self._clock)
         return super().try_acquire()
 

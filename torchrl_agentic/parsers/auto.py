@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
-from torchrl_agentic.parsers.engine.attempts import shortened
 from torchrl_agentic.parsers.engine.jsontext import dumps
 from torchrl_agentic.parsers.engine.reasoning import QUESTION
 from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.text import one_line
 
 _SENTINEL = "sentinel_tool"
 _SCHEMA = {
@@ -249,7 +249,7 @@ def _likely(
                 found.append((len(result.text), len(result.calls[0].notes), -markers, name))
         if found:
             return min(found, key=lambda item: item[:3])[3], call, _SCHEMA
-    raise ValueError(f"no parser reads what the chat template writes: {shortened(answer, 120)}")
+    raise ValueError(f"no parser reads what the chat template writes: {one_line(answer, 120)}")
 
 
 def _markers_seen(
@@ -342,7 +342,7 @@ def _check_template(
             call = example_call(name, schemas[name], kind)
             if _read(parser, rendered(tokenizer, call, schemas), call, schemas) is not None:
                 message = f"{lost} in a call of {name!r} do not read back"
-                written = shortened(full.answer, 160)
+                written = one_line(full.answer, 160)
                 warnings.warn(f"{message}: the chat template writes it as {written}", stacklevel=3)
                 return
     raise Mismatch(_reason(parser, name, full.answer, tokenizer, parsers))
@@ -363,7 +363,7 @@ def _reason(
     tokenizer: ChatTokenizer | None,
     parsers: Mapping[str, Callable[..., ToolCallParser]],
 ) -> str:
-    reason = f"parser {parser.name!r} does not read a call of {tool!r} written as {shortened(written, 160)}"
+    reason = f"parser {parser.name!r} does not read a call of {tool!r} written as {one_line(written, 160)}"
     if tokenizer is None:
         return reason
     others = {name: make for name, make in parsers.items() if name != parser.name}

@@ -23,7 +23,6 @@ from torchrl_agentic.messages import (
     content_text,
     fields_of,
 )
-from torchrl_agentic.nesting import MAX_DEPTH
 from torchrl_agentic.parsers.control_tokens import (
     FAMILY_MARKERS,
     AddedTokens,
@@ -32,6 +31,7 @@ from torchrl_agentic.parsers.control_tokens import (
     escaper,
 )
 from torchrl_agentic.parsers.events import Event, TextDelta, events_of
+from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 

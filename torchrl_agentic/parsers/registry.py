@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 import warnings
@@ -59,6 +58,7 @@ from torchrl_agentic.parsers.formats.tags import TagsParser
 from torchrl_agentic.parsers.formats.torchrl_json import JSONToolCallParser
 from torchrl_agentic.parsers.formats.xlam import XLAMParser
 from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
+from torchrl_agentic.text import nearest
 from torchrl_agentic.tools.signatures import keywords_of
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
         return _FAMILIES[name]
     digits = re.findall(r"\d+", name)
     same_version = [other for other in known if re.findall(r"\d+", other) == digits]
-    return next(iter(difflib.get_close_matches(name, same_version, n=1, cutoff=0.75)), None)
+    return nearest(name, same_version, cutoff=0.75)
 
 
 def _from_engine(name: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:

@@ -11,11 +11,11 @@ from typing import Any
 import pydantic_core
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.nesting import MAX_LINE_DEPTH, TooDeepError, read_json
 from torchrl_agentic.records.codec import record_from_json, summary_from_json
 from torchrl_agentic.records.jsonl_index import Allowance, Lines
 from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
 from torchrl_agentic.records.recorder import SUFFIXES
+from torchrl_agentic.text import MAX_LINE_DEPTH, TooDeepError, read_json
 
 _UNREADABLE = (
     ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,

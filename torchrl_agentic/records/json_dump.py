@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import pydantic_core
 
-from torchrl_agentic.messages import JSON, MAX_INT_BITS
+from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.codec import record_to_json
 from torchrl_agentic.records.record import TrajectoryRecord
+from torchrl_agentic.text import MAX_INT_BITS
 
 SECRET_NAMES = (
     "password", "passwd", "passphrase", "secret", "client_secret", "api_key", "access_key", "secret_key",

@@ -14,12 +14,12 @@ import struct
 from typing import Any
 
 from torchrl_agentic.messages import fields_of
-from torchrl_agentic.nesting import read_json
 from torchrl_agentic.repl.base import ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.supervised import KINDS, MAX_IMAGES, is_image
 from torchrl_agentic.sandbox import Process
 from torchrl_agentic.sandbox.inside.wire import BadMessage
 from torchrl_agentic.sandbox.process import Capture, exit_or_signal, how
+from torchrl_agentic.text import read_json
 
 MAX_FRAME = 4 << 20
 """The longest frame that we accept, in bytes."""

@@ -32,7 +32,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.nesting import read_json
 from torchrl_agentic.sandbox import cgroups, seccomp
 from torchrl_agentic.sandbox.base import WORK, SandboxResult, checked
 from torchrl_agentic.sandbox.bootstrap import shim
@@ -43,6 +42,7 @@ from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, check_roots
 from torchrl_agentic.sandbox.workspace import inside
 from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
+from torchrl_agentic.text import read_json
 
 BWRAP = "bwrap"
 TMPFS_BYTES = 64 << 20

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.nesting import read_json
 from torchrl_agentic.sandbox.inside.wire import BadMessage, Splitter, pack
+from torchrl_agentic.text import read_json
 
 MAX_ANSWER = 9 << 20
 """The longest answer that is taken, in bytes, besides output: a cell's images above all."""

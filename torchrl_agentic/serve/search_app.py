@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.nesting import read_json
 from torchrl_agentic.serve.access import Access, Admission, BadRequest
+from torchrl_agentic.text import read_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.verl.graders import Geo3kTool, Gsm8kTool
     from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool
     from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
-    from torchrl_agentic.tools.wrap import (
+    from torchrl_agentic.tools.wrappers import (
         Approved,
         Budget,
         Budgeted,
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     )
 
 _WHERE = {
-    "Approved": "wrap",
-    "Budget": "wrap",
-    "Budgeted": "wrap",
-    "Cached": "wrap",
-    "Cassette": "wrap",
-    "CassetteMiss": "wrap",
-    "Faulty": "wrap",
+    "Approved": "wrappers",
+    "Budget": "wrappers",
+    "Budgeted": "wrappers",
+    "Cached": "wrappers",
+    "Cassette": "wrappers",
+    "CassetteMiss": "wrappers",
+    "Faulty": "wrappers",
     "FileEditTool": "file_tools",
     "FileReadTool": "file_tools",
     "FileWriteTool": "file_tools",
@@ -61,17 +61,17 @@ _WHERE = {
     "MCPTool": "mcp",
     "MCPToolset": "mcp",
     "PythonTool": "python",
-    "Recorded": "wrap",
-    "Renamed": "wrap",
-    "Replayed": "wrap",
-    "Retrying": "wrap",
+    "Recorded": "wrappers",
+    "Renamed": "wrappers",
+    "Replayed": "wrappers",
+    "Retrying": "wrappers",
     "SandboxFusionClient": "sandbox_fusion",
     "SandboxFusionTool": "sandbox_fusion",
     "SearchTool": "search",
     "ShellTool": "shell",
     "StopTool": "stop",
-    "Truncated": "wrap",
-    "Wrapped": "wrap",
+    "Truncated": "wrappers",
+    "Wrapped": "wrappers",
     "as_tool": "legacy",
     "mcp_servers": "mcp",
 }

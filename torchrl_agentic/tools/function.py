@@ -12,6 +12,7 @@ import docstring_parser
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Fields, ToolResult, fields_of
+from torchrl_agentic.text import shorten
 from torchrl_agentic.tools import signatures
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.row_data import RowData
@@ -22,7 +23,6 @@ from torchrl_agentic.tools.schema import (
     Validator,
     hidden_of,
     schema_of,
-    shorten,
 )
 from torchrl_agentic.tools.signatures import Callee
 
@@ -379,7 +379,13 @@ def _describes_object(schema: Any) -> bool:
     return not fields.keys().isdisjoint(("type", "properties", "$ref", "allOf", "anyOf", "oneOf"))
 
 
-def place_of(function: Any) -> str:
-    """Say in which file and line a function begins."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+def place_of(target: Any) -> str:
+    """Return the `file:line` where a function or class begins, or its name if there is no source."""
+    target = inspect.unwrap(target)
+    code = getattr(target, "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    try:
+        return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
+    except (OSError, TypeError):
+        return f"{target.__module__}.{target.__qualname__}" if inspect.isclass(target) else repr(target)

@@ -1,7 +1,8 @@
-"""Tools and classes from Python files: each file becomes a module that nobody else shares."""
+"""Load tools and classes from Python files; each load of a file creates a separate module."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -9,7 +10,7 @@ import itertools
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,18 +21,21 @@ _numbers = itertools.count()
 
 
 def load_module(path: Path) -> ModuleType:
-    """Run a Python file as a module of its own; a second load gives another one.
+    """Run a Python file as a separate module; a second load returns another one.
+
+    Args:
+        path: The file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: it raised; the message says in which line.
+        FileNotFoundError: If the file does not exist.
+        ImportError: If it raises; the message has the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     name = f"torchrl_agentic_file_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path}: no Python file")
+        raise ImportError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses, pickle and annotations look for it there
     try:
@@ -48,7 +52,7 @@ def load_module(path: Path) -> ModuleType:
 
 
 def _where(path: Path, error: BaseException) -> str:
-    """The last line of the file that had to do with an error."""
+    """Return the last line of the file that was running when an error was raised."""
     if isinstance(error, SyntaxError):
         return f"{path}:{error.lineno}"
     lines = [
@@ -58,14 +62,15 @@ def _where(path: Path, error: BaseException) -> str:
 
 
 def load_function_tools(path: str | Path) -> tuple[FunctionTool, ...]:
-    """Give the tools of a file, in their order: what `@function_tool` or `@tool` made there, wherever.
+    """Return the tools of a file: functions with `@function_tool` or `@tool`, in order, then imported ones.
 
-    Behind them come those that the file imports by name.
+    Args:
+        path: The file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: it raised.
-        ValueError: two functions want one name.
+        FileNotFoundError: If the file does not exist.
+        ImportError: If it raises.
+        ValueError: If two functions have the same tool name.
     """
     path = Path(path).resolve()
     made: list[FunctionTool] = []
@@ -98,36 +103,67 @@ def _loaded(path: str) -> Mapping[str, FunctionTool]:
 
 
 def load_again(path: str, name: str) -> FunctionTool:
-    """Give a tool of a file that another process has loaded."""
+    """Return a tool of a file that another process has loaded.
+
+    Args:
+        path: The file.
+        name: Name of the tool.
+    """
     return _loaded(path)[name]
 
 
-def load_object(reference: str, folder: Path | None = None) -> Any:
-    """Give what `package.module:name`, `package.module.name` or `file.py:name` stands for.
+def load_object(
+    reference: str, folder: Path | None = None, *, load: Callable[[Path], ModuleType] = load_module
+) -> Any:
+    """Return the object that `package.module:name`, `package.module.name` or `file.py:name` refers to.
 
-    folder: what the path of a file is relative to; the working folder by default.
+    Args:
+        reference: The name.
+        folder: Directory that the path of a file is relative to; the working directory by default.
+        load: Runs a file as a module.
 
     Raises:
-        ImportError: there is no such module or file, it raised, or it has no such name.
+        ImportError: If the module or file does not exist, raises, or does not have this name.
     """
-    place, colon, name = reference.partition(":")
-    if not colon:
-        place, _, name = reference.rpartition(".")
-    if not place or not name:
+    place, _, name = reference.rpartition(":" if ":" in reference else ".")
+    if not place or not name or reference.endswith(".py"):
         raise ImportError(f"{reference!r}: expected 'package.module.Name' or 'file.py:Name'")
-    if place.endswith(".py"):
-        try:
-            module = load_module((folder or Path()) / place)
-        except FileNotFoundError as error:
-            raise ImportError(str(error)) from None
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ImportError:
-            raise
-        except Exception as error:  # whatever it does when it is run
-            raise ImportError(f"{place}: {type(error).__name__}: {error}") from error
     try:
-        return getattr(module, name)
-    except AttributeError:
-        raise ImportError(f"{place}: has no {name!r}") from None
+        module = load((folder or Path()) / place) if place.endswith(".py") else importlib.import_module(place)
+    except FileNotFoundError as error:
+        raise ImportError(str(error)) from None
+    except Exception as error:  # of the code that runs
+        is_told = place.endswith(".py") and isinstance(error, ImportError)
+        told = str(error) if is_told else raised(error)
+        raise ImportError(f"cannot import {place}: {told}{_hint(error, place, name)}") from error
+    if not hasattr(module, name):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = difflib.get_close_matches(name, names, 1)
+        raise ImportError(f"{place}: has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    return getattr(module, name)
+
+
+def raised(error: BaseException) -> str:
+    """Return the text of an error with the last line of the user's code that was running.
+
+    Args:
+        error: Raised by code that a user wrote.
+    """
+    ours = (str(Path(__file__).parent), importlib.__path__[0], "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}: "
+    return f"{place}{type(error).__name__}: {error}"
+
+
+def _hint(error: BaseException | None, place: str, name: str) -> str:
+    """Return advice if a module that does not exist is verl, or the directory of a file."""
+    missing = error if isinstance(error, ModuleNotFoundError) else error and error.__cause__
+    if not isinstance(missing, ModuleNotFoundError):
+        return ""
+    top = str(missing.name).partition(".")[0]
+    if top == "verl":
+        return "; verl is not installed: import BaseTool and the like from torchrl_agentic.tools.verl"
+    is_directory = missing is error and top == place.partition(".")[0]
+    return f"; for a file write '{place.replace('.', '/')}.py:{name}'" if is_directory else ""

@@ -10,10 +10,10 @@ from torchrl_agentic.errors import check_seconds
 from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
 from torchrl_agentic.repl import Repl, ReplResult, default_repl
 from torchrl_agentic.repl.look_alikes import ensure_repl
+from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.sandbox_workspace import FileExchange, shared_sandbox
 from torchrl_agentic.tools.schema import Schema
-from torchrl_agentic.tools.text import middle_out
 
 MARGIN_S = 1.5
 """How much earlier than the dispatcher's deadline code is stopped, so that what it printed is not lost."""
@@ -104,7 +104,8 @@ class PythonTool(Tool):
         await self.repl.open()
         await self.files.before(self.repl.sandbox, ctx)
         result = await self.repl.execute(str(args["code"]), timeout=self._time(ctx))
-        text = middle_out(result.text or ("" if result.display else "[no output]"), self.output_max_chars)
+        text = result.text or ("" if result.display else "[no output]")
+        text = truncate_middle(text, self.output_max_chars)
         meta = {
             "execution_count": result.execution_count,
             "timed_out": result.timed_out,

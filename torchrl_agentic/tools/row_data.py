@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from torchrl_agentic.messages import fields_of
+from torchrl_agentic.text import did_you_mean
 
 STAGES = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 """What `tools_kwargs` holds for a tool, for the steps of its life."""
@@ -133,9 +133,8 @@ def check_names(place: str, names: Iterable[str], tools: Collection[str]) -> Non
     """
     for name in names:
         if name not in tools:
-            near = difflib.get_close_matches(str(name), list(tools), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             known = ", ".join(tools) or "none"
+            hint = did_you_mean(name, tools)
             raise ValueError(f"{place} names the tool {name!r}, which is not there; tools: {known}{hint}")
 
 

@@ -16,28 +16,27 @@ from torchrl_agentic.sandbox import Sandbox, default_sandbox
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.look_alike_sandbox import ensure_template
 from torchrl_agentic.sandbox.workspace import inside
-from torchrl_agentic.tools.base import Tool, ToolContext, current_session
+from torchrl_agentic.tools.base import Tool, ToolContext
+from torchrl_agentic.tools.per_trajectory import PerTrajectory
 
 
-class _Shared:
-    """A sandbox that the tools of one trajectory have open, and how many of them."""
+class _Workspace:
+    """A sandbox that the tools of one trajectory share."""
 
     def __init__(self, template: Sandbox) -> None:
-        self.template = template  # kept, so that no other template gets its identity meanwhile
         self.sandbox = template.fresh()
-        self.users = 0
-        self.opening = asyncio.Lock()
+        self._opening = asyncio.Lock()
 
     async def open(self, like: Sandbox | None) -> Sandbox:
-        """Open the sandbox, as a clone of another one if that is given, unless it is open."""
-        async with self.opening:
+        """Open the sandbox unless it is open, as a clone of `like` if that is given."""
+        async with self._opening:
             if like is not None and not self.sandbox.is_open:
                 (self.sandbox,) = await like.clones(1)
             await self.sandbox.open()
         return self.sandbox
 
 
-_open: dict[tuple[int, object], _Shared] = {}
+_workspaces = PerTrajectory[_Workspace]()
 
 
 @asynccontextmanager
@@ -49,23 +48,18 @@ async def shared_sandbox(
     The last tool to leave closes it.
 
     Args:
-        template: Which kind, and what its tools have in common.
+        template: The kind of the sandbox; tools with the same template share it.
         trajectory: Name of the trajectory.
-        like: An open sandbox of another trajectory, to be cloned rather.
-        is_default: Whether the tool was given no sandbox: all such tools of a trajectory have one in common.
+        like: An open sandbox of another trajectory, to clone instead.
+        is_default: Whether the tool was given no sandbox: all such tools of a trajectory share one.
     """
-    key = (0 if is_default else id(template), current_session.get() or trajectory)
-    shared = _open.get(key)
-    if shared is None:
-        shared = _open[key] = _Shared(template)
-    shared.users += 1
+    owner = None if is_default else template
+    member = _workspaces.join(trajectory, lambda: _Workspace(template), owner=owner)
     try:
-        yield await shared.open(like)
+        yield await member.value.open(like)
     finally:
-        shared.users -= 1
-        if shared.users == 0:
-            del _open[key]
-            await shared.sandbox.close()
+        if member.leave():
+            await member.value.sandbox.close()
 
 
 class WorkspaceTool(Tool):
@@ -74,12 +68,13 @@ class WorkspaceTool(Tool):
     Effects on the resource "workspace" keep writes and reads in order.
 
     Args:
-        sandbox: A template, as for `PythonTool`. None: `default_sandbox()`; all tools that are given none
-            share one workspace per trajectory. Used by hand, outside of any trajectory, each has its own.
+        sandbox: A template, as for `PythonTool`. None: `default_sandbox()`; all tools without a sandbox of
+            their own share one workspace per trajectory. Used by hand, outside of any trajectory, each tool
+            has its own.
 
     Raises:
-        TypeError: If it is not a sandbox, or a look-alike that lacks something.
-        SandboxError: If no sandbox is given, and none works here.
+        TypeError: If `sandbox` is not a sandbox, or a look-alike that lacks a member.
+        SandboxError: If no sandbox is given and none works on this machine.
     """
 
     def __init__(self, sandbox: Sandbox | None = None) -> None:
@@ -88,13 +83,13 @@ class WorkspaceTool(Tool):
 
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Self]:
-        """Open a sandbox for this trajectory, or join the tools that have."""
+        """Open a sandbox for this trajectory, or share the one that another tool has opened."""
         async with shared_sandbox(self.sandbox, trajectory, is_default=self.shares_default) as sandbox:
             yield self._in(sandbox)
 
     @asynccontextmanager
     async def branch(self, live: Tool, trajectory: str) -> AsyncGenerator[Self]:
-        """Open a clone of another trajectory's sandbox, or join the tools that have."""
+        """Open a clone of another trajectory's sandbox, or share the one that another tool has opened."""
         assert isinstance(live, WorkspaceTool)
         async with shared_sandbox(
             self.sandbox, trajectory, like=live.sandbox, is_default=self.shares_default
@@ -107,7 +102,7 @@ class WorkspaceTool(Tool):
         return live
 
     async def teardown(self) -> None:
-        """Close the sandbox that was used by hand, if it was."""
+        """Close the sandbox if the tool was used by hand."""
         await self.sandbox.close()
 
 

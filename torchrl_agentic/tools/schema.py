@@ -17,7 +17,7 @@ import jsonschema_rs
 import pydantic
 
 from torchrl_agentic.messages import JSON, fields_of
-from torchrl_agentic.nesting import TooDeepError, TooManyValuesError, count_values, is_flat
+from torchrl_agentic.text import TooDeepError, TooManyValuesError, count_values, is_flat, shorten
 from torchrl_agentic.tools.schema_cost import MAX_EVALUATIONS, CaseFinder, cost_of
 from torchrl_agentic.tools.schema_simplify import ANNOTATIONS, BY_NAME, DEFINITIONS, ONE_OR_MANY, Schema, tidy
 
@@ -466,12 +466,3 @@ def validate_args(args: Mapping[str, JSON], schema: Schema | None) -> None:
 @lru_cache(maxsize=256)
 def _compiled(schema: str) -> Validator:
     return Validator(json.loads(schema))
-
-
-def shorten(value: Any, limit: int = 80) -> str:
-    """Show a value in at most `limit` characters, for an error message."""
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except (ValueError, RecursionError):  # an integer of too many digits, or nested too deep
-        text = f"a huge {type(value).__name__}"
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 from urllib.parse import unquote
 
 from torchrl_agentic.messages import JSON, fields_of
-from torchrl_agentic.nesting import TooDeepError, TooManyValuesError, count_values
+from torchrl_agentic.text import TooDeepError, TooManyValuesError, count_values
 
 Schema: TypeAlias = Mapping[str, JSON]
 Path: TypeAlias = tuple[str, ...]

@@ -5,37 +5,44 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from torchrl_agentic.errors import ToolError
+from torchrl_agentic.limits.process_bound import ProcessBound
 from torchrl_agentic.messages import JSON, TextPart, Timing, ToolResult, fields_of
+from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext
 from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, bearer, shared_limiter
-from torchrl_agentic.tools.text import middle_out
 
 BETWEEN_QUERIES = "\n---\n"
 
 
 class SearchTool(Tool):
-    """Searches documents for several queries at once.
+    """Search documents for several queries at once.
 
     The result is the JSON that models trained with verl know: `{"result": "Doc 1 (Title: …) …"}`, with `---`
     between queries.
 
     Args:
-        retrieval_service_url: what takes `{queries, topk, return_scores}`, e.g. http://localhost:8000/retrieve;
-            `torchrl-agentic serve search FOLDER` starts one here.
-        topk: passages per query.
-        num_workers, rate_limit, enable_global_rate_limit, patience, headers, token_file: as for
-            `SandboxFusionTool`.
-        timeout: seconds for one try.
-        max_queries: more in one call are refused.
-        output_max_chars: longer output loses its middle.
+        retrieval_service_url: URL that takes `{queries, topk, return_scores}`, such as
+            http://localhost:8000/retrieve; `torchrl-agentic serve search FOLDER` starts such a service.
+        name: The name that the model calls.
+        description: The description that the model reads; None: the default one.
+        topk: Number of passages per query.
+        num_workers: Number of connections of this process at most.
+        rate_limit: Number of requests at a time at most; None: no limit.
+        timeout: Seconds for one try.
+        enable_global_rate_limit: Whether all processes that use this URL share the rate limit.
+        patience: How long to go on trying.
+        max_queries: Number of queries in one call at most.
+        output_max_chars: Longer output loses its middle.
+        headers: Headers of each request.
+        token_file: File with a bearer token for the service.
 
     Raises:
-        ValueError: no URL, a number that is not above 0, or no token in the file.
-        OSError: the token cannot be read.
+        ValueError: If the URL is not one, a number is not above 0, or the file has no token.
+        OSError: If the token cannot be read.
     """
 
     name: str = "search"
@@ -88,38 +95,37 @@ class SearchTool(Tool):
         self.patience = patience or Patience()
         self.output_max_chars = output_max_chars
         self._headers = {**(headers or {}), **bearer(token_file)}
-        self._service: ServiceClient | None = None
+        self._service = ProcessBound[ServiceClient]()  # set up anew in each process
 
     async def setup(self) -> None:
-        """Join those that share the limit of the service."""
-        self._service = ServiceClient(
+        """Create the client, under the limit that all clients of the service share."""
+        await self._set_up()
+
+    async def _set_up(self) -> ServiceClient:
+        client = ServiceClient(
             "the retrieval service",
             await shared_limiter("search", self.url, self.rate_limit, self.enable_global_rate_limit),
             max_connections=self.num_workers,
             patience=self.patience,
             headers=self._headers,
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_service": None}  # it is set up anew where it arrives
+        return self._service.set(client)
 
     async def teardown(self) -> None:
         """Close the connections."""
-        if self._service is not None:
-            await self._service.close()
+        if (service := self._service.get()) is not None:
+            await service.close()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Search, and show what was found for each query."""
+        """Search, and return the passages found for each query."""
         queries = [str(query) for query in cast("list[JSON]", args["query_list"])]
         if not all(query.strip() for query in queries):
             raise ToolError("a query is empty; write what to search for")
         if len(queries) > self.max_queries:
             raise ToolError(f"{len(queries)} queries are too many; {self.max_queries} at most")
-        if self._service is None:
-            await self.setup()
-        assert self._service is not None
+        service = self._service.get() or await self._set_up()
         payload = {"queries": queries, "topk": self.topk, "return_scores": True}
-        answer = await self._service.post(self.url, payload, timeout=self.timeout, ctx=ctx)
+        answer = await service.post(self.url, payload, timeout=self.timeout, ctx=ctx)
         if answer.status >= 400:
             raise ServiceError(
                 f"the retrieval service refused the request ({answer.status}): {str(answer.data)[:300]}",
@@ -128,7 +134,7 @@ class SearchTool(Tool):
             )
         found = _passages(answer.data, len(queries))
         text = BETWEEN_QUERIES.join(_told(passages) for passages in found)
-        shown = middle_out(text, self.output_max_chars)
+        shown = truncate_middle(text, self.output_max_chars)
         metrics = {
             "query_count": len(queries),
             "status": "success",
@@ -144,11 +150,7 @@ class SearchTool(Tool):
 
 
 def _passages(data: JSON, count: int) -> list[list[str]]:
-    """Read the texts of an answer.
-
-    Raises:
-        ServiceError: it has another form.
-    """
+    """Return the texts of an answer; raise ServiceError if it has another form."""
     fields = fields_of(data)
     result: JSON = None if fields is None else fields.get("result")
     if not isinstance(result, list) or len(cast("list[JSON]", result)) != count:

@@ -23,8 +23,9 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.limits.token_bucket import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.nesting import read_json
+from torchrl_agentic.text import read_json
 from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.per_loop import PerLoop
 
 MIN_TOKEN = 16
 """A shorter token can be guessed."""
@@ -79,22 +80,25 @@ def bearer(path: str | Path | None) -> dict[str, str]:
 
 
 BUSY = frozenset({429, 503})
-"""What a service answers that has too much to do."""
+"""Statuses of an overloaded service."""
 WORTH_RETRYING = BUSY | {502, 504}
 MAX_ANSWER_BYTES = 64 << 20
 BREAK_AFTER, BREAK_S = 10, 10.0
 MARGIN_S, MARGIN_SHARE = 0.5, 0.1
-"""How long before the deadline of its call a client gives up: so many seconds, or that share of the time."""
+"""A client gives up so many seconds before the deadline of its call, or that share of the time before it."""
 LEAST_SHARE = 0.05
-"""A call that gets its first slot with less than this share of its time left is not sent."""
+"""A call whose first slot leaves less than this share of its time is not sent."""
 _SHOWN = 300
 
 
 class ServiceError(InfrastructureError):
-    """A service did not do what it was asked to.
+    """A request to a service failed.
 
-    reason: one word for programs. is_transient: it may next time; retry_after: seconds that it asked for.
-    status: of HTTP, if there was an answer.
+    Attributes:
+        reason: The cause in one word, for programs.
+        is_transient: Whether another try may succeed.
+        retry_after: Seconds that the service asked to wait, if it did.
+        status: HTTP status, if there was an answer.
     """
 
     def __init__(
@@ -124,10 +128,14 @@ def _remade(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a service answered.
+    """The answer of a service.
 
-    status: of HTTP, below 500. data: the JSON; where there was none, the text. queue_s: seconds spent waiting
-    for the limiter and between tries; run_s: in the last try. tries: how many it took.
+    Attributes:
+        status: HTTP status, below 500.
+        data: The JSON of the body, or its text if it is not JSON.
+        queue_s: Seconds spent waiting for the limiter and between tries.
+        run_s: Seconds of the last try.
+        tries: Number of tries.
     """
 
     status: int
@@ -155,22 +163,23 @@ class Patience:
     longest_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing.
-
-        Raises:
-            ValueError: a number that is not above 0.
-        """
+        """Raise ValueError if a number is not above 0."""
         for name in ("deadline_s", "tries", "first_s", "longest_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
 
 
 class ServiceClient:
-    """Posts JSON to one service.
+    """Client that posts JSON to one service; an async context manager, usable from several event loops.
 
-    limiter: holds the slot of each try, not between tries; it is told what came of it. max_connections: of
-    this process. trust_env: whether proxies of the environment are used. An async context manager; it may be
-    used from several event loops.
+    Args:
+        name: Name of the service in error messages.
+        limiter: Limiter whose slot each try holds, though not the pause between tries; it learns the outcome
+            of each try.
+        max_connections: Number of connections of this process at most.
+        patience: How long to go on trying.
+        headers: Headers of each request.
+        trust_env: Whether to use the proxies of the environment.
     """
 
     def __init__(
@@ -194,7 +203,7 @@ class ServiceClient:
             "headers": dict(headers or {}),
             "trust_env": trust_env,
         }
-        self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._clients = PerLoop[httpx.AsyncClient]()  # none of them travels
         self.answered_at = -math.inf
 
     async def post(
@@ -214,15 +223,15 @@ class ServiceClient:
         open fails at once, and is tried once at most until it is closed again.
 
         Args:
-            url: Where to post to.
-            payload: What to post, or a function that makes it for each try, given the seconds that are left.
+            url: URL to post to.
+            payload: The JSON, or a function that returns it for each try, given the seconds that are left.
             timeout: Seconds for one try.
-            check: Raises a `ServiceError` for an answer that is none.
+            check: Raises a `ServiceError` for an invalid answer.
             ctx: The context of the tool call that this is for.
 
         Raises:
-            ServiceError: The service gave no answer, or none below 500, in all tries and all the time.
-            CircuitOpen: The service has failed so often that it is not tried now.
+            ServiceError: If no try got an answer with a status below 500.
+            CircuitOpen: If the service has failed so often that it is not tried now.
         """
         limiter = self.limiter
         call = _Call(self, ctx)
@@ -334,16 +343,11 @@ class ServiceClient:
         return ServiceError(f"{self.name} {text}", reason, **more)
 
     def _client(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients = {one: client for one, client in self._clients.items() if not one.is_closed()}
-            self._clients[loop] = httpx.AsyncClient(**self._options)
-        return self._clients[loop]
+        return self._clients.get(lambda: httpx.AsyncClient(**self._options))
 
     async def close(self) -> None:
         """Close the connections of this event loop; a later call opens new ones."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
+        if (client := self._clients.pop()) is not None:
             await client.aclose()
 
     async def __aenter__(self) -> Self:
@@ -351,9 +355,6 @@ class ServiceClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}}  # connections stay where they are
 
 
 class _Call:
@@ -377,11 +378,11 @@ class _Call:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until it expires, for a call of a tool; None for others."""
+        """Seconds until the call expires; None for calls that no tool makes."""
         return None if self._limit_s is None else self.until - self.now()
 
     async def slots(self) -> contextlib.AsyncExitStack:
-        """Wait for what a try needs; for the first one, as a wait in line.
+        """Wait for the slots of a try; the wait for those of the first try counts as queueing.
 
         Raises:
             TimeoutError: If the time that is left is too short for a try.
@@ -400,7 +401,7 @@ class _Call:
         return found
 
     def end(self) -> None:
-        """Let it never expire."""
+        """Stop the timer."""
         self._timer.cancel()
 
     def _postpone(self) -> None:
@@ -429,7 +430,7 @@ def seconds_left(ctx: ToolContext | None) -> float | None:
 
 
 def _pause_s(tries: int, error: ServiceError | CircuitOpen, patience: Patience) -> float | None:
-    """Return how long to pause after so many tries, or None if another one is of no use."""
+    """Return the pause after `tries` tries in seconds, or None if another try cannot help."""
     if isinstance(error, CircuitOpen):
         return _longer(error.retry_after)
     if not error.is_transient:
@@ -445,7 +446,7 @@ def _longer(seconds: float) -> float:
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:
-    """Read a Retry-After header: seconds, or a date; None where it is neither, or in the past."""
+    """Return the seconds of a Retry-After header, which may be a date; None if invalid or in the past."""
     if header is None:
         return None
     try:
@@ -459,7 +460,7 @@ def retry_after_s(header: str | None, now: float) -> float | None:
 
 
 async def shared_limiter(kind: str, url: str, rate_limit: int | None, is_global: bool) -> Limiter | None:
-    """Make the limiter of a service: for all processes that name it, or for this one; None: no limit."""
+    """Return a limiter for a service, of all processes that use its URL or of this one; None: no limit."""
     if rate_limit is None:
         return None
     if is_global:

@@ -8,10 +8,10 @@ from typing import Any, Self
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
 from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Effects, ToolContext
 from torchrl_agentic.tools.sandbox_workspace import FileExchange, WorkspaceTool
 from torchrl_agentic.tools.schema import Schema
-from torchrl_agentic.tools.text import middle_out
 
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi'
 """Runs its first argument with bash, or with sh where there is no bash."""
@@ -82,7 +82,7 @@ class ShellTool(WorkspaceTool):
             lines.append(f"[stopped after {result.wall_seconds:.1f} s]")
         lines.append(f"[exit {result.exit_code}]")
         text = "\n".join(lines)
-        shown = middle_out(text, self.output_max_chars)
+        shown = truncate_middle(text, self.output_max_chars)
         failed = Status.TIMEOUT if result.timed_out else Status.ERROR if result.exit_code else Status.OK
         meta: dict[str, Any] = {
             "exit_code": result.exit_code,

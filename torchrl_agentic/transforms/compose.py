@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -27,7 +27,6 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
-from torchrl_agentic.tool_config import LoadedTools, load_tools
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.images import require_pillow
 from torchrl_agentic.tools.row_data import trajectory_name
@@ -39,6 +38,9 @@ from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.row_turn import EOS_STRINGS, RowTurn, as_record, parse, read_turn, render
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
+
+if TYPE_CHECKING:
+    from torchrl_agentic.config import LoadedTools
 
 logger = logging.getLogger(__name__)
 
@@ -191,20 +193,22 @@ class ToolCompose(ToolList):
         parser: ToolCallParser | str | None = None,
         **options: Any,
     ) -> Self:
-        """Make it of the tools that a YAML file names, in our form or verl's.
+        """Create a ToolCompose from the tools of a YAML file, in our form or verl's.
 
-        A file of verl's trainer also says things that other transforms apply. Given a path, one log line
-        names those transforms; call `load_tools` yourself, pass its result, and read their arguments off it.
+        A file of verl's trainer has settings that other transforms apply. Given a path, one log line names
+        those transforms; call `load_tools`, pass its result, and take their arguments from it instead.
 
         Args:
-            config: A YAML file, or what `load_tools` returned for one.
+            config: A YAML file, or the result of `load_tools`.
             parser: A parser or a registered name; None: the file's `multi_turn.format`, or "hermes".
-            **options: As for the constructor. Limiters in `rate_limits` go before those of the file.
+            **options: As for the constructor. Limiters in `rate_limits` replace those of the file.
 
         Raises:
-            ConfigError: If the file does not say what it should.
-            Exception: Whatever the constructor and `add_toolset` raise.
+            ConfigError: If the file has a mistake.
+            Exception: Any error of the constructor and `add_toolset`.
         """
+        from torchrl_agentic.config import LoadedTools, load_tools  # loads YAML and MCP
+
         loaded = config if isinstance(config, LoadedTools) else load_tools(config)
         if loaded is not config and (others := loaded.beyond_tools()):
             logger.warning("%s: not applied by ToolCompose; add %s", config, ", ".join(others))

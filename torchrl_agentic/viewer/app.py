@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.line_view import Lines, style
 from torchrl_agentic.viewer.listing import SORTS
 from torchrl_agentic.viewer.query import Gone, QueryError, parse

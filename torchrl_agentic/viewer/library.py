@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from torchrl_agentic.printable import printable
 from torchrl_agentic.records import BadLine, Dump
+from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.layout import Needle
 from torchrl_agentic.viewer.listing import NO_MASK, Listing, blocks_of, matches
 from torchrl_agentic.viewer.query import Gone, Query, Row, Step, is_id, read_up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import operator
@@ -14,6 +13,7 @@ import pydantic_core
 
 from torchrl_agentic.messages import JSON, Status, fields_of
 from torchrl_agentic.records import BadLine, DumpFile, Summary, TrajectoryRecord
+from torchrl_agentic.text import nearest
 
 LARGE = 2 << 20
 """Bytes from which a trajectory is read whole only when somebody asks for it: that takes a moment."""
@@ -242,8 +242,8 @@ def parse(text: str, extras: Collection[str] = ()) -> Query:
 def _term(token: str, minus: str, name: str, comparison: str, value: str, *, extras: Collection[str]) -> Term:
     known = {*NUMBERS, *TEXTS, *extras}
     if name not in known:
-        near = difflib.get_close_matches(name, sorted(known), 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+        near = nearest(name, sorted(known))
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(sorted(known))}"
         raise QueryError(f'no field {name}; {hint} Text is looked for in quotes: "{token}"')
     if name in TEXTS and comparison in ("<", "<=", ">", ">="):
         raise QueryError(f"{name} is no number: write {name}:{value or 'value'}")

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from rich.cells import cell_len, get_character_cell_size
 
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 
 Piece: TypeAlias = tuple[str, str]
 """A text, and the name of its style."""

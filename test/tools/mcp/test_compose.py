@@ -155,7 +155,7 @@ def test_a_limit_for_a_tool_that_the_server_has_not_is_refused_and_the_server_is
     ):
         transform.add_toolset(toolset, rate_limits={"ecko": RateLimiter(max_concurrent=1)})
     assert len(transform) == 0
-    assert toolset._shared is None
+    assert toolset.tools == ()
 
 
 def test_what_a_server_writes_keeps_the_order_of_the_calls(compose):

@@ -75,11 +75,12 @@ async def test_only_the_tools_that_were_asked_for_are_offered(opened, raw):
         assert list(server.tools) == ["first", "third"]
 
 
-async def test_a_tool_that_was_asked_for_and_is_not_there_is_an_error_that_lists_what_is(raw):
-    toolset = MCPToolset(raw(), tools=["read_fil"])
-    with pytest.raises(
-        ValueError, match=r"'read_fil', .*'raw'.*mean 'read_file'\? It offers: environ, first"
-    ):
+@pytest.mark.parametrize(
+    ("wanted", "hint"), [("read_fil", r"; did you mean 'read_file'\?"), ("zzz", r"\.")], ids=["near", "far"]
+)
+async def test_a_tool_that_was_asked_for_and_is_not_there_is_an_error_that_lists_what_is(raw, wanted, hint):
+    toolset = MCPToolset(raw(), tools=[wanted])
+    with pytest.raises(ValueError, match=rf"'{wanted}', .*'raw' .*offer{hint} It offers: environ, first"):
         await toolset.setup()
     assert toolset.shared().pid is None
 

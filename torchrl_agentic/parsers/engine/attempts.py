@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchrl_agentic.messages import JSON, CallError, ParsedCall, claim_id, encodable
+from torchrl_agentic.messages import JSON, CallError, ParsedCall, claim_id
+from torchrl_agentic.text import one_line
 
 REASON = 160
 EXCERPT = 40
@@ -94,18 +95,12 @@ def explain(index: int, error: Unreadable, text: str, shape: str, end: int | Non
         stop = error.at + EXCERPT if end is None else min(end, error.at + EXCERPT)
         if excerpt := text[error.at : stop]:
             where += f", near {_quoted(excerpt)}"
-    reason = shortened(str(error), REASON)
+    reason = one_line(str(error), REASON)
     return CallError(error.code, f"call {index + 1} was not run: {reason}{where}. Send it again as {shape}")
 
 
 def _quoted(excerpt: str) -> str:
-    return f'"{shortened(excerpt, 2 * EXCERPT - 2)}"'
-
-
-def shortened(text: str, most: int) -> str:
-    """Give a text on one line of at most so many characters; what cannot be printed is written as escapes."""
-    line = encodable("".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most]))
-    return line if len(line) <= most and len(text) <= most else f"{line[: most - 1]}…"
+    return f'"{one_line(excerpt, 2 * EXCERPT - 2)}"'
 
 
 def over_limit(index: int, limit: int) -> CallError:

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, cast
 
 from torchrl_agentic.messages import JSON, is_encodable
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.attempts import EXCERPT, Attempt, Unreadable, shortened
+from torchrl_agentic.parsers.engine.attempts import EXCERPT, Attempt, Unreadable
+from torchrl_agentic.text import one_line
 
 _WHITESPACE = re.compile("[ \t\n\r\ufeff]*+")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
@@ -283,7 +284,7 @@ def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, J
         try:
             decoded, end = decode(value, start, limits)
         except Unreadable as error:
-            near = shortened(value[error.at or 0 :][:EXCERPT], EXCERPT)
+            near = one_line(value[error.at or 0 :][:EXCERPT], EXCERPT)
             raise Unreadable(error.code, f'in the string of its arguments: {error}, near "{near}"') from None
         if isinstance(decoded, dict) and skip_whitespace(value, end) == len(value):
             return cast("dict[str, JSON]", decoded), ("string_args",)

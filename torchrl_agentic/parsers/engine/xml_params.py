@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
 from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
 from torchrl_agentic.parsers.engine.structural import Frame
 from torchrl_agentic.parsers.engine.text import TextParser
 from torchrl_agentic.parsers.engine.typed import json_or_text, property_schema, typed_value, types_of
+from torchrl_agentic.text import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class XMLParamsParser(TextParser):
             Unreadable: it does not end.
         """
         at = parameter.value_at
-        name = shortened(parameter.name, 40)
+        name = one_line(parameter.name, 40)
         reason = f"{name} has no {self.parameter_end}"
         while True:
             closer = yield from reader.find(self.parameter_end, at)
@@ -215,7 +216,7 @@ class XMLParamsParser(TextParser):
         at = text.index(self.markup, parameter.value_at)
         while text[at - 1] in "</" and at > parameter.value_at:
             at -= 1
-        name = shortened(parameter.name, 40)
+        name = one_line(parameter.name, 40)
         reason = f"the value of {name} holds {self.markup}, or has no {self.parameter_end}"
         return Unreadable("unclosed", reason, at)
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, shortened
+from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
 from torchrl_agentic.parsers.engine.reader import Reader, Steps
 from torchrl_agentic.parsers.engine.structural import Frame
 from torchrl_agentic.parsers.engine.typed import inner_schema, json_or_text, typed_value, types_of
 from torchrl_agentic.parsers.formats.invoke import InvokeParser
+from torchrl_agentic.text import one_line
 
 _NS = "]<]minimax[>["
 _CALL, _SECTION, _ITEM = "invoke", "tool_call", "item"
@@ -49,7 +50,7 @@ class _Element:
         are_items = all(name == _ITEM for name, _ in self.children)
         kinds = (self.types or frozenset()) & (_LIST | _OBJECT)
         if kinds == _LIST and not are_items:
-            raise Unreadable("bad_arguments", f"{shortened(self.name, 40)} is a list of <{_ITEM}> elements")
+            raise Unreadable("bad_arguments", f"{one_line(self.name, 40)} is a list of <{_ITEM}> elements")
         return are_items and kinds != _OBJECT
 
 
@@ -121,7 +122,7 @@ class MiniMaxM3Parser(InvokeParser):
             if broke < 0 and self._ends_early(tag, element):
                 broke = marker
             if broke >= 0:
-                raise Unreadable("unclosed", f"{shortened(element.name, 40)} is not closed", broke)
+                raise Unreadable("unclosed", f"{one_line(element.name, 40)} is not closed", broke)
             text = reader.text[element.text_at : marker]
             if (element.children or len(stack) == 1) and text.strip():
                 raise Unreadable("extra_data", "expecting an element, not text", element.text_at)
@@ -141,7 +142,7 @@ class MiniMaxM3Parser(InvokeParser):
                 continue
             name = tag[1:-1]
             if tag[:1] != "<" or _NAME.fullmatch(name) is None or text.strip():
-                reason = f"expecting {_NS}</{shortened(element.name, 40)}>"
+                reason = f"expecting {_NS}</{one_line(element.name, 40)}>"
                 raise Unreadable("extra_data", reason, marker)
             if len(stack) > self.limits.depth:
                 raise Unreadable("too_deep", f"elements are nested deeper than {self.limits.depth}", marker)

@@ -20,9 +20,9 @@ import httpx
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.messages import JSON, fields_of
+from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.http.http_client import WireLimit, current
 from torchrl_agentic.tools.http.policy import HostPolicy, Target
-from torchrl_agentic.tools.schema import shorten
 
 MAX_CAUSES = 10
 

@@ -6,10 +6,12 @@ import asyncio
 import ssl
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from torchrl_agentic.errors import ToolError
+from torchrl_agentic.limits.process_bound import ProcessBound
 from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
+from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.http import http_client
 from torchrl_agentic.tools.http.exchange import (
@@ -41,7 +43,8 @@ from torchrl_agentic.tools.http.render import (
     text_of,
     without_controls,
 )
-from torchrl_agentic.tools.schema import shorten
+from torchrl_agentic.tools.per_loop import PerLoop
+from torchrl_agentic.tools.per_trajectory import Users
 
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 
@@ -83,42 +86,55 @@ def input_schema(methods: Sequence[str], *, ask_for_text: bool) -> dict[str, JSO
 
 
 WIRE_EXTRA_BYTES = 1 << 20
-"""How much more than a body may come over the wire: headers, framing, redirects."""
+"""Bytes over the wire beyond a body, for headers, framing and redirects."""
 HEAVY_BYTES = 1 << 17
-"""A body from here on is made readable on a thread."""
+"""Bodies of this size and more are decoded on a thread."""
 PARTIAL_CHARS = 2000
-"""How much of a body that came too slowly is shown."""
+"""Characters of a partial body that a TIMEOUT result shows."""
 
 
 class HttpTool(Tool):
-    """Fetches a URL: public hosts only, or those that are named, whatever a name resolves or redirects to.
+    """Fetch a URL: of any public host, or of named hosts only, wherever names resolve or redirect to.
 
-    Untrusted at both ends: the model chooses the URL, strangers write the answer. Each host is resolved once
-    per connection and refused if any of its addresses may not be reached; redirects are checked like what the
-    model wrote; proxies, netrc and certificates of the environment are ignored; no cookies are kept. Answers
-    say that they are untrusted. Not stopped: what a model says in a URL, to any host it may reach; networks
-    that translate addresses by a prefix of their own (NAT64 but for 64:ff9b::/96).
+    Neither end is trusted: the model chooses the URL, strangers write the answer. Each host is resolved once
+    per connection and refused if any of its addresses is not allowed. Redirects are checked like the model's
+    own URL. Proxies, netrc and certificates of the environment are ignored, and no cookies are kept. Results
+    tell the model that they are untrusted.
 
-    A call answered with 400 or above is an ERROR that shows the body, and so is a host that cannot be
-    reached: the model chose it. TIMEOUT: `timeout` was over. INFRA: this machine cannot connect to anything.
+    Not stopped: what the model writes into a URL of an allowed host; networks that translate addresses by a
+    prefix of their own (NAT64 other than 64:ff9b::/96).
 
-    allowed_hosts: the only ones: `"example.org"`, `"*.example.org"` (those below it), either with a port of
-    its own (`"example.org:8080"`, then no other one), an address, a network (`"10.0.0.0/8"`), `"localhost"`,
-    or `"*"`, any public host, which is also what `()` means. An address that is not public is reached only if
-    it is named as address or network, and, where a name leads to it, if that name is named too
-    (`["db.corp", "10.0.0.0/8"]`); `"localhost"` names both. ports: None for all. timeout: seconds, for all
-    of a call. max_response_bytes: of a body, decompressed. methods: with others than GET, HEAD and OPTIONS,
-    the calls of a trajectory run one after the other. max_redirects: 0 to follow none. allowed_headers: the
-    only ones that the model may set; None for all but those that frame the message and cookies. credentials:
-    headers that go to an origin and that the model does not see, `{"https://api.example.org":
-    {"Authorization": "…"}}`. html: "text" for pages as readable text, "ask" to let the model ask for it by
-    `as_text`, both by the extra `html`; pages are read in a sandbox where one works, see `PageReader`.
-    output_max_chars: how much text one call shows; the model can ask for more by `start`. ca_file:
-    certificates to trust instead of the usual ones. resolver: see `Resolver`.
+    A status of 400 or above, and a host that cannot be reached, are ERROR results, because the model chose
+    the URL. TIMEOUT: `timeout` has passed. INFRA: this machine cannot connect to anything.
+
+    Args:
+        allowed_hosts: The only hosts allowed: `"example.org"` or `"*.example.org"` (its subdomains), either
+            with a port (`"example.org:8080"`, then no other one), an address, a network (`"10.0.0.0/8"`),
+            `"localhost"`, or `"*"`, any public host, which `()` means too. An address that is not public must
+            be named as address or network; if a name leads to it, that name must be named too
+            (`["db.corp", "10.0.0.0/8"]`). `"localhost"` names both.
+        timeout: Seconds for a whole call.
+        max_response_bytes: Bound on a decompressed body, in bytes.
+        methods: Methods that the model may use. With others than GET, HEAD and OPTIONS, the calls of a
+            trajectory run one after the other.
+        ports: Ports allowed; None: all.
+        max_redirects: Number of redirects to follow at most.
+        allowed_headers: The only headers that the model may set; None: all but cookies and those that frame
+            the message.
+        credentials: Headers for an origin that the model does not see, such as
+            `{"https://api.example.org": {"Authorization": "…"}}`.
+        html: "source" for pages as they are, "text" for pages as readable text, "ask" to let the model choose
+            by `as_text`; the last two need the extra `html`. Pages are read in a sandbox where one works; see
+            `PageReader`.
+        output_max_chars: Characters of text that one call shows; the model asks for more by `start`.
+        user_agent: The header User-Agent, unless the model sets it.
+        ca_file: Certificates to trust instead of the usual ones.
+        resolver: Resolves names; see `Resolver`.
+        name: The name that the model calls.
 
     Raises:
-        ValueError: an argument cannot be; the message says which.
-        MissingExtra: `html` is given, and the extra is not installed.
+        ValueError: If an argument is out of range; the message tells which.
+        MissingExtra: If `html` needs the extra and it is not installed.
     """
 
     def __init__(
@@ -162,17 +178,18 @@ class HttpTool(Tool):
         self.ca_file = ca_file
         self._credentials = _by_origin(credentials)
         self._backend = PinnedBackend(self.policy, resolver)
-        self._ssl_context: ssl.SSLContext | None = None
-        self._clients: dict[asyncio.AbstractEventLoop, Client] = {}
-        self._users = 0
+        self._ssl_context = ProcessBound[ssl.SSLContext]()
+        self._clients = PerLoop[Client]()
+        self._users = Users()
         self.effects = Effects.PURE if set(self.methods) <= READING else Effects(writes=[name])
         self.description = describe(self.methods, self.policy)
         self.input_schema = input_schema(self.methods, ask_for_text=html == "ask")
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Ask for the URL, and show what came back."""
+        """Fetch the URL, and return the response."""
         ask, as_text, start = self._read(args)
-        client = await self._live(ctx)
+        trusted = await self._trusted(ctx)
+        client = self._clients.get(lambda: Client(self._backend, trusted))
         progress = Progress(ctx, self.max_response_bytes + WIRE_EXTRA_BYTES)
         token = current.set(progress)
         try:
@@ -192,24 +209,17 @@ class HttpTool(Tool):
             current.reset(token)
 
     async def setup(self) -> None:
-        """Read the certificates that are trusted."""
-        self._users += 1
-        await self._trust(ToolContext(call_id="setup"))
+        """Read the trusted certificates."""
+        self._users.join()
+        await self._trusted(ToolContext(call_id="setup"))
 
     async def teardown(self) -> None:
-        """Close the connections once nobody uses the tool any more."""
-        self._users = max(0, self._users - 1)
-        if self._users == 0:
-            client = self._clients.pop(asyncio.get_running_loop(), None)
-            if client is not None:
-                await client.aclose()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process."""
-        return self.__dict__ | {"_clients": {}, "_ssl_context": None, "_users": 0}
+        """Close the connections after the last user."""
+        if self._users.leave() and (client := self._clients.pop()) is not None:
+            await client.aclose()
 
     def _read(self, args: Mapping[str, JSON]) -> tuple[Ask, bool, int]:
-        """Check what the model asks, before anything is done."""
+        """Check the arguments, before anything is sent."""
         url, start = args.get("url"), args.get("start") or 0
         if not isinstance(url, str):
             raise ToolError("'url' is missing; write one like https://example.org/path?key=value")
@@ -259,20 +269,10 @@ class HttpTool(Tool):
         meta = {"untrusted": bool(partial), "bytes": size, "truncated": True, "reason": "timeout"}
         return ToolResult((TextPart(line),), meta=meta, status=Status.TIMEOUT)
 
-    async def _live(self, ctx: ToolContext) -> Client:
-        """Give the client of the running loop; connections serve the loop that made them."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            trusted = await self._trust(ctx)
-            for ended in [one for one in self._clients if one.is_closed()]:
-                del self._clients[ended]
-            self._clients.setdefault(loop, Client(self._backend, trusted))
-        return self._clients[loop]
-
-    async def _trust(self, ctx: ToolContext) -> ssl.SSLContext:
-        if self._ssl_context is None:
-            self._ssl_context = await ctx.in_thread(make_ssl_context, self.ca_file)
-        return self._ssl_context
+    async def _trusted(self, ctx: ToolContext) -> ssl.SSLContext:
+        """Return the certificates that this process trusts, read once."""
+        trusted = self._ssl_context.get()
+        return trusted or self._ssl_context.set(await ctx.in_thread(make_ssl_context, self.ca_file))
 
 
 def _by_origin(credentials: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str, int], dict[str, str]]:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import httpx
 
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.tools.schema import shorten
+from torchrl_agentic.text import shorten
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network

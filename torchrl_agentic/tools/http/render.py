@@ -9,9 +9,8 @@ from http import HTTPStatus
 from typing import Any
 
 from torchrl_agentic.messages import ImagePart, Status, TextPart, ToolResult, ToolResultPart, image_type
-from torchrl_agentic.nesting import read_json
+from torchrl_agentic.text import read_json, shorten
 from torchrl_agentic.tools.http.exchange import Answer
-from torchrl_agentic.tools.schema import shorten
 
 MAX_IMAGE_BYTES = 1 << 19
 

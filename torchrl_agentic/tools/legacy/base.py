@@ -14,6 +14,7 @@ from typing import Any
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.per_trajectory import Users
 from torchrl_agentic.tools.schema import Schema
 
 
@@ -43,7 +44,11 @@ ANY: Schema = {"type": "object"}
 
 
 class Call:
-    """One call on its way through a transform. is_over: nobody waits for it any more."""
+    """One call of a transform.
+
+    Attributes:
+        is_over: Whether the caller has stopped waiting for it.
+    """
 
     def __init__(self, name: str, args: Mapping[str, JSON], ctx: ToolContext) -> None:
         self.name = name
@@ -54,9 +59,10 @@ class Call:
 
 
 class Layer(ABC):
-    """What all tools made of one transform share: how it is run, and whose its rows are.
+    """What all tools made of one transform share: how to run it, and which trajectory owns which row.
 
-    rows_have_state: whether a row keeps something from call to call, which a branch would have to copy.
+    Attributes:
+        rows_have_state: Whether a row keeps state from call to call, which a branch would have to copy.
     """
 
     rows_have_state: bool = True
@@ -65,21 +71,21 @@ class Layer(ABC):
         self.transform = transform
         self.lock = threading.Lock()
         self._owners: dict[int, object] = {}
-        self._users = 0
+        self._users = Users()
         self._is_closed = False
 
     @abstractmethod
     async def run(self, call: Call) -> ToolResult:
-        """Answer one call; when it is cancelled, end what it waits for."""
+        """Answer one call; if it is cancelled, end what it waits for."""
 
     def offer(self, name: str) -> tuple[str, Schema]:
-        """Give the description and the input schema that the transform itself knows for a tool."""
+        """Return the description and the input schema that the transform has for a tool."""
         del name
         return "", ANY
 
     @property
     def names(self) -> list[str]:
-        """The names that the transform itself has for its tools; none if it does not tell."""
+        """Names that the transform has for its tools; empty if it has none."""
         name = getattr(self.transform, "name", None)
         return [name] if isinstance(name, str) and name else []
 
@@ -87,21 +93,21 @@ class Layer(ABC):
         """Take a row for a trajectory.
 
         Raises:
-            InfrastructureError: another environment's trajectory is in it.
+            InfrastructureError: If a trajectory of another environment owns it.
         """
         if self._owners.setdefault(row, trajectory) is not trajectory:
             raise InfrastructureError(f"row {row} of {self._shared()}")
 
     def release(self, trajectory: object) -> None:
-        """Let go of the rows of a trajectory."""
+        """Release the rows of a trajectory."""
         for row in [row for row, owner in list(self._owners.items()) if owner is trajectory]:
             del self._owners[row]
 
     def reset(self, tensordict: Any, tensordict_reset: Any) -> None:
-        """Hand on the reset of some rows.
+        """Reset some rows of the transform.
 
         Raises:
-            RuntimeError: a trajectory of another environment is in one of them.
+            RuntimeError: If a trajectory of another environment owns one of them.
         """
         chosen: list[bool] = tensordict.get("_reset").reshape(-1).tolist()
         taken = [row for row in list(self._owners) if row < len(chosen) and chosen[row]]
@@ -111,25 +117,24 @@ class Layer(ABC):
             self.reset_rows(chosen, tensordict, tensordict_reset)
 
     def reset_rows(self, chosen: list[bool], tensordict: Any, tensordict_reset: Any) -> None:
-        """Reset the rows; called with the lock held."""
+        """Reset rows; called with the lock held."""
         del chosen
         reset = getattr(self.transform, "_reset", None)
         if reset is not None:
             reset(tensordict, tensordict_reset)
 
     def open(self) -> None:
-        """Count one more tool that is in use, and open again what `close` has closed. Blocks."""
+        """Add a tool that uses the transform, and reopen the transform if `close` has closed it. Blocks."""
         with self.lock:
-            self._users += 1
+            self._users.join()
             if self._is_closed:
                 self._is_closed = False
                 self.reopen()
 
     def close(self) -> None:
-        """Close the transform, with the last tool that used it. Blocks."""
+        """Remove a tool that uses the transform, and close the transform after the last one. Blocks."""
         with self.lock:
-            self._users = max(0, self._users - 1)
-            if self._users == 0:
+            if self._users.leave():
                 self._is_closed = True
                 self.close_transform()
 
@@ -137,7 +142,7 @@ class Layer(ABC):
         """Make a closed transform usable."""
 
     def close_transform(self) -> None:
-        """End all that the transform holds."""
+        """Close what the transform holds open."""
         close = getattr(self.transform, "close", None)
         if callable(close):
             close()
@@ -153,7 +158,7 @@ class ThreadLayer(Layer):
     """A layer whose transform blocks: each call has a thread."""
 
     async def run(self, call: Call) -> ToolResult:
-        """Run one call on a thread; when it is stopped, what it started is ended too."""
+        """Run one call on a thread; if it is stopped, end the processes that it started."""
         thread: list[int] = []
         before: set[int] = set()
 
@@ -169,7 +174,7 @@ class ThreadLayer(Layer):
             return await call.ctx.in_thread(work)
         except BaseException:
             call.is_over = True
-            # Its thread has run other calls before: what those have left running is not ours to end.
+            # Processes that earlier calls on this thread have left running are not ours to end.
             for ident in thread[:1]:
                 end_trees(pid for pid in children_of(ident) if pid not in before)
             self.stop(call)
@@ -180,4 +185,4 @@ class ThreadLayer(Layer):
         """Run one call, on a thread."""
 
     def stop(self, call: Call) -> None:
-        """End what a call holds besides the processes that its thread has started; must not block."""
+        """End what a call holds besides the processes that its thread has started, without blocking."""

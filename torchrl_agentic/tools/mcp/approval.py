@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 
 if TYPE_CHECKING:
     import mcp_types

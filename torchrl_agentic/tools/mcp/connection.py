@@ -17,7 +17,7 @@ from mcp_types.jsonrpc import METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_http
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport
 from torchrl_agentic.tools.mcp.stdio_transport import Report, stdio

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.approval import canonical
 from torchrl_agentic.tools.mcp.connection import Connection
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large

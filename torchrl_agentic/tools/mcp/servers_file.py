@@ -7,13 +7,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 from torchrl_agentic.messages import JSON, Fields
-from torchrl_agentic.nesting import TooDeepError, read_json
 from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.text import TooDeepError, did_you_mean, read_json
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport
 from torchrl_agentic.tools.mcp.toolset import MCPToolset
 
@@ -129,9 +128,8 @@ def _config(name: str, entry: JSON, at: str, environ: Mapping[str, str]) -> MCPS
     fields = _object(entry, at)
     for key in fields:
         if key not in _KEYS and key not in _OTHERS:
-            near = get_close_matches(key, _KEYS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_KEYS)}"
-            raise ValueError(f"{at}: unknown key {key!r}; {hint}")
+            hint = did_you_mean(key, _KEYS) or f"; known: {', '.join(_KEYS)}"
+            raise ValueError(f"{at}: unknown key {key!r}{hint}")
     if fields.get("disabled") is True or fields.get("enabled") is False:
         return None
     secrets: list[str] = []

@@ -24,10 +24,10 @@ from mcp_types.jsonrpc import INTERNAL_ERROR
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import fields_of
-from torchrl_agentic.printable import printable
 from torchrl_agentic.sandbox.base import Process
 from torchrl_agentic.sandbox.cancellation import to_the_end
 from torchrl_agentic.sandbox.process import Served, serve
+from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
 
 logger = logging.getLogger(__name__)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
-import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count, check_seconds
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.printable import printable
-from torchrl_agentic.tools.base import Effects, Tool, Toolset, current_session
+from torchrl_agentic.limits.process_bound import ProcessBound
+from torchrl_agentic.text import nearest, printable
+from torchrl_agentic.tools.base import Effects, Tool, Toolset
 from torchrl_agentic.tools.mcp.approval import Approval, OnChange
 from torchrl_agentic.tools.mcp.mcp_tool import MCPProgress, MCPTool, SessionMCPTool
 from torchrl_agentic.tools.mcp.server_config import MAX_RESULT_BYTES, MCPServerConfig
+from torchrl_agentic.tools.per_trajectory import PerTrajectory, Users
 
 if TYPE_CHECKING:
     import mcp_types
@@ -64,32 +64,33 @@ _SHOWN = 2000
 class MCPToolset(Toolset):
     """The tools of one MCP server, for `ToolCompose.add_toolset`.
 
-    A server that says that its tools are others now is asked for them at the next step or reset. One that is
-    lost gives INFRA results to the calls under way, and is started or reached again by the next call, which
-    says that what it held is gone.
+    After a server announces that its tools have changed, they are listed again at the next step or reset. If
+    a server is lost, the running calls get INFRA results; the next call starts or reaches it again, and its
+    result tells that the server's state is gone.
 
     Args:
-        config: the server.
-        name_prefix: put before each name. Two servers with tools of one name need it; else that is an error.
-            What models cannot write in a name becomes "_".
-        request_timeout: seconds that the server may take for a call, from when it is sent; None: no bound.
-            The `per_call_timeout` of the ToolCompose bounds the call too: the smaller of both counts.
-        start_timeout: seconds that it may take until it is ready, and again to list its tools.
-        tools: names of the tools to offer, as the server has them; None: all.
+        config: The server.
+        name_prefix: Prefix of each name, needed if two servers have tools of one name. Characters that models
+            cannot write in a name become "_".
+        request_timeout: Seconds that the server may take for a call, from when it is sent; None: no bound.
+            The `per_call_timeout` of the ToolCompose bounds the call too.
+        start_timeout: Seconds that the server may take to start, and again to list its tools.
+        tools: Names of the tools to offer, as the server has them; None: all.
         sessions: "shared": one connection for this process; "trajectory": one for each trajectory that
-            calls, so that what it keeps in memory is not seen by others. Over HTTP that needs a server with
+            calls, so that trajectories do not share the server's memory. Over HTTP that needs a server with
             sessions.
-        limiter: what calls of all its tools go through; share it with whoever uses the same server.
-        effects: of each of its tools; None: a tool that the server says only reads reads "mcp:<name>", any
-            other writes it, so that calls of one trajectory keep their order unless all of them only read.
-        on_progress: called on the event loop with what the server tells of calls under way.
-        max_result_bytes: of an answer, as JSON; a larger one is an ERROR result that says so.
-        on_change: what becomes of a tool whose description, schemas or annotations are not those of the first
-            listing, also after a restart of the server and in the server of another trajectory. "warn": it is
-            logged once, and each result has a note. "refuse": calls give INFRA results, the model is shown
-            the tool as it was, its name included, and tools that are new are not offered.
-        fingerprints: those of an earlier run, `toolset.fingerprints`, to compare with in place of the first
-            listing. With "refuse", `setup` raises if one differs.
+        limiter: Limiter of the calls of all its tools; share it with other users of the same server.
+        effects: Effects of each of its tools; None: a tool that the server declares read-only reads
+            "mcp:<name>", any other writes it, so that calls of one trajectory keep their order unless all of
+            them only read.
+        on_progress: Called on the event loop with the progress of running calls.
+        max_result_bytes: Bound on the JSON of an answer, in bytes; a larger one becomes an ERROR result.
+        on_change: What happens to a tool whose description, schemas or annotations differ from the first
+            listing, also after a restart of the server and in the server of another trajectory. "warn": log
+            it once, and add a note to each result. "refuse": answer calls with INFRA, show the model the tool
+            as it was, name included, and offer no new tools.
+        fingerprints: Fingerprints of an earlier run, `toolset.fingerprints`, to compare with instead of the
+            first listing. With "refuse", `setup` raises if one differs.
 
     Raises:
         MissingExtra: the MCP SDK is not installed.
@@ -144,37 +145,17 @@ class MCPToolset(Toolset):
         self.revision = 0
         self._tools: dict[str, MCPTool] = {}  # by the server's names
         self._offered: tuple[int, tuple[MCPTool, ...]] = (-1, ())
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin without connections; those that were there belong to another process or event loop."""
-        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
-        self._users = 0
-        self._shared: Client | None = None
-        self._of_trajectories: dict[object, _Shared] = {}
-        self._refreshing = asyncio.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what belongs to this process."""
-        live = ("_home", "_users", "_shared", "_of_trajectories", "_refreshing")
-        return {name: value for name, value in self.__dict__.items() if name not in live}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin without connections."""
-        for name, value in state.items():
-            setattr(self, name, value)
-        self._forget()
+        self._state = ProcessBound[_Connections]()
 
     async def setup(self) -> Sequence[Tool]:
-        """Connect, and give the tools that the server offers.
+        """Connect, and return the tools that the server offers.
 
         Raises:
-            InfrastructureError: the server cannot be started or reached, or says nothing sensible; the
+            InfrastructureError: If the server cannot be started or reached, or does not speak MCP; the
                 message has its command, how it ended, and the last lines of its stderr.
-            ValueError: one of `tools` is not there, or is not as `fingerprints` says and that is refused.
+            ValueError: If one of `tools` does not exist, or differs from `fingerprints` and is refused.
         """
-        self._at_home()
-        self._users += 1
+        self._connections().users.join()
         try:
             found = await self._listed()
             self._check_selected(found)
@@ -187,44 +168,42 @@ class MCPToolset(Toolset):
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools that the server offered last; none while it is not connected."""
+        """The tools of the last listing; empty while the server is not connected."""
         return self._offered[1]
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """A digest of what the server said of each tool when it was approved; none before `setup`."""
+        """Digest of each tool's description at its approval; empty before `setup`."""
         return dict(self.approval.fingerprints or {})
 
     async def open(self) -> None:
-        """Connect, as `setup` does; `tools` then holds the tools."""
+        """Connect, as `setup` does; `tools` then has the tools."""
         await self.setup()
 
     async def close(self) -> None:
-        """End the connections, as `teardown` does."""
+        """Close the connections, as `teardown` does."""
         await self.teardown()
 
     async def teardown(self) -> None:
-        """End the connections, and with them the servers that were started."""
-        self._at_home()
-        self._users = max(0, self._users - 1)
-        if self._users:
+        """Close the connections, which ends the servers that were started."""
+        connections = self._connections()
+        if not connections.users.leave():
             return
         self._offered = (-1, ())
-        clients = [self._shared, *(shared.client for shared in self._of_trajectories.values())]
-        self._shared = None
+        clients = [connections.shared, *(own.client for own in connections.of_trajectories)]
+        connections.shared = None
         await asyncio.gather(*(client.close() for client in clients if client is not None))
 
     async def refresh(self) -> Sequence[Tool]:
-        """Give the tools as they are now; one listing serves all who ask after the same change.
+        """Return the current tools; callers after the same change share one listing.
 
-        With sessions "trajectory" tools are added and changed but not taken away: what one trajectory's
-        server does without, another's may have.
+        With sessions "trajectory", tools are added and changed but never removed, because the server of
+        another trajectory may still have them.
 
         Raises:
-            InfrastructureError: the server cannot be asked; `revision` is as before, so ask again.
+            InfrastructureError: If the server cannot be reached; the next call tries again.
         """
-        self._at_home()
-        async with self._refreshing:
+        async with self._connections().refreshing:
             revision, offered = self._offered
             if revision != self.revision:
                 revision = self.revision
@@ -237,7 +216,7 @@ class MCPToolset(Toolset):
     async def _listed(self) -> list[mcp_types.Tool]:
         if self.sessions == "shared":
             return await self.shared().tools()
-        live = [shared.client for shared in self._of_trajectories.values() if shared.has_changed]
+        live = [own.client for own in self._connections().of_trajectories if own.has_changed]
         if live:
             return await live[-1].tools()
         client = self.client()
@@ -247,10 +226,10 @@ class MCPToolset(Toolset):
             await client.close()
 
     def _tools_of(self, found: Sequence[mcp_types.Tool]) -> tuple[MCPTool, ...]:
-        """Give our tools for the server's; those that are known stay the same objects.
+        """Return our tools for the server's; known tools stay the same objects.
 
-        Of what is refused, those that are new are left out, and others stay as they were approved, also in
-        name: that comes of the names that were approved alone, which the server cannot change.
+        A refused tool that is new is left out. Others stay as they were approved, name included: names are
+        computed from the approved names alone, which the server cannot change.
         """
         kind = MCPTool if self.sessions == "shared" else SessionMCPTool
         listed = [definition.name for definition in found]
@@ -275,43 +254,35 @@ class MCPToolset(Toolset):
         names = [definition.name for definition in found]
         for wanted in self.selected or ():
             if wanted not in names:
-                near = get_close_matches(wanted, names, 1) or [
-                    name for name in names if clean(name) == wanted
-                ]
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                near = nearest(wanted, names) or next((name for name in names if clean(name) == wanted), None)
+                hint = f"; did you mean {near!r}?" if near else "."
                 raise ValueError(
                     f"tools names {wanted!r}, which the MCP server {self.config.name!r} does not offer{hint} "
                     f"It offers: {', '.join(map(printable, names))[:_SHOWN] or 'none'}"
                 )
 
     def shared(self) -> Client:
-        """Give the connection that all share; made at its first call."""
-        self._at_home()
-        if self._shared is None:
-            self._shared = self.client()
-        return self._shared
+        """Return the connection that all trajectories share, created at the first call."""
+        connections = self._connections()
+        if connections.shared is None:
+            connections.shared = self.client()
+        return connections.shared
 
     @asynccontextmanager
     async def of_trajectory(self, trajectory: str) -> AsyncGenerator[Client]:
-        """Give the connection of a trajectory to one of its tools; the last that leaves ends it."""
-        self._at_home()
-        key = current_session.get() or trajectory
-        shared = self._of_trajectories.get(key)
-        if shared is None:
-            shared = self._of_trajectories[key] = _Shared(self)
-        shared.users += 1
+        """Open the connection of a trajectory for one of its tools; the last tool that leaves closes it."""
+        members = self._connections().of_trajectories
+        member = members.join(trajectory, lambda: _Connection(self))
+        client = member.value.client
         try:
-            await shared.client.connection()
-            yield shared.client
+            await client.connection()
+            yield client
         finally:
-            shared.users -= 1
-            if shared.users == 0:
-                if self._of_trajectories.get(key) is shared:
-                    del self._of_trajectories[key]
-                await shared.client.close()
+            if member.leave():
+                await client.close()
 
     def client(self, changed: Callable[[], None] | None = None) -> Client:
-        """Make a connection of its own, which whoever asks for it closes."""
+        """Create a connection; the caller closes it."""
         from torchrl_agentic.tools.mcp.mcp_client import Client
 
         return Client(
@@ -323,32 +294,40 @@ class MCPToolset(Toolset):
         )
 
     def changed(self) -> None:
-        """Take note that the tools may be others now."""
+        """Note that the tools may have changed."""
         self.revision += 1
 
-    def _at_home(self) -> None:
-        """Leave connections alone that were made before a fork, or on an event loop that is gone."""
-        here = (os.getpid(), asyncio.get_running_loop())
-        if self._home is None:
-            self._home = here
-        elif self._home != here:
-            if self._home[0] == here[0] and not self._home[1].is_closed():
-                raise InfrastructureError(
-                    f"the MCP server {self.config.name!r} is connected to on another event loop, which still "
-                    "runs: make one MCPToolset for each"
-                )
-            self._forget()
-            self._home = here
+    def _connections(self) -> _Connections:
+        """Return the connections of this process and event loop; start anew if they belong to others."""
+        loop, found = asyncio.get_running_loop(), self._state.get()
+        if found is not None and found.loop is loop:
+            return found
+        if found is not None and not found.loop.is_closed():
+            raise InfrastructureError(
+                f"the MCP server {self.config.name!r} is connected on another event loop, which still runs: "
+                "create one MCPToolset for each loop"
+            )
+        return self._state.set(_Connections(loop))
 
     def __repr__(self) -> str:
         return f"MCPToolset({self.config!r})"
 
 
-class _Shared:
-    """The connection that the tools of one trajectory have, and how many of them."""
+class _Connections:
+    """The connections of a toolset that belong to one process and event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.users = Users()
+        self.shared: Client | None = None
+        self.of_trajectories = PerTrajectory[_Connection]()
+        self.refreshing = asyncio.Lock()
+
+
+class _Connection:
+    """The connection that the tools of one trajectory share."""
 
     def __init__(self, toolset: MCPToolset) -> None:
-        self.users = 0
         self.has_changed = False
         self._toolset = toolset
         self.client = toolset.client(self._changed)

@@ -7,8 +7,8 @@ import itertools
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from torchrl_agentic.limits.process_bound import ProcessBound
 from torchrl_agentic.messages import (
     JSON,
     FileRefPart,
@@ -21,6 +21,7 @@ from torchrl_agentic.messages import (
     image_type,
 )
 from torchrl_agentic.repl.supervised import KINDS
+from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext
 from torchrl_agentic.tools.sandbox_fusion.fusion_client import (
     LANGUAGES,
@@ -31,7 +32,6 @@ from torchrl_agentic.tools.sandbox_fusion.fusion_client import (
 )
 from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.service import Patience, bearer, shared_limiter
-from torchrl_agentic.tools.text import middle_out
 
 _STATUS = {
     Outcome.SUCCESS: Status.OK,
@@ -41,32 +41,35 @@ _STATUS = {
 
 
 class SandboxFusionTool(Tool):
-    """Runs each call from scratch in a Sandbox Fusion service. The model chooses the code, and nothing else.
+    """Run each call from scratch in a Sandbox Fusion service; the model chooses nothing but the code.
 
     Args:
-        sandbox_fusion_url: of the service, or of its `/run_code`; None: that in SANDBOX_FUSION_ENDPOINT.
-            `torchrl-agentic serve sandbox` starts one here.
-        num_workers: how many calls of this process are under way at once.
-        rate_limit: how many of all processes are; with enable_global_rate_limit=False, of this one alone.
-            None: no limit. The limit belongs to the service: tools that name the same URL share it.
-        default_timeout: seconds that the code may run, and as many for compiling it; less where the
-            `per_call_timeout` of the ToolCompose would end the call before: for longer runs, raise that too.
-        default_language: one of the languages of the service.
-        memory_limit_mb: -1 for none.
-        files: path → content, put beside the code. fetch_files: paths that come back, as `FileRefPart`s
-            and, for images, as `ImagePart`s.
-        jupyter: run the code as a cell, whose last value and figures are shown.
-        cap_output: keep long output of Python from blocking the service, see `capped`.
-        patience: how long to go on where the service is busy or fails; `per_call_timeout` bounds it.
-        output_max_chars: longer output loses its middle.
-        strict: as the schema says it; None: it does not.
-        headers: sent along with each request.
-        token_file: a file with the token of the service, e.g. that of `serve sandbox --token-file`, which is
-            read once.
+        sandbox_fusion_url: URL of the service, or of its `/run_code`; None: that in SANDBOX_FUSION_ENDPOINT.
+            `torchrl-agentic serve sandbox` starts such a service.
+        name: The name that the model calls.
+        description: The description that the model reads; None: the default one.
+        num_workers: Number of running calls of this process at most.
+        rate_limit: Number of running calls of all processes at most, or of this one with
+            `enable_global_rate_limit=False`; None: no limit. The limit belongs to the service: tools with the
+            same URL share it.
+        default_timeout: Seconds for running the code, and as many for compiling it; less if the
+            `per_call_timeout` of the ToolCompose would end the call earlier: raise that too for longer runs.
+        default_language: One of the languages of the service.
+        enable_global_rate_limit: Whether all processes share the rate limit.
+        memory_limit_mb: Memory of the code, in megabytes; -1: no limit.
+        files: Contents of files by path, put beside the code.
+        fetch_files: Paths of files to return, as `FileRefPart`s and, for images, as `ImagePart`s.
+        jupyter: Whether to run the code as a cell, whose last value and figures are shown.
+        cap_output: Keep long output of Python from blocking the service; see `capped`.
+        patience: How long to go on if the service is busy or fails; `per_call_timeout` bounds it.
+        output_max_chars: Longer output loses its middle.
+        strict: The key `strict` of the tool's spec; None: left out.
+        headers: Headers of each request.
+        token_file: File with the token of the service, as of `serve sandbox --token-file`; it is read once.
 
     Raises:
-        ValueError: no URL, no such language, a number that means nothing, or no token in the file.
-        OSError: the token cannot be read.
+        ValueError: If the URL or the language is invalid, a number is out of range, or the file has no token.
+        OSError: If the token cannot be read.
     """
 
     name: str = "code_interpreter"
@@ -121,43 +124,43 @@ class SandboxFusionTool(Tool):
         self.output_max_chars = output_max_chars
         self.is_strict = strict
         self._headers = {**(headers or {}), **bearer(token_file)}
-        self._client: SandboxFusionClient | None = None
+        self._client = ProcessBound[SandboxFusionClient]()  # set up anew in each process
 
     async def setup(self) -> None:
-        """Join those that share the limit of the service."""
+        """Create the client, under the limit that all clients of the service share."""
         limiter = await shared_limiter(
             "sandbox_fusion", self.url, self.rate_limit, self.enable_global_rate_limit
         )
-        self._client = SandboxFusionClient(
-            self.url,
-            limiter=limiter,
-            max_connections=self.num_workers,
-            patience=self.patience,
-            headers=self._headers,
+        self._client.set(
+            SandboxFusionClient(
+                self.url,
+                limiter=limiter,
+                max_connections=self.num_workers,
+                patience=self.patience,
+                headers=self._headers,
+            )
         )
 
     async def teardown(self) -> None:
         """Close the connections."""
-        if self._client is not None:
-            await self._client.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None}  # it is set up anew where it arrives
+        if (client := self._client.get()) is not None:
+            await client.close()
 
     @property
     def client(self) -> SandboxFusionClient:
-        """What talks to the service, for rewards under the same limit.
+        """The client of the service, for rewards under the same limit.
 
         Raises:
-            RuntimeError: the tool is not set up.
+            RuntimeError: If the tool is not set up.
         """
-        if self._client is None:
+        client = self._client.get()
+        if client is None:
             raise RuntimeError(f"{self.name!r} is not set up: await tool.setup() first")
-        return self._client
+        return client
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run the code, and show what it printed and how it ended."""
-        if self._client is None:
+        """Run the code, and return its output and how it ended."""
+        if self._client.get() is None:
             await self.setup()
         code = str(args["code"])
         if self.jupyter:
@@ -185,7 +188,7 @@ class SandboxFusionTool(Tool):
     def _shown(self, result: RunResult) -> ToolResult:
         images = [_images(item) for item in result.display]
         text = self._text(result, images)
-        shown = middle_out(text, self.output_max_chars)
+        shown = truncate_middle(text, self.output_max_chars)
         parts: list[ToolResultPart] = [TextPart(shown)]
         parts += itertools.chain.from_iterable(images)
         for path, data in result.files.items():

@@ -17,9 +17,9 @@ from typing import Any, cast
 import pydantic
 
 from torchrl_agentic.messages import JSON, ToolResult
+from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Tool, ToolContext, current_row, current_session
 from torchrl_agentic.tools.row_data import Columns, RowData
-from torchrl_agentic.tools.schema import shorten
 from torchrl_agentic.tools.signatures import Callee, Keywords, keywords_of
 from torchrl_agentic.tools.verl.base_tool import number_of, schema_of_target
 

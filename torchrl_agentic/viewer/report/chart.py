@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.printable import printable
+from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.report.statistics import Average, Report, StepReport
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999", "#000000")

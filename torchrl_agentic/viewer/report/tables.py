@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchrl_agentic.printable import printable
 from torchrl_agentic.records.call_stats import EXACT
+from torchrl_agentic.text import printable, truncate
 from torchrl_agentic.viewer.report.compare import Change, Comparison
 from torchrl_agentic.viewer.report.statistics import (
     NONE,
@@ -214,5 +214,4 @@ def _grid(title: str, head: str, rows: Rows | Sequence[tuple[str, Mapping[str, s
 
 def _clipped(name: str) -> str:
     """Keep a name to one short line."""
-    said = printable(name)
-    return said if len(said) <= _LONGEST_NAME else f"{said[: _LONGEST_NAME - 1]}…"
+    return truncate(printable(name), _LONGEST_NAME)

@@ -1,0 +1,238 @@
+"""A tool is tried again only for what may pass, only where that is safe, and never past its deadline."""
+
+import asyncio
+import errno
+import logging
+import socket
+import urllib.error
+
+import httpx
+import pytest
+from helpers.wrap_tools import Notes, Scripted, ask, by_hand, ctx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.errors import InfrastructureError, ToolError
+from torchrl_agentic.limits import CircuitOpen
+from torchrl_agentic.messages import ParsedCall, Status, ToolResult
+from torchrl_agentic.testing import VirtualClock
+from torchrl_agentic.tools import Approved, Retrying
+from torchrl_agentic.tools.base import Effects, Tool
+from torchrl_agentic.tools.wrappers.retrying import pause_s
+
+INFRA = InfrastructureError("overloaded")
+CHANGES = Effects(writes=["db"])
+
+
+def at_once(seconds, callback):
+    """Time that does not pass."""
+    callback()
+
+
+def retrying(*outcomes, effects=Effects.PURE, **options):
+    return Retrying(Scripted(*outcomes, effects=effects), call_later=at_once, **options)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        INFRA,
+        TimeoutError(),
+        ToolResult.from_text("lost", status=Status.INFRA),
+        ToolResult.from_text("late", status=Status.TIMEOUT),
+    ],
+    ids=["raises infra", "raises timeout", "infra", "timeout"],
+)
+async def test_what_may_pass_is_tried_again_and_counted(bad):
+    (result,) = await ask(retrying(bad, bad, "fine"), {})
+    assert (result.text, result.status, result.metrics) == ("fine", Status.OK, {"retries": 2})
+
+
+class Final(InfrastructureError):
+    is_transient = False
+
+
+@pytest.mark.parametrize("bad", [ToolError("wrong"), Final("moved"), RuntimeError("a bug")])
+async def test_what_will_not_pass_is_not(bad):
+    tool = retrying(bad)
+    (result,) = await ask(tool, {})
+    assert result.is_error
+    assert len(tool.seen) == 1
+
+
+def of_library(package, name):
+    """An exception as a client raises it: a subclass of the one that is looked for."""
+    base = type(name, (Exception,), {"__module__": f"{package}.exceptions"})
+    return type("Special", (base,), {})("no answer")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ConnectionRefusedError("nobody there"),
+        BrokenPipeError(),
+        TimeoutError("late"),
+        socket.gaierror(-2, "no such name"),
+        urllib.error.URLError("unreachable"),
+        OSError(errno.EHOSTUNREACH, "no route"),
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("late"),
+        httpx.RemoteProtocolError("cut"),
+        of_library("aiohttp", "ClientConnectionError"),
+        of_library("requests", "ConnectionError"),
+        of_library("httpcore", "NetworkError"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_connection_that_fails_is_tried_again_and_nobodys_fault_in_the_end(lost):
+    (result,) = await ask(retrying(lost, lost, "fine"), {})
+    assert (result.text, result.metrics) == ("fine", {"retries": 2})
+    (result,) = await ask(retrying(lost), {})
+    assert result.status is (Status.TIMEOUT if isinstance(lost, TimeoutError) else Status.INFRA)
+    (result,) = await ask(retrying(lost, attempts=1), {})
+    assert result.status is (Status.TIMEOUT if isinstance(lost, TimeoutError) else Status.INFRA)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        FileNotFoundError(errno.ENOENT, "no file"),
+        PermissionError(errno.EACCES, "not yours"),
+        KeyError("x"),
+        urllib.error.HTTPError("http://x", 404, "Not Found", {}, None),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_other_exceptions_are_bugs_unless_they_are_named(bug, caplog):
+    caplog.set_level(logging.CRITICAL)
+    tool = retrying(bug, "fine")
+    (result,) = await ask(tool, {})
+    assert (result.status, len(tool.seen)) == (Status.CRASH, 1)
+    (result,) = await ask(retrying(bug, "fine", on=(type(bug),)), {})
+    assert (result.text, result.metrics) == ("fine", {"retries": 1})
+    (result,) = await ask(retrying(bug, on=[type(bug)]), {})
+    assert result.status is Status.INFRA
+    assert type(bug).__name__ in result.text
+
+
+@pytest.mark.parametrize("on", [KeyError, ("KeyError",), (ToolError,), (KeyboardInterrupt,)])
+def test_what_is_no_exception_to_try_again_after_is_refused(on):
+    with pytest.raises(TypeError):
+        retrying("x", on=on)
+
+
+async def test_the_first_try_that_is_answered_is_passed_on_as_it_is():
+    whole = ToolResult.from_text("x")
+    assert await by_hand(retrying(whole)) is whole
+
+
+async def test_tries_come_to_an_end_and_whoever_runs_the_job_reads_how_many(caplog):
+    (result,) = await ask(retrying(INFRA, attempts=4), {})
+    assert (result.status, result.metrics) == (Status.INFRA, {"retries": 3})
+    assert result.text == "Error: scripted is not available at the moment: overloaded"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "overloaded (trajectory t, turn 0, call c0)" in line
+
+
+async def test_retries_within_retries_are_added_up():
+    inner = retrying(INFRA, ToolResult.from_text("", status=Status.INFRA), INFRA, "fine", attempts=2)
+    (result,) = await ask(Retrying(inner, call_later=at_once), {})
+    assert result.metrics == {"retries": 2}
+
+
+@pytest.mark.parametrize("effects", [CHANGES, Effects.EXCLUSIVE])
+def test_a_tool_that_changes_things_needs_a_key(effects):
+    with pytest.raises(ValueError, match="Give an idempotency_key"):
+        retrying("x", effects=effects)
+    with pytest.raises(ValueError, match="a second try could do them twice"):
+        Retrying(Notes())
+    assert retrying("x", effects=Effects(reads=["db"]))
+
+
+async def test_all_tries_of_a_call_carry_one_key_and_other_calls_another():
+    tool = retrying(INFRA, "fine", effects=CHANGES, idempotency_key="key")
+    await ask(tool, {"q": 1}, {"q": 2, "key": "the model's"})
+    assert tool.seen == [
+        {"q": 1, "key": "t/c0"},
+        {"q": 1, "key": "t/c0"},
+        {"q": 2, "key": "the model's"},
+        {"q": 2, "key": "the model's"},
+    ]
+
+
+async def test_a_call_without_a_key_is_not_tried_again():
+    def key(args, ctx):
+        return args.get("key")
+
+    tool = retrying(INFRA, effects=CHANGES, idempotency_key=key)
+    await ask(tool, {})
+    assert len(tool.seen) == 1
+    await ask(tool, {"key": "k"})
+    assert len(tool.seen) == 1 + 3
+
+
+def test_a_key_that_names_no_argument_is_found_out_early():
+    with pytest.raises(ValueError, match="no argument 'id'; it has: q, key"):
+        retrying("x", effects=CHANGES, idempotency_key="id")
+
+
+async def test_no_try_begins_after_the_deadline():
+    """The first pause alone would take longer than there is left, so there is none."""
+    tool = Retrying(Scripted(INFRA), first_s=60, longest_s=60)
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(InfrastructureError):
+        await asyncio.wait_for(tool.run({}, ctx(deadline=now + 30)), 20)
+    assert len(tool.seen) == 1
+
+
+async def test_a_pause_is_as_long_as_the_clock_says():
+    clock = VirtualClock()
+    tool = Retrying(Scripted(INFRA, "fine"), first_s=8, call_later=clock.call_later)
+    running = asyncio.create_task(by_hand(tool))
+    while not clock._timers:
+        await asyncio.sleep(0)
+    clock.advance(7.9)
+    await asyncio.sleep(0)
+    assert len(tool.seen) == 1
+    clock.advance(8.2)
+    assert (await running).text == "fine"
+
+
+@given(st.integers(0, 10_000), st.floats(0.001, 10), st.floats(0, 1, exclude_max=True))
+def test_pauses_grow_up_to_a_bound_and_a_bit(retries, first_s, chance):
+    seconds = pause_s(retries, TimeoutError(), first_s, 10.0, chance)
+    assert first_s <= seconds <= 10.0 + first_s
+    assert pause_s(retries, CircuitOpen(99.0), first_s, 10.0, chance) >= 99.0
+
+
+@pytest.mark.parametrize(
+    "options", [{"attempts": 0}, {"first_s": 0}, {"first_s": float("nan")}, {"first_s": 2, "longest_s": 1}]
+)
+def test_numbers_that_mean_nothing_are_refused(options):
+    with pytest.raises(ValueError, match="expected attempts"):
+        retrying("x", **options)
+
+
+async def test_a_try_that_queued_leaves_the_next_one_its_time():
+    """Waiting for approval moves the deadline: what was read before it is over."""
+    outcomes = iter([InfrastructureError("gone"), None])
+
+    class Fails(Tool):
+        name, description, effects = "f", "Fail once.", Effects.PURE
+
+        async def run(self, args, ctx):
+            if error := next(outcomes):
+                raise error
+            assert ctx.deadline > asyncio.get_running_loop().time()
+            return "fine"
+
+    async def slowly(*_):
+        await asyncio.sleep(0.4)
+        return True
+
+    inner = Approved(Fails(), slowly, wait_s=5)
+    dispatcher = Dispatcher([Retrying(inner, first_s=0.01)], per_call_timeout=0.3)
+    (result,) = await dispatcher.session("t").run([ParsedCall("f", {}, "a")])
+    await dispatcher.close()
+    assert result.text == "fine"

@@ -1,0 +1,263 @@
+"""Read the YAML file of a rollout: conversations or questions, tools, limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeGuard, TypeVar
+
+import pydantic
+
+from torchrl_agentic.config import ConfigError, LoadedTools, Location, ToolsConfig, load_config_tools
+from torchrl_agentic.config.document import read_yaml
+from torchrl_agentic.config.sections import read_section
+from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.messages import Message
+from torchrl_agentic.rollout.evaluate import Question
+from torchrl_agentic.rollout.replay import Conversation
+from torchrl_agentic.text import read_json
+
+
+class ModelConfig(pydantic.BaseModel):
+    """The model that answers the questions; see `rollout.ask`.
+
+    Attributes:
+        path: A Hugging Face folder or name, or "tiny" for the model of this package.
+        rows: Number of questions in a batch.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    path: str
+    engine: Literal["transformers", "vllm"] = "transformers"
+    rows: pydantic.PositiveInt = 16
+    max_turns: pydantic.PositiveInt = 8
+    max_new_tokens: pydantic.PositiveInt = 512
+    temperature: pydantic.NonNegativeFloat = 1.0
+    mode: Literal["tokens", "history"] = "tokens"
+    tool_choice: Literal["auto", "required"] | None = None
+    seed: int = 0
+
+
+class RolloutConfig(ToolsConfig):
+    """The keys of a YAML file for `torchrl-agentic rollout`, beside the tools of `ToolsConfig`.
+
+    A file that names no tools has `python` and `stop`.
+
+    Attributes:
+        conversations: Files of conversations to replay, relative to the YAML file.
+        questions: Files of questions for the model, relative to the YAML file.
+        model: The model.
+        system_prompt: Added before each question that is a string.
+        out: File of the result, relative to the working directory.
+    """
+
+    conversations: list[str] = pydantic.Field(default_factory=list)
+    questions: list[str] = pydantic.Field(default_factory=list)
+    model: ModelConfig | None = None
+    system_prompt: str | None = None
+    parser: str = "hermes"
+    per_call_timeout: float | None = 30.0
+    per_turn_timeout: float | None = None
+    out: str = "rollouts/rollout.jsonl"
+    _location: Location | None = pydantic.PrivateAttr(None)
+
+    @pydantic.model_validator(mode="after")
+    def _asks_or_replays(self) -> RolloutConfig:
+        if bool(self.questions) != (self.model is not None):
+            raise ValueError("questions need a model: give both, or conversations to replay")
+        if self.conversations and self.questions:
+            raise ValueError("give conversations to replay, or questions and a model, not both")
+        if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
+            self.tools = ["python", "stop"]
+        if "parser" not in self.model_fields_set:
+            formats = [section.format for section in self.multi_turn_sections().values() if section.format]
+            self.parser = formats[-1] if formats else self.parser
+        return self
+
+
+def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
+    """Read a YAML file, or return the configuration that replays a file of conversations.
+
+    Args:
+        path: A YAML file, or a file of conversations, or of questions if a model is given.
+        model: Replaces the model of the file.
+
+    Raises:
+        ConfigError: If the file is missing, not YAML, or has other keys than `RolloutConfig`.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    if path.suffix not in (".yaml", ".yml"):
+        name = [path.name]
+        return RolloutConfig(questions=name, model=model) if model else RolloutConfig(conversations=name)
+    data, location = read_yaml(path)
+    if model is not None and isinstance(data, dict):
+        data = {**data, "model": model.model_dump(exclude_unset=True)}
+    config = read_section(RolloutConfig, data, location)
+    config._location = location
+    return config
+
+
+def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
+    """Create the tools and limiters of a configuration.
+
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
+
+    Raises:
+        ConfigError: If an entry is not a tool, its options do not fit, or a limiter has wrong arguments.
+    """
+    return load_config_tools(config, config._location or Location(folder))
+
+
+def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
+    """Create the tools of a configuration; see `load_rollout_tools`."""
+    return list(load_rollout_tools(config, folder).tools)
+
+
+def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation]:
+    """Read the conversations: JSON lines, one JSON object, or a list of them, each with "messages".
+
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
+
+    Raises:
+        ConfigError: If a file is missing or has another form; the message names file and line.
+    """
+    found: list[Conversation] = []
+    for path, place, item in _read(config.conversations, folder):
+        conversation = _conversation(place, item, f"{path.stem}-{len(found)}")
+        found.append(_renamed(conversation, found))
+    if not found:
+        raise ConfigError(f"no conversations in {', '.join(config.conversations)}")
+    return found
+
+
+def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
+    """Read the questions from JSON lines, JSON or Parquet.
+
+    A question has "query" (a string), or "messages" or "prompt" (lists of messages). "name" is optional, as
+    is the correct answer in "answer" or, as in verl, `reward_model.ground_truth`.
+
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
+
+    Raises:
+        MissingExtra: If a file is Parquet, and pyarrow is not installed.
+        ConfigError: If a file is missing or has another form; the message names file and line.
+    """
+    found: list[Question] = []
+    for path, place, item in _read(config.questions, folder):
+        question = _question(place, item, f"{path.stem}-{len(found)}", config.system_prompt)
+        found.append(_renamed(question, found))
+    if not found:
+        raise ConfigError(f"no questions in {', '.join(config.questions)}")
+    return found
+
+
+def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Question:
+    fields = item if isinstance(item, dict) else {}
+    query = fields.get("query")
+    messages = next((fields[key] for key in ("messages", "query", "prompt") if fields.get(key)), None)
+    judged = fields.get("reward_model")
+    truth = judged.get("ground_truth") if isinstance(judged, dict) else None
+    answer = fields.get("answer")
+    if answer is None and isinstance(truth, str | int | float):
+        answer = truth
+    if isinstance(query, str):
+        system = [] if system_prompt is None else [Message("system", system_prompt)]
+        asked = (*system, Message("user", query))
+    elif messages and _are_messages(messages):
+        asked = tuple(Message(m["role"], m.get("content")) for m in messages)
+    else:
+        raise ConfigError(
+            f'{place}: expected {{"query": "…"}} or {{"messages": [{{"role", "content"}}, …]}}, which may '
+            'also be called "prompt"'
+        )
+    if not isinstance(answer, str | int | float | None):
+        raise ConfigError(f"{place}: expected a string or number as the answer; got {answer!r}")
+    return Question(str(fields.get("name", name)), asked, None if answer is None else str(answer))
+
+
+def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(messages, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+    )
+
+
+Named = TypeVar("Named", Conversation, Question)
+
+
+def _renamed(item: Named, others: Sequence[Named]) -> Named:
+    """Return the item under a name that no other item has."""
+    names = {other.name for other in others}
+    copies = (f"{item.name} ({n})" for n in itertools.count(2))
+    name = item.name
+    while name in names:
+        name = next(copies)
+    return dataclasses.replace(item, name=name)
+
+
+def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, Any]]:
+    """Yield the items of files: the file, the position in it, the item."""
+    for name in names:
+        path = folder / name
+        if path.suffix == ".parquet":
+            yield from ((path, f"{path}, row {n}", row) for n, row in enumerate(_parquet(path)))
+            continue
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        for place, item in _items(path, text):
+            yield path, place, item
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra(f"{path}", "pyarrow", "parquet") from None
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a Parquet file: {error}") from None
+
+
+def _items(path: Path, text: str) -> list[tuple[str, Any]]:
+    if path.suffix == ".jsonl":  # one object a line; in JSON, nothing but a newline ends one
+        lines = enumerate(text.split("\n"), 1)
+        return [(f"{path}, line {n}", _json(f"{path}, line {n}", line)) for n, line in lines if line.strip()]
+    whole = _json(str(path), text)
+    return [
+        (f"{path}, item {n}", item) for n, item in enumerate(whole if isinstance(whole, list) else [whole])
+    ]
+
+
+def _json(place: str, text: str) -> Any:
+    try:
+        return read_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{place}: not JSON: {error}") from None
+
+
+def _conversation(place: str, item: Any, name: str) -> Conversation:
+    messages = item.get("messages") if isinstance(item, dict) else None
+    if not _are_messages(messages):
+        raise ConfigError(f'{place}: expected {{"messages": [{{"role", "content"}}, …]}}')
+    try:
+        return Conversation.of(
+            str(item.get("name", name)),
+            [
+                Message(m["role"], m.get("content"), tuple(m.get("tool_calls") or ()), m.get("tool_call_id"))
+                for m in messages
+            ],
+        )
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None

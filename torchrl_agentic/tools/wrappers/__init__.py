@@ -1,0 +1,55 @@
+"""Wrappers: each adds one behavior to any tool.
+
+`Budgeted(Truncated(Cached(Retrying(search))), calls=5)` is a tool like any other. The outermost wrapper sees
+a call first and its result last. A wrapper keeps the name, description, schemas, effects, sessions and all
+other members of its tool, unless it exists to change them. It can be pickled if its tool can. A wrapper owns
+its tool: pass only the outermost one to a dispatcher.
+
+The order matters:
+
+- `Cached(Retrying(t))` caches a result that took three tries, and its metrics show these tries each time.
+  `Retrying(Cached(t))` is the same to the model; each try looks into the cache, and calls that wait for one
+  that fails have tries of their own.
+- `Budgeted(Cached(t))` counts hits; `Cached(Budgeted(t))` does not, and its cached results repeat the line
+  about the budget as it was: pass `tell=False`.
+- `Truncated(Cached(t))` caches whole results; `Cached(Truncated(t))` caches truncated ones.
+- `Truncated(Budgeted(t))` may cut the line about the budget; `Budgeted(Truncated(t))` adds it behind the cut,
+  so that the text is longer than `max_chars` by that line.
+- `Retrying(Budgeted(t))` pays for each try that times out; `Budgeted(Retrying(t))` pays once.
+- `Retrying(Faulty(t))` may recover: each try of a call draws anew.
+- `Recorded` around everything records what the model saw, and `Replayed` in its place runs nothing inside.
+  `Recorded` next to the tool records what the tool did, and a replay runs the wrappers around it again.
+- `Approved` around `Cached` asks for hits too; around `Recorded`, refused calls are not on the cassette.
+- `Renamed` outermost changes only the name that the model uses: cassettes, policies and faults inside know
+  the tool by its own name.
+
+State of a trajectory (budgets, caches of the scope "trajectory", the position of a replay) lives in its
+session. All trajectories share a `Cached` of the scopes "group" and "global", and a `Cassette`; a `Budget`
+shares its bounds between trajectories, never what was spent.
+"""
+
+from torchrl_agentic.tools.wrappers.approved import Approved
+from torchrl_agentic.tools.wrappers.base import Wrapped
+from torchrl_agentic.tools.wrappers.budget import Budget, Budgeted
+from torchrl_agentic.tools.wrappers.cached import Cached
+from torchrl_agentic.tools.wrappers.cassette import Cassette, CassetteMiss, Recorded, Replayed
+from torchrl_agentic.tools.wrappers.faulty import Faulty
+from torchrl_agentic.tools.wrappers.renamed import Renamed
+from torchrl_agentic.tools.wrappers.retrying import Retrying
+from torchrl_agentic.tools.wrappers.truncated import Truncated
+
+__all__ = [
+    "Approved",
+    "Budget",
+    "Budgeted",
+    "Cached",
+    "Cassette",
+    "CassetteMiss",
+    "Faulty",
+    "Recorded",
+    "Renamed",
+    "Replayed",
+    "Retrying",
+    "Truncated",
+    "Wrapped",
+]

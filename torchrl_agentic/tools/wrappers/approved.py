@@ -1,0 +1,85 @@
+"""`Approved`, a tool whose calls need the approval of a policy."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from torchrl_agentic.messages import JSON, Status, Timing, ToolResult
+from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.schema import Validator
+from torchrl_agentic.tools.wrappers.base import Wrapped
+
+Verdict: TypeAlias = bool | str | Mapping[str, JSON]
+"""True: run the call. False or a text, the reason: refuse it. A mapping: run it with these arguments."""
+
+Policy: TypeAlias = Callable[[str, Mapping[str, JSON], ToolContext], Verdict | Awaitable[Verdict]]
+"""`policy(name, args, ctx)`; a function or a coroutine function."""
+
+
+class Approved(Wrapped):
+    """A tool whose calls run only if a policy says so: a rule, a classifier, a human being.
+
+    A refused call gets the status SKIPPED, and the model reads the reason. Arguments that the policy returns
+    in place of the model's are checked against the schema, and the result has the note "changed arguments".
+    A policy that raises, or returns something else, lets no call through; the model reads the `ToolError`
+    that it raises. A policy that blocks should run on a thread: `await ctx.in_thread(...)`.
+
+    Args:
+        tool: The tool.
+        policy: Decides about each call; see `Policy` and `Verdict`.
+        wait_s: Seconds that the policy may take, for human beings: the wait counts as queueing, not as time
+            of the tool, and no answer is a refusal. None: the wait is part of the call, and of its
+            `per_call_timeout`.
+
+    Raises:
+        ValueError: If `wait_s` is not above 0.
+    """
+
+    def __init__(self, tool: Any, policy: Policy, *, wait_s: float | None = None) -> None:
+        super().__init__(tool)
+        if wait_s is not None and not wait_s > 0:
+            raise ValueError(f"wait_s must be above 0 seconds, or None; got {wait_s}")
+        self.policy, self.wait_s = policy, wait_s
+
+    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
+        """Ask the policy, then run the call or return the reason for the refusal."""
+        if self.wait_s is not None:
+            return await self._after_waiting(args, ctx, self.wait_s)
+        verdict = await self._ask(args, ctx)
+        return await self.tool.run(args, ctx) if verdict is True else await self._obey(verdict, ctx)
+
+    async def _ask(self, args: Mapping[str, JSON], ctx: ToolContext) -> Verdict:
+        verdict = self.policy(self.name, args, ctx)
+        return await verdict if inspect.isawaitable(verdict) else verdict
+
+    async def _obey(self, verdict: Verdict, ctx: ToolContext) -> ToolResult:
+        if isinstance(verdict, Mapping):
+            changed, _ = Validator(self.input_schema).accept(verdict)
+            result = await self.result(changed, ctx)
+            return replace(result, notes=(*result.notes, "changed arguments"))
+        if verdict is not False and not isinstance(verdict, str):
+            raise TypeError(
+                f"the policy of {self.name!r} said {verdict!r}; expected True, False, a reason, or arguments"
+            )
+        why = verdict or "this call is not allowed"
+        return ToolResult.from_text(f"Error: this call was not run: {why}", status=Status.SKIPPED)
+
+    async def _after_waiting(self, args: Mapping[str, JSON], ctx: ToolContext, wait_s: float) -> ToolResult:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        verdict, ctx = await ctx.queue(self._within(wait_s, args, ctx))
+        waited = clock() - began
+        result = await (self.result(args, ctx) if verdict is True else self._obey(verdict, ctx))
+        queue_s = waited + (result.timing.queue_s if result.timing else 0.0)
+        return replace(result, timing=Timing(0.0, queue_s, clock() - began - queue_s))
+
+    async def _within(self, wait_s: float, args: Mapping[str, JSON], ctx: ToolContext) -> Verdict:
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._ask(args, ctx)
+        except TimeoutError:
+            return f"nobody has approved it within {wait_s:g} s"

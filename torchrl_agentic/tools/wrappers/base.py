@@ -1,0 +1,206 @@
+"""`Wrapped`, the base class of wrappers: a tool around a tool, with a session around its session."""
+
+# A wrapper computes from the tool inside what `Tool` declares as attributes, hence properties in their place.
+# pyright: reportIncompatibleVariableOverride=false
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias
+
+from torchrl_agentic.errors import StopSignal, ToolError
+from torchrl_agentic.messages import JSON, ToolResult
+from torchrl_agentic.tools.base import Effects, Tool, ToolContext, effects_of, has_sessions
+from torchrl_agentic.tools.row_data import RowData
+from torchrl_agentic.tools.schema_simplify import Schema
+from torchrl_agentic.tools.tool_adapter import ensure_tool
+
+CallLater: TypeAlias = Callable[[float, Callable[[], None]], Any]
+"""`call_later(seconds, callback)`, as an event loop and a `VirtualClock` have it."""
+
+
+class Wrapped(Tool):
+    """A tool around another tool; it delegates everything that a subclass does not override.
+
+    To write a wrapper, override `run`. State of a trajectory goes into attributes that `begin` sets on the
+    live wrapper, with `keeps_state` true; never keep it on the wrapper that all trajectories share. A wrapper
+    that is used by hand, outside of any trajectory, is its own live wrapper.
+
+    Args:
+        tool: Anything that `ensure_tool` takes. The wrapper owns it: it sets it up and tears it down.
+
+    Attributes:
+        tool: The tool inside; in a live wrapper, the live tool.
+        keeps_state: Whether each trajectory gets a live wrapper even if the tool inside has no sessions.
+    """
+
+    keeps_state: bool = False
+
+    def __init__(self, tool: Any) -> None:
+        self.tool = ensure_tool(tool)
+
+    async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
+        """Run the tool inside."""
+        return await self.tool.run(args, ctx)
+
+    async def result(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
+        """Run the tool inside, and return its value, or the error that it raised for the model, as a result.
+
+        Args:
+            args: Arguments of the call.
+            ctx: Context of the call.
+        """
+        try:
+            return ToolResult.from_value(await self.tool.run(args, ctx))
+        except (ToolError, StopSignal) as error:
+            result = ToolResult.from_error(error, self.name)
+            assert result is not None
+            return result
+
+    def begin(self, trajectory: str, source: Any) -> None:
+        """Begin a trajectory; called on its live wrapper.
+
+        Args:
+            trajectory: Name of the trajectory.
+            source: The live wrapper, of the same class, that a branch continues; None if it is no branch.
+        """
+
+    def end(self) -> None:
+        """End the trajectory; called once for each `begin`."""
+
+    def session(self, trajectory: str) -> AbstractAsyncContextManager[Tool]:
+        """Open the session of the tool inside, and a live wrapper around it."""
+        return self._around(self.tool.session(trajectory), trajectory, None)
+
+    def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
+        """Open a branch of the live tool inside, and a live wrapper that continues the other one."""
+        assert isinstance(live, type(self))
+        return self._around(self.tool.branch(live.tool, trajectory), trajectory, live)
+
+    @asynccontextmanager
+    async def _around(
+        self, opening: AbstractAsyncContextManager[Tool], trajectory: str, source: Any
+    ) -> AsyncGenerator[Tool]:
+        async with opening as live:
+            twin = copy.copy(self)
+            twin.tool = live
+            twin.begin(trajectory, source)
+            try:
+                yield twin
+            finally:
+                twin.end()
+
+    def spec(self) -> dict[str, JSON]:
+        """Return the spec of the tool inside, with the wrapper's name and description."""
+        spec = self.tool.spec()
+        own = {"name": self.name, "description": self.description}
+        return {**spec, "function": {**spec["function"], **own}}
+
+    @property
+    def opens_sessions(self) -> bool:
+        """Whether the tool inside has sessions, or the wrapper keeps state."""
+        return self.keeps_state or has_sessions(self.tool)
+
+    # From here on, everything is the tool's own.
+
+    @property
+    def name(self) -> str:
+        """Name of the tool inside."""
+        return self.tool.name
+
+    @property
+    def description(self) -> str:
+        """Description of the tool inside."""
+        return self.tool.description
+
+    @property
+    def input_schema(self) -> Schema:
+        """Input schema of the tool inside."""
+        return self.tool.input_schema
+
+    @property
+    def output_schema(self) -> Schema | None:
+        """Output schema of the tool inside."""
+        return self.tool.output_schema
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether the tool inside reads `ToolContext.state`."""
+        return self.tool.wants_state
+
+    @property
+    def wants_row(self) -> bool:
+        """Whether the tool inside reads `ToolContext.row`."""
+        return self.tool.wants_row
+
+    @property
+    def opens_at_reset(self) -> bool:
+        """Whether the session of the tool inside opens when a trajectory begins."""
+        return self.tool.opens_at_reset
+
+    @property
+    def is_strict(self) -> bool | None:
+        """The key `strict` in the spec of the tool inside."""
+        return self.tool.is_strict
+
+    @property
+    def origin(self) -> str:
+        """Where the tool inside comes from."""
+        return self.tool.origin
+
+    @property
+    def effects(self) -> Effects | None:
+        """Effects that the tool inside declares."""
+        return self.tool.effects
+
+    @property
+    def default_effects(self) -> Effects:
+        """Effects of the tool inside."""
+        return effects_of(self.tool)
+
+    async def setup(self) -> None:
+        """Set up the tool inside."""
+        await self.tool.setup()
+
+    async def teardown(self) -> None:
+        """Tear down the tool inside."""
+        await self.tool.teardown()
+
+    async def greeting(self) -> Any:
+        """Return what the live tool inside says in the first prompt."""
+        return await self.tool.greeting()
+
+    async def finish(self) -> float | None:
+        """Return the reward that the live tool inside gives the whole trajectory."""
+        return await self.tool.finish()
+
+    def check_row(self, row: RowData) -> None:
+        """Check that the data set has what the tool inside needs."""
+        self.tool.check_row(row)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that only some tools have, such as `sandbox`, `repl` or `reset_rows`."""
+        if name.startswith("_") or "tool" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.tool, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.tool!r})"
+
+
+async def pause(seconds: float, call_later: CallLater | None = None) -> None:
+    """Wait.
+
+    Args:
+        seconds: How long.
+        call_later: Clock to wait on, which may tick on another thread; None: that of the event loop.
+    """
+    if call_later is None:
+        await asyncio.sleep(seconds)
+        return
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    call_later(seconds, lambda: loop.call_soon_threadsafe(over.set) and None)
+    await over.wait()

@@ -1,0 +1,431 @@
+"""`Recorded` writes the calls of a tool to a `Cassette`, a file of JSON lines; `Replayed` answers from it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import difflib
+import json
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeAlias, cast
+
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.messages import (
+    JSON,
+    FileRefPart,
+    ImagePart,
+    JsonPart,
+    Status,
+    TextPart,
+    Timing,
+    ToolResult,
+    ToolResultPart,
+    VideoPart,
+)
+from torchrl_agentic.text import MAX_LINE_DEPTH, canonical_json, count_values, read_json, truncate_middle
+from torchrl_agentic.tools.base import Tool, ToolContext, effects_of
+from torchrl_agentic.tools.private_files import PRIVATE, check_mode, make_folders, open_file
+from torchrl_agentic.tools.row_data import local_name
+from torchrl_agentic.tools.tool_adapter import ensure_tool
+from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+_ERRORS: Mapping[str, type[Exception]] = {
+    "stop": StopSignal, "tool": ToolError, "infra": InfrastructureError, "timeout": TimeoutError
+}  # fmt: skip
+_SHOWN, _COMPARED = 200, 200
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+Arguments: TypeAlias = Mapping[str, JSON]
+Outcome: TypeAlias = ToolResult | Exception
+
+
+class CassetteMiss(InfrastructureError):
+    """A call is not on the cassette; the message names the most similar one."""
+
+    is_transient = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One recorded call: `args` as `canonical_json` writes them, and its outcome in `data`."""
+
+    trajectory: str
+    tool: str
+    call_id: str
+    args: str | None
+    seconds: float
+    data: Mapping[str, JSON]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read an entry; raise ValueError, KeyError or TypeError if it is not an entry of our version."""
+        if (version := data["schema_version"]) > SCHEMA_VERSION:
+            raise ValueError(f"an entry of version {version}; this package reads up to {SCHEMA_VERSION}")
+        args = None if data["args"] is None else canonical_json(data["args"])
+        outcome = {name: data[name] for name in ("result", "error") if name in data}
+        outcome_from_json(outcome)  # fails here, so that the line is skipped, and not at its replay
+        return cls(data["trajectory"], data["tool"], data["id"], args, data["seconds"], outcome)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The result, or the error that the tool raised."""
+        return outcome_from_json(self.data)
+
+    def line(self) -> bytes:
+        """Return the line of the entry; values of `meta` and metrics that no JSON can hold are left out."""
+        head = {"schema_version": SCHEMA_VERSION, "trajectory": self.trajectory, "tool": self.tool}
+        data: dict[str, Any] = {**head, "id": self.call_id, "seconds": self.seconds, **self.data}
+        try:
+            count_values(data, max_depth=MAX_LINE_DEPTH)
+            text = _encode(data)
+        except (ValueError, TypeError, RecursionError):
+            for name in ("meta", "metrics", "detail"):
+                data.get("result", data.get("error", {})).pop(name, None)
+            logger.warning("the outcome of %r holds what JSON cannot: left out", self.call_id)
+            text = _encode(data)
+        return f'{text[:-1]},"args":{self.args or "null"}}}\n'.encode()
+
+    def __str__(self) -> str:
+        args = truncate_middle(self.args or "(no JSON)", _SHOWN)
+        return f"{self.tool}({args}), id {self.call_id!r}, trajectory {self.trajectory!r}"
+
+
+class Cassette:
+    """A file of recorded calls, one JSON object per line: appended by `Recorded`, read by `Replayed`.
+
+    Several tools, threads and processes may append to one file: each line is written in one piece. A crash
+    loses at most the line it broke, which readers skip. Existing lines stay; delete the file to start over.
+    The first read keeps the whole file in memory. Trajectories are recorded under their name within their
+    environment, so that another environment can replay them.
+
+    Args:
+        path: The file.
+        scope: Tells apart environments that share a file; a replay needs the same one.
+        mode: Permissions of the file if it is created, whatever the umask is. Folders that are created for it
+            can be entered by those who may read it. An existing file keeps its own.
+
+    Raises:
+        TypeError: If `mode` is not an integer.
+        ValueError: If `mode` is not the permissions of a file.
+    """
+
+    def __init__(self, path: str | Path, *, scope: str = "", mode: int = PRIVATE) -> None:
+        check_mode("mode", mode)
+        self.path, self.scope, self.mode = Path(path), scope, mode
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._entries: list[Entry] | None = None  # None: not read yet
+        self._numbers: defaultdict[tuple[str, str, str | None], list[int]] = defaultdict(list)
+
+    def append(
+        self, trajectory: str, tool: str, call_id: str, args: Arguments, outcome: Outcome, seconds: float
+    ) -> None:
+        """Write a call, its outcome, and how long it took."""
+        name, key = self._named(trajectory), canonical_json(args)
+        line = Entry(name, tool, call_id, key, seconds, outcome_to_json(outcome)).line()
+        with self._lock:
+            if self._file is None:
+                self._file = _open(self.path, self.mode)
+            _write(self._file, line)
+            if self._entries is not None:
+                self._add(self._entries, Entry.from_json(json.loads(line)))
+
+    def find(
+        self, trajectory: str, tool: str, call_id: str, args: Arguments, used: Collection[int] = ()
+    ) -> int | None:
+        """Return the number of an unused entry with these arguments: that of this id, or else the first."""
+        entries = self._read()
+        found = self._numbers.get((self._named(trajectory), tool, canonical_json(args)), ())
+        numbers = [number for number in found if number not in used]
+        own = (number for number in numbers if entries[number].call_id == call_id)
+        return next(own, numbers[0] if numbers else None)
+
+    def nearest(self, trajectory: str, tool: str, args: Arguments) -> Entry | None:
+        """Return the most similar entry: by tool, then by trajectory, then by arguments."""
+        name, text = self._named(trajectory), (canonical_json(args) or "")[:_COMPARED]
+
+        def likeness(entry: Entry) -> tuple[bool, bool, float]:
+            matcher = difflib.SequenceMatcher(None, text, (entry.args or "")[:_COMPARED])
+            return entry.tool == tool, entry.trajectory == name, matcher.quick_ratio()
+
+        return max(self._read(), key=likeness, default=None)
+
+    def __getitem__(self, number: int) -> Entry:
+        return self._read()[number]
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def close(self) -> None:
+        """Close the file; the next `append` opens it again."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _named(self, trajectory: str) -> str:
+        name = local_name(trajectory)
+        return f"{self.scope}/{name}" if self.scope else name
+
+    def _read(self) -> list[Entry]:
+        """Return all entries; log and skip lines that cannot be read."""
+        with self._lock:
+            if self._entries is not None:
+                return self._entries
+            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+            entries = self._entries = []
+            for number, line in enumerate(lines, 1):
+                try:
+                    if line.strip():
+                        self._add(entries, Entry.from_json(read_json(line, max_depth=MAX_LINE_DEPTH)))
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
+                    kind = type(error).__name__
+                    logger.warning("%s, line %s, skipped: %s: %s", self.path, number, kind, error)
+            return entries
+
+    def _add(self, entries: list[Entry], entry: Entry) -> None:
+        self._numbers[entry.trajectory, entry.tool, entry.args].append(len(entries))
+        entries.append(entry)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (partial(Cassette, self.path, scope=self.scope, mode=self.mode), ())
+
+    def __repr__(self) -> str:
+        return f"Cassette({os.fspath(self.path)!r}, scope={self.scope!r})"
+
+
+class Recorded(Wrapped):
+    """A tool whose calls are written to a cassette with their outcomes, results or errors.
+
+    A call that the dispatcher stopped because its time was over is recorded with the TIMEOUT result. A call
+    that was cancelled for another reason is not recorded.
+
+    Args:
+        tool: The tool.
+        cassette: The cassette, which several tools may share, or the path of its file.
+    """
+
+    def __init__(self, tool: Any, cassette: Cassette | str | Path) -> None:
+        super().__init__(tool)
+        self.cassette = cassette if isinstance(cassette, Cassette) else Cassette(cassette)
+
+    async def run(self, args: Arguments, ctx: ToolContext) -> ToolResult:
+        """Run the tool, and write the call."""
+        began, outcome = time.monotonic(), None
+        try:
+            outcome = ToolResult.from_value(await self.tool.run(args, ctx))
+            return outcome
+        except asyncio.CancelledError as stopped:
+            told = stopped.args[0] if stopped.args else None  # the dispatcher's result for a call out of time
+            if isinstance(told, ToolResult) and told.status is Status.TIMEOUT:
+                outcome = replace(told, timing=None, notes=())
+            raise
+        except Exception as error:
+            outcome = error
+            raise
+        finally:
+            if outcome is not None:
+                seconds = time.monotonic() - began
+                self.cassette.append(ctx.trajectory, self.name, ctx.call_id, args, outcome, seconds)
+
+    async def teardown(self) -> None:
+        """Tear down the tool, and close the file."""
+        await self.tool.teardown()
+        self.cassette.close()
+
+
+class Replayed(Wrapped):
+    """A tool whose answers come from a cassette that `Recorded` has written in the same place.
+
+    A call is found by its trajectory, tool, arguments and id. If no id matches, calls with these arguments
+    are answered in the order in which they were recorded. Each trajectory starts from the beginning.
+
+    Args:
+        tool: The tool. A strict replay only reads its description, so its spec is enough: a dict in the shape
+            that chat templates take.
+        cassette: The cassette, or the path of its file.
+        strict: Fail a call that is not on the cassette, with INFRA. Otherwise run and record it; a tool that
+            changes things then runs only in trajectories of which nothing was replayed, because it lacks
+            what the replayed calls would have left behind.
+        latency: Whether calls take the time that they took, or a factor on that time.
+        call_later: Clock that this time passes on, for tests; None: that of the event loop.
+
+    Raises:
+        FileNotFoundError: If `strict` is set and the file does not exist.
+        TypeError: If `strict` is not set and the tool is only a spec.
+        ValueError: If the latency is below 0 or NaN.
+    """
+
+    keeps_state = True
+
+    def __init__(
+        self,
+        tool: Any,
+        cassette: Cassette | str | Path,
+        *,
+        strict: bool = True,
+        latency: bool | float = False,
+        call_later: CallLater | None = None,
+    ) -> None:
+        self.cassette = cassette if isinstance(cassette, Cassette) else Cassette(cassette)
+        if strict and not (path := self.cassette.path).exists():
+            raise FileNotFoundError(f"no cassette at {path}: record one with Recorded(tool, path)")
+        if isinstance(tool, Mapping) and not strict:
+            raise TypeError("a tool that is only described cannot run: give the tool itself, or strict=True")
+        if not float(latency) >= 0:
+            raise ValueError(f"latency is True, False, or a factor of 0 or more; got {latency}")
+        super().__init__(_Described(cast("Any", tool)) if strict else Recorded(tool, self.cassette))
+        self.strict, self.latency, self.call_later = strict, float(latency), call_later
+        effects = effects_of(self)
+        self._changes_things = effects.exclusive or bool(effects.writes)
+        self.begin("", None)
+
+    def begin(self, trajectory: str, source: Any) -> None:
+        """Start from the beginning, in a branch too, because it is a trajectory of its own."""
+        self._used: set[int] = set()
+        self._replays, self._runs = (False, False) if source is None else (source._replays, source._runs)
+
+    async def run(self, args: Arguments, ctx: ToolContext) -> Any:
+        """Return or raise the recorded outcome; if there is none, run the tool or fail."""
+        where = (ctx.trajectory, self.name, ctx.call_id, args)
+        number = self.cassette.find(*where, self._used)
+        if number is None or (self._changes_things and self._runs):
+            if self.strict or (self._changes_things and self._replays):
+                raise CassetteMiss(self._missed(args, ctx))
+            self._runs = True
+            try:
+                return await self.tool.run(args, ctx)
+            finally:  # the call that was just recorded answers no later one
+                if (number := self.cassette.find(*where, self._used)) is not None:
+                    self._used.add(number)
+        self._used.add(number)
+        self._replays = True
+        entry = self.cassette[number]
+        if self.latency:
+            await pause(entry.seconds * self.latency, self.call_later)
+        outcome = entry.outcome
+        if isinstance(outcome, ToolResult):
+            return outcome
+        raise outcome
+
+    def _missed(self, args: Arguments, ctx: ToolContext) -> str:
+        near = self.cassette.nearest(ctx.trajectory, self.name, args)
+        hint = "there is nothing on it" if near is None else f"nearest: {near}"
+        call = Entry(ctx.trajectory, self.name, ctx.call_id, canonical_json(args), 0.0, {})
+        return f"not on the cassette {self.cassette.path}: {call}; {hint}. Record it, or pass strict=False"
+
+
+class _Described(Tool):
+    """The description of a tool that is never run."""
+
+    def __init__(self, tool: Any) -> None:
+        self._spec: dict[str, JSON] | None = None
+        if isinstance(tool, Mapping):
+            function = cast("Mapping[str, Any]", tool).get("function", tool)
+            self.name, self.description = function["name"], function.get("description", "")
+            self.input_schema = function.get("parameters", {"type": "object"})
+            return
+        known = ensure_tool(tool)
+        self.name, self.description = known.name, known.description
+        self.input_schema, self.output_schema = known.input_schema, known.output_schema
+        self.effects, self._spec = effects_of(known), known.spec()
+
+    async def run(self, args: Arguments, ctx: ToolContext) -> Any:
+        """Fail: there is no tool to run."""
+        raise CassetteMiss(f"{self.name!r} is only described here")
+
+    def spec(self) -> dict[str, JSON]:
+        """Return the spec of the tool."""
+        return super().spec() if self._spec is None else self._spec
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, JSON]:
+    """Return an outcome as JSON, except for the values of `meta`, which may be anything."""
+    if isinstance(outcome, ToolResult):
+        timing = outcome.timing
+        fields: dict[str, JSON] = {
+            "status": str(outcome.status),
+            "parts": [_part_to_json(part) for part in outcome.parts],
+            "stop": outcome.stop or None,
+            "reward": outcome.reward,
+            "meta": None if outcome.meta is None else dict(outcome.meta),
+            "metrics": None if outcome.metrics is None else dict(outcome.metrics),
+            "timing": None if timing is None else [timing.start, timing.queue_s, timing.run_s],
+            "notes": list(outcome.notes) or None,
+        }
+        return {"result": {name: value for name, value in fields.items() if value is not None}}
+    kind = next((kind for kind, known in _ERRORS.items() if isinstance(outcome, known)), "crash")
+    error: dict[str, JSON] = {"kind": kind, "type": type(outcome).__name__, "text": str(outcome)}
+    if isinstance(outcome, ToolError):
+        error.update(text=outcome.message, detail=outcome.detail)
+    return {"error": error}
+
+
+def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
+    """Return what `outcome_to_json` was given; an error has no traceback."""
+    if "result" in data:
+        fields = dict(data["result"])
+        parts, status = tuple(map(_part_from_json, fields.pop("parts"))), Status(fields.pop("status"))
+        notes, timing = fields.pop("notes", ()), fields.pop("timing", None)
+        timing = None if timing is None else Timing(*timing)
+        return ToolResult(parts, status=status, notes=tuple(notes), timing=timing, **fields)
+    error: Mapping[str, Any] = data["error"]
+    crash = cast("type[Exception]", type(error["type"], (RuntimeError,), {}))  # the model has read this name
+    detail = [error["detail"]] if "detail" in error else []
+    return _ERRORS.get(error["kind"], crash)(error["text"], *detail)
+
+
+def _part_to_json(part: ToolResultPart) -> dict[str, JSON]:
+    if isinstance(part, ImagePart | VideoPart):
+        return {part.kind: base64.b64encode(part.data).decode(), "media_type": part.media_type}
+    if isinstance(part, FileRefPart):
+        return {"file_ref": part.path, "media_type": part.media_type}
+    text = str(part)
+    if isinstance(part, JsonPart):
+        with contextlib.suppress(ValueError):  # a value that is too deep to be read back becomes text
+            if str(JsonPart(value := read_json(text))) == text:
+                return {"json": value}
+    return {"text": text}
+
+
+def _part_from_json(data: Mapping[str, Any]) -> ToolResultPart:
+    for kind, make in (("image", ImagePart), ("video", VideoPart)):
+        if kind in data:
+            return make(base64.b64decode(data[kind]), data["media_type"])
+    if "file_ref" in data:
+        return FileRefPart(data["file_ref"], data["media_type"])
+    return JsonPart(data["json"]) if "json" in data else TextPart(data["text"])
+
+
+def _open(path: Path, mode: int) -> int:
+    """Open a file to append to, behind a newline if a crash has left its last line without one."""
+    make_folders(path.parent, mode)
+    file = open_file(path, os.O_RDWR | os.O_APPEND, mode)
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        _write(file, b"\n")
+    return file
+
+
+def _write(file: int, data: bytes) -> None:
+    written = os.write(file, data)
+    while written < len(data):
+        written += os.write(file, data[written:])
