@@ -1,6 +1,7 @@
 """The values that travel: what a tool may return, and that status and is_error agree."""
 
 import asyncio
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -20,9 +21,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrl_agentic import MCPServerConfig
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.jsonable import FIRST, MAX_ELEMENTS, jsonable
+from torchrl_agentic.limits.base import Limits
 from torchrl_agentic.messages import (
+    FIRST,
+    MAX_ELEMENTS,
     FileRefPart,
     ImagePart,
     JsonPart,
@@ -32,8 +36,9 @@ from torchrl_agentic.messages import (
     Timing,
     ToolResult,
     VideoPart,
-    altered,
+    jsonable,
 )
+from torchrl_agentic.tools.base import Effects
 from torchrl_agentic.tools.verl import ToolResponse
 
 
@@ -57,7 +62,7 @@ class Level(enum.IntEnum):
 
 @pytest.mark.parametrize("status", list(Status))
 def test_is_error_is_true_for_all_but_ok(status: Status):
-    for given_flag in (True, False):
+    for given_flag in (False, status is not Status.OK):
         result = ToolResult(is_error=given_flag, status=status)
         assert result.is_error is (status is not Status.OK)
         assert result.status is status
@@ -291,15 +296,15 @@ def _deep() -> list[object]:
     ],
     ids=["object", "deep", "bytes", "inside", "function", "class", "numpy class", "mock", "sparse", "range"],
 )
-def test_what_is_no_json_is_a_type_error(make):
-    with pytest.raises(TypeError, match="is no JSON"):
+def test_a_value_that_is_not_json_is_a_type_error(make):
+    with pytest.raises(TypeError, match="is not JSON"):
         ToolResult.from_value(make())
 
 
 def test_a_cycle_is_a_type_error():
     cycle: list[object] = []
     cycle.append(cycle)
-    with pytest.raises(TypeError, match="is no JSON"):
+    with pytest.raises(TypeError, match="is not JSON"):
         jsonable(cycle)
 
 
@@ -369,20 +374,50 @@ def test_a_bug_is_no_result(error):
     assert ToolResult.from_error(error, "t") is None
 
 
-def test_a_result_is_altered_as_by_replace():
-    """In each of its fields: one that is added later must not be left behind."""
+def test_status_and_is_error_agree_after_replace():
+    plain = ToolResult.from_text("x")
+    for status in Status:
+        assert dataclasses.replace(plain, status=status).is_error is (status is not Status.OK)
+    failed = ToolResult.from_text("x", status=Status.INFRA)
+    assert dataclasses.replace(failed, stop=True).status is Status.INFRA
+    assert not dataclasses.replace(failed, status=Status.OK).is_error
+
+
+def test_a_contradiction_between_status_and_is_error_is_refused():
+    with pytest.raises(ValueError, match="is_error=True contradicts"):
+        ToolResult(is_error=True, status=Status.OK)
+    with pytest.raises(ValueError, match="is_error=True contradicts"):
+        dataclasses.replace(ToolResult.from_text("x"), is_error=True)  # type: ignore[call-arg]
+
+
+def test_a_result_keeps_its_fields_when_it_is_replaced_copied_or_pickled():
     values = {
-        "parts": (TextPart("x"),), "meta": {"k": 1}, "stop": True, "reward": 1.0, "metrics": {"m": 1},
-        "timing": Timing(1.0, 2.0, 3.0), "notes": ("n",),
+        "parts": (TextPart("x"),), "meta": {"k": 1}, "status": Status.INFRA, "stop": True, "reward": 1.0,
+        "metrics": {"m": 1}, "timing": Timing(1.0, 2.0, 3.0), "notes": ("n",),
     }  # fmt: skip
-    assert set(values) | {"status", "is_error"} == {field.name for field in dataclasses.fields(ToolResult)}
-    full = ToolResult(status=Status.INFRA, **values)
-    assert altered(full) == full
+    assert list(values) == [field.name for field in dataclasses.fields(ToolResult)]
+    full = ToolResult(**values)
+    assert full == dataclasses.replace(full) == copy.deepcopy(full) == pickle.loads(pickle.dumps(full))
+    assert full.is_error
+    assert not hasattr(full, "__dict__")
     for name, value in values.items():
-        plain = ToolResult(status=Status.INFRA)
-        assert altered(plain, **{name: value}) == dataclasses.replace(plain, **{name: value})
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        altered(full).reward = 2.0
+        assert getattr(dataclasses.replace(ToolResult(), **{name: value}), name) == value
+        assert full != dataclasses.replace(full, **{name: getattr(ToolResult(), name)})
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(full, name, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Effects(["a"], ["b"]), Limits(3, 2.0), MCPServerConfig("npx", ["-y", "x"])],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_whose_constructor_computes_fields_is_an_ordinary_frozen_value(value: Any):
+    assert value == dataclasses.replace(value) == copy.deepcopy(value) == pickle.loads(pickle.dumps(value))
+    assert not hasattr(value, "__dict__")
+    for field in dataclasses.fields(value):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, field.name, None)
 
 
 @given(
@@ -392,7 +427,9 @@ def test_a_result_is_altered_as_by_replace():
     meta=st.none() | st.dictionaries(st.text(), st.integers()),
     stop=st.booleans(),
 )
-def test_a_result_made_of_text_in_short_is_that_of_the_constructor(text, is_error, status, meta, stop):
+def test_from_text_returns_what_the_constructor_does(text, is_error, status, meta, stop):
+    if status is Status.OK:
+        is_error = False  # the constructor refuses the contradiction
     made = ToolResult.from_text(text, is_error=is_error, meta=meta, status=status, stop=stop)
     plain = ToolResult((TextPart(text),), is_error, meta, status=status, stop=stop)
     assert made == plain

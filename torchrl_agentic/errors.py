@@ -1,15 +1,28 @@
-"""The exceptions of the package, one per reader: the model, the program, whoever runs the job."""
+"""Exceptions, and the checks of public arguments that raise them."""
 
 from __future__ import annotations
 
+import math
+from abc import ABCMeta
 from collections.abc import Mapping
-from typing import Any
+from numbers import Real
+from typing import Any, TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 
 class ToolError(Exception):
-    """What a tool raises when the model can put it right: the message is what the model reads.
+    """Error of a tool that the model can correct, such as a query without matches.
 
-    detail: kept in the `meta` of the result, not shown to the model.
+    The call gets a result with the status ERROR, and the model reads the message.
+
+    Args:
+        message: Text for the model: what was wrong, and what would work.
+        detail: Data for programs, which becomes the `meta` of the result. The model does not see it.
+
+    Attributes:
+        message: The text for the model.
+        detail: The data for programs; empty if there is none.
     """
 
     def __init__(self, message: str, detail: Mapping[str, Any] | None = None) -> None:
@@ -19,28 +32,172 @@ class ToolError(Exception):
 
 
 class StopSignal(Exception):
-    """What a tool raises to end its trajectory; the message is the reason.
+    """Request of a tool to end its trajectory; the message is the reason.
 
-    The call counts as answered, and the flags `stop_requested`, `done` and `terminated` of that row are set.
+    The call counts as answered, and the flags `stop_requested`, `done` and `terminated` of its row are set.
     """
 
 
 class InfrastructureError(RuntimeError):
-    """Something that the model is not to blame for: a sandbox lost, a service overloaded.
+    """Failure that the model did not cause: a lost sandbox, an overloaded service.
 
-    A tool that lets it through gives a result with the status INFRA, which a reward can leave out.
+    A call that raises it gets a result with the status INFRA, which a reward can leave out.
     """
 
 
 class SandboxError(InfrastructureError):
-    """A sandbox could not start, was lost, or cannot be had on this machine.
+    """A sandbox cannot be started on this machine, or was lost.
 
-    A command that fails inside a working sandbox is no such error; it has an exit code.
+    A command that fails inside a working sandbox raises nothing; its result has an exit code.
     """
 
 
 class MissingExtra(ImportError):
-    """An optional dependency is not installed; the message names the pip command that installs it."""
+    """An optional dependency is not installed; the message names the pip command that installs it.
+
+    Args:
+        what: The feature that needs the package, as the subject of a sentence.
+        package: Name of the missing package.
+        extra: The extra of torchrl-agentic that installs it.
+    """
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(f"{what} needs the {package!r} package: pip install 'torchrl-agentic[{extra}]'")
+
+
+def check_seconds(name: str, value: Any, *, none: str = "no bound") -> None:
+    """Check that a public argument is a number of seconds above 0, or None.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        none: Meaning of None, for the message.
+
+    Raises:
+        TypeError: If `value` is not a number.
+        ValueError: If `value` is 0, negative or NaN.
+    """
+    check_above_zero(name, value, " seconds", none=none)
+
+
+def check_above_zero(name: str, value: Any, unit: str = "", *, none: str = "no limit") -> None:
+    """Check that a public argument is a number above 0, or None.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        unit: Unit of the number, for the message, with a space before it.
+        none: Meaning of None, for the message.
+
+    Raises:
+        TypeError: If `value` is not a number.
+        ValueError: If `value` is 0, negative or NaN.
+    """
+    if value is None:
+        return
+    if not _is_number(value):
+        raise TypeError(f"{name} is a number above 0{unit}, or None for {none}; got {_described(value)}")
+    if not value > 0:  # refuses NaN too, for which every comparison is false
+        raise ValueError(f"{name} must be above 0{unit}, or None for {none}; got {value}")
+
+
+def check_count(name: str, value: Any, *, optional: bool = True) -> None:
+    """Check that a public argument is a whole number of 1 or more.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument. A float without a fraction is accepted.
+        optional: Whether None is accepted.
+
+    Raises:
+        TypeError: If `value` is not a number.
+        ValueError: If `value` is below 1, infinite or not whole.
+    """
+    if optional and value is None:
+        return
+    or_none = ", or None for no limit" if optional else ""
+    if not _is_number(value):
+        raise TypeError(f"{name} is a whole number of 1 or more{or_none}; got {_described(value)}")
+    if not (1 <= value < math.inf and value % 1 == 0):
+        raise ValueError(f"{name} must be 1 or more, and whole{or_none}; got {value}")
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real)
+
+
+def _described(value: Any) -> str:
+    return f"{value!r} ({type(value).__name__})"
+
+
+class Interface(ABCMeta):
+    """Metaclass of base classes whose `isinstance` accepts look-alikes: other objects with the same members.
+
+    `class Tool(metaclass=Interface, members=("name", "run"))` lists the members that an object needs to pass
+    for a Tool. A member that the class defines as a method must be callable, and one that it defines as a
+    string must be a string. Subclasses list no members, so their `isinstance` is the usual one. Members are
+    looked up on the object, because it may set them in `__init__`.
+
+    Code that needs more than these members adapts a look-alike first; `derives` tells the two apart.
+    """
+
+    __interface_members__: tuple[str, ...]
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        /,
+        *,
+        members: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Interface:
+        """Create a class.
+
+        Args:
+            mcs: The metaclass.
+            name: Name of the class.
+            bases: Its base classes.
+            namespace: Its attributes.
+            members: Members that an object needs to be an instance; none for subclasses.
+            options: Other keywords of the class statement.
+        """
+        made = super().__new__(mcs, name, bases, namespace, **options)
+        made.__interface_members__ = members
+        return made
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Return True for derived objects and for complete look-alikes."""
+        if super().__instancecheck__(instance):
+            return True
+        return bool(cls.__interface_members__) and not lacking(instance, cls)
+
+
+def lacking(item: Any, interface: Interface) -> list[str]:
+    """Return the members of an interface that an object lacks.
+
+    Args:
+        item: The object. A class lacks all members, because only its instances could have them.
+        interface: The base class that lists the members.
+    """
+    members = interface.__interface_members__
+    if isinstance(item, type):
+        return list(members)
+    return [name for name in members if not _has(item, name, getattr(interface, name, None))]
+
+
+def _has(item: Any, name: str, ours: Any) -> bool:
+    if isinstance(ours, str):
+        return isinstance(getattr(item, name, None), str)
+    return callable(getattr(item, name, None)) if callable(ours) else hasattr(item, name)
+
+
+def derives(item: Any, kind: type[T]) -> TypeGuard[T]:
+    """Return True if the class of an object is a subclass of `kind`, and False for a look-alike.
+
+    Args:
+        item: The object.
+        kind: The base class.
+    """
+    return kind in type(item).__mro__

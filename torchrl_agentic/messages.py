@@ -1,51 +1,76 @@
-"""The values that travel in one turn: Message → ParsedCall… → ToolResult… → Message…, and their Turn.
+"""Values of one turn: Message → ParsedCall… → ToolResult… → Message…, and the Turn that records them.
 
-All are frozen dataclasses of plain Python. A TensorDict appears only at the border (`transforms/history.py`).
+All are frozen dataclasses of plain Python; change one with `dataclasses.replace`. Tensors appear only in
+`transforms`.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, cast
 
+import pydantic_core
+
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.images import image_type
-from torchrl_agentic.jsonable import JSON, finite, jsonable
+from torchrl_agentic.text import MAX_INT_BITS
+
+JSON: TypeAlias = Any
+"""A value that `json.loads` can return. Its exact type is recursive, which would clutter every signature."""
 
 Fields: TypeAlias = Mapping[str, JSON]
 """A JSON object."""
 
 Content: TypeAlias = str | list[JSON] | None
-"""The content of a chat message: text, a list of parts as API servers send them, or nothing."""
+"""Content of a chat message: text, a list of parts as API servers send them, or None."""
+
+MAX_ELEMENTS = 10_000
+"""Arrays and tables with more elements are abridged."""
+FIRST = 10
+"""Number of elements, rows and columns that an abridged value keeps."""
 
 
 class Status(StrEnum):
-    """How a call was answered. `is_error` is true for all but OK."""
+    """How a tool call ended.
+
+    Attributes:
+        OK: The tool returned a result.
+        ERROR: The tool reported an error: it raised `ToolError` or returned an error.
+        MALFORMED: The parser found a call that it could not read.
+        UNKNOWN_TOOL: No tool with this name is available.
+        INVALID_ARGS: The arguments do not match the schema of the tool.
+        TIMEOUT: The call did not finish in time.
+        CANCELLED: The call was cancelled.
+        SKIPPED: The call was not run, because a budget or limit was used up.
+        CRASH: The tool has a bug: it raised something else than `ToolError`.
+        INFRA: Infrastructure failed, which is not the model's fault: a lost sandbox, an overloaded service.
+    """
 
     OK = "ok"
     ERROR = "error"
-    """The tool says so: it raised `ToolError` or returned an error."""
     MALFORMED = "malformed"
-    """The parser found an attempt to call, but could not read it."""
     UNKNOWN_TOOL = "unknown_tool"
     INVALID_ARGS = "invalid_args"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
-    """Over a budget: the call was not tried."""
     CRASH = "crash"
-    """A bug in the tool: it raised something that is no `ToolError`."""
     INFRA = "infra"
-    """Not the model's fault: a sandbox was lost, a service is overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A piece of text in a result."""
+    """A piece of text in a result.
+
+    Attributes:
+        text: The text.
+        kind: Always "text".
+    """
 
     text: str
     kind: Literal["text"] = "text"
@@ -58,8 +83,11 @@ class TextPart:
 class JsonPart:
     """A JSON value in a result.
 
-    Its text is compact JSON in UTF-8, with "NaN", "Infinity" and "-Infinity" for floats that JSON does not
-    have.
+    `str(part)` is compact JSON. Floats that JSON lacks are written as "NaN", "Infinity" and "-Infinity".
+
+    Attributes:
+        data: The value.
+        kind: Always "json".
     """
 
     data: JSON
@@ -71,13 +99,23 @@ class JsonPart:
                 return json.dumps(self.data, ensure_ascii=False, allow_nan=False)
             except ValueError:
                 return json.dumps(finite(self.data), ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):  # made by hand of what is no JSON: named all the same
-            return f"[{type(self.data).__name__} that is no JSON]"
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):  # someone built the part from a value that is not JSON
+            return f"[{type(self.data).__name__} that is not JSON]"
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image in a result: the bytes of an image file."""
+    """An image in a result.
+
+    Attributes:
+        data: The bytes of an image file.
+        media_type: Its media type.
+        kind: Always "image".
+    """
 
     data: bytes
     media_type: str = "image/png"
@@ -89,7 +127,13 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class VideoPart:
-    """A video in a result: the bytes of a video file."""
+    """A video in a result.
+
+    Attributes:
+        data: The bytes of a video file.
+        media_type: Its media type.
+        kind: Always "video".
+    """
 
     data: bytes
     media_type: str = "video/mp4"
@@ -101,7 +145,13 @@ class VideoPart:
 
 @dataclass(frozen=True, slots=True)
 class FileRefPart:
-    """A file that a tool made, by its path inside the sandbox."""
+    """A file that a tool created in the sandbox.
+
+    Attributes:
+        path: Path inside the sandbox.
+        media_type: Its media type; None if unknown.
+        kind: Always "file_ref".
+    """
 
     path: str
     media_type: str | None = None
@@ -117,10 +167,12 @@ _PARTS = (TextPart, JsonPart, ImagePart, VideoPart, FileRefPart)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a call started and where its time went.
+    """When a tool call started, and how long it waited and ran.
 
-    start: Unix time in seconds at which the turn took it up. queue_s: from there until the tool ran.
-    run_s: inside the tool.
+    Attributes:
+        start: Unix time at which the turn started, in seconds.
+        queue_s: Seconds from there until the tool ran.
+        run_s: Seconds inside the tool.
     """
 
     start: float
@@ -129,34 +181,75 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What a call is answered with.
+class _ToolResultFields:
+    """Stored fields of `ToolResult`, whose constructor computes them from its arguments.
 
-    `is_error` follows from `status`; give either. `stop` ends the trajectory after this turn. `reward` and
-    `metrics` are the tool's own, None and empty where it has none. The dispatcher fills in `timing` and
-    notes; a tool that waits in a line of its own gives the seconds of that as `timing.queue_s`.
+    A frozen dataclass cannot assign to its fields after `__init__`, so the computation comes before it.
     """
 
-    parts: tuple[ToolResultPart, ...] = ()
-    is_error: bool = False
-    meta: Mapping[str, Any] | None = None
-    status: Status | None = field(default=None, kw_only=True)
-    stop: bool = field(default=False, kw_only=True)
-    reward: float | None = field(default=None, kw_only=True)
-    metrics: Mapping[str, JSON] | None = field(default=None, kw_only=True)
-    timing: Timing | None = field(default=None, kw_only=True)
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    parts: tuple[ToolResultPart, ...]
+    meta: Mapping[str, Any] | None
+    status: Status
+    stop: bool
+    reward: float | None
+    metrics: Mapping[str, JSON] | None
+    timing: Timing | None
+    notes: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        """Let status and is_error agree."""
-        if self.status is None:
-            object.__setattr__(self, "status", Status.ERROR if self.is_error else Status.OK)
-        elif self.is_error is not (self.status is not Status.OK):
-            object.__setattr__(self, "is_error", self.status is not Status.OK)
+
+@dataclass(frozen=True, init=False)
+class ToolResult(_ToolResultFields):
+    """Answer to one tool call.
+
+    Only `status` is stored; `is_error` is computed from it, so that the two cannot contradict each other.
+
+    Args:
+        parts: Content of the result, in order.
+        is_error: Short for `status=Status.ERROR`. Ignored if `status` is given, except that True and
+            `Status.OK` are refused.
+        meta: Data for programs. The model does not see it, and records leave it out.
+        status: How the call ended. None follows `is_error`.
+        stop: Whether the trajectory ends after this turn.
+        reward: Reward that the tool assigns to this call; None if it assigns none.
+        metrics: Numbers and other JSON that the tool reports about this call.
+        timing: When the call ran. The dispatcher fills it in; a tool that queues its calls itself reports the
+            seconds it waited as `timing.queue_s`.
+        notes: One entry per deviation from a plain call, such as an argument that was ignored. The dispatcher
+            adds those of the call.
+
+    Raises:
+        ValueError: If `is_error` is True and `status` is `Status.OK`.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        parts: tuple[ToolResultPart, ...] = (),
+        is_error: bool = False,
+        meta: Mapping[str, Any] | None = None,
+        *,
+        status: Status | None = None,
+        stop: bool = False,
+        reward: float | None = None,
+        metrics: Mapping[str, JSON] | None = None,
+        timing: Timing | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        if status is None:
+            status = Status.ERROR if is_error else Status.OK
+        elif is_error and status is Status.OK:
+            raise ValueError("is_error=True contradicts status=Status.OK; pass only one of the two")
+        super().__init__(parts, meta, status, stop, reward, metrics, timing, notes)
+
+    @property
+    def is_error(self) -> bool:
+        """True unless `status` is `Status.OK`."""
+        return self.status is not Status.OK
 
     @property
     def text(self) -> str:
-        """All parts as one text, one part a line; what a model without eyes reads."""
+        """All parts as text, joined by newlines. Images, videos and files are named in brackets."""
         parts = self.parts
         if len(parts) == 1:
             return str(parts[0])
@@ -172,34 +265,46 @@ class ToolResult:
         status: Status | None = None,
         stop: bool = False,
     ) -> ToolResult:
-        """Make the common result: one part of text."""
-        return _of_text(text, status or (Status.ERROR if is_error else Status.OK), meta, stop)
+        """Return a result with one part of text.
+
+        Args:
+            text: The text.
+            is_error: As in `ToolResult`.
+            meta: As in `ToolResult`.
+            status: As in `ToolResult`.
+            stop: As in `ToolResult`.
+        """
+        return cls((TextPart(text),), is_error, meta, status=status, stop=stop)
 
     @classmethod
     def from_value(
         cls, value: Any, *, reward: float | None = None, metrics: Mapping[str, JSON] | None = None
     ) -> ToolResult:
-        """Convert what a tool returned to a result.
+        """Convert the return value of a tool to a result.
 
-        - str: text.
-        - A part, or a tuple of parts: these parts.
-        - An object with text, image and video, such as `tools.verl.ToolResponse`: its parts.
-        - ToolResult: itself.
-        - Anything else: JSON, see `jsonable`. A tuple is a JSON list; only `from_verl` reads a reward from
-          one.
+        - A string becomes a text part.
+        - A part, or a tuple of parts, becomes the parts of the result.
+        - An object with text, image and video, such as `tools.verl.ToolResponse`, becomes its parts.
+        - A ToolResult is returned as it is.
+        - Any other value becomes JSON, see `jsonable`. A tuple becomes a JSON list; only `from_verl` reads a
+          reward from one.
 
         Args:
-            value: What the tool returned.
-            reward: The reward of the call. None keeps that of `value` if it is a ToolResult.
-            metrics: The metrics of the call, likewise.
+            value: The return value of the tool.
+            reward: Reward of the call. None keeps the reward of `value` if it is a ToolResult.
+            metrics: Metrics of the call. None keeps the metrics of `value` if it is a ToolResult.
+
+        Returns:
+            The result.
 
         Raises:
-            TypeError: If there is no JSON for `value`, or a number of the result is not one.
+            TypeError: If `value` cannot be converted to JSON, `reward` is not a number, or `metrics` is not a
+                mapping.
         """
         if reward is not None or metrics is not None:
             return _with_reward(cls.from_value(value), reward, metrics)
         if isinstance(value, str):
-            return _of_text(value, Status.OK)
+            return cls((TextPart(value),))
         if isinstance(value, ToolResult):
             return value
         if isinstance(value, _PARTS):
@@ -219,14 +324,17 @@ class ToolResult:
 
     @classmethod
     def from_verl(cls, value: Any) -> ToolResult:
-        """Convert what a tool of verl returned to a result.
+        """Convert the return value of a verl tool to a result.
 
         Args:
             value: A response, or a tuple `(response[, reward[, metrics]])`. `from_value` converts the
                 response.
 
+        Returns:
+            The result.
+
         Raises:
-            TypeError: If it is another tuple, or there is no JSON for the response.
+            TypeError: If `value` is another tuple, or the response cannot be converted to JSON.
         """
         if not isinstance(value, tuple):
             return cls.from_value(value)
@@ -242,7 +350,15 @@ class ToolResult:
 
     @classmethod
     def from_error(cls, error: BaseException, tool: str) -> ToolResult | None:
-        """Make a result of what a tool raised, where `Tool.run` may raise such a thing; None: it is a bug."""
+        """Convert an exception that `Tool.run` may raise to a result.
+
+        Args:
+            error: The exception.
+            tool: Name of the tool, for the message to the model.
+
+        Returns:
+            The result, or None if the exception is a bug of the tool.
+        """
         if isinstance(error, StopSignal):
             return cls.from_text(f"[stop] {error}", stop=True)
         if isinstance(error, ToolError):
@@ -272,10 +388,13 @@ def _response_parts(response: Any) -> tuple[ToolResultPart, ...]:
 
 
 def image_part(image: Any) -> ImagePart:
-    """Make a part of an image: one of Pillow's, or the bytes of an image file.
+    """Return an image as a part of a result.
+
+    Args:
+        image: An image of Pillow, the bytes of an image file, or a part.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: If `image` is none of these.
     """
     if isinstance(image, ImagePart):
         return image
@@ -297,7 +416,7 @@ def _video_part(video: Any) -> VideoPart:
 
 
 def _with_reward(result: ToolResult, reward: Any, metrics: Any) -> ToolResult:
-    """Copy a result, with a reward and metrics where they are not None."""
+    """Return the result with a reward and metrics; None keeps those it has."""
     if metrics is not None and not isinstance(metrics, Mapping):
         raise TypeError(f"the metrics of a tool's result are a mapping; got {type(metrics).__name__}")
     return replace(
@@ -318,7 +437,12 @@ def _number(reward: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """Why an attempt to call could not be read: a code for programs, a message for the model."""
+    """Reason why a tool call could not be read.
+
+    Attributes:
+        code: Short name of the reason, for programs.
+        message: Text for the model.
+    """
 
     code: str
     message: str
@@ -326,12 +450,18 @@ class CallError:
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """One attempt to call a tool, readable or not.
+    """One tool call of an assistant message, or an attempt at one that could not be read.
 
-    Where `error` is set, `args` is empty, and `tool` is empty if not even the name could be read. `index`
-    counts the attempts of a message from 0. `span`: the attempt is `raw[span[0]:span[1]]`, in characters;
-    None where a call was no text. `token_span`: the same in tokens, where it was read from tokens. `notes`:
-    one word for each liberty that was taken in reading it.
+    Attributes:
+        tool: Name of the tool; empty if it could not be read.
+        args: Arguments; empty if `error` is set.
+        call_id: Id of the call, which its result repeats.
+        tag: Tag that some formats let the model attach to a call.
+        error: Why the call could not be read; None if it could.
+        index: Position among the calls of the message, counted from 0.
+        span: Start and end of the call in `ParseResult.raw`, in characters; None if the message was not text.
+        token_span: Start and end in tokens, if the parser read tokens.
+        notes: One word for each deviation from the format that the parser accepted.
     """
 
     tool: str
@@ -347,10 +477,14 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParseResult:
-    """What a parser read in one message.
+    """One assistant message, parsed.
 
-    `text` is the message without the spans of its calls, each byte kept. `reasoning` repeats what stood
-    inside closed thinking tags. `raw` is what was parsed.
+    Attributes:
+        text: The message without the spans of its calls, otherwise unchanged.
+        calls: The tool calls, in order.
+        raw: The message as it was given to the parser.
+        reasoning: The text inside closed thinking tags, which `text` holds too.
+        notes: One word for each deviation from the format that the parser accepted outside of calls.
     """
 
     text: str
@@ -362,7 +496,15 @@ class ParseResult:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    Attributes:
+        role: "system", "user", "assistant", or the role of tool results.
+        content: Text, a list of parts as API servers send them, or None.
+        tool_calls: Tool calls of an assistant message, as API servers send them.
+        tool_call_id: Id of the call that this message answers.
+        is_complete: False if the model was cut off.
+    """
 
     role: str
     content: Content
@@ -372,12 +514,16 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The content as text; parts that are not text appear by their type."""
+        """The content as text; other parts are named in brackets by their type."""
         return content_text(self.content)
 
 
 def content_text(content: Content) -> str:
-    """All text of a message's content, whichever form it has."""
+    """Return the content of a message as text.
+
+    Args:
+        content: Text, or parts. Parts that are not text are named in brackets by their type.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -386,7 +532,7 @@ def content_text(content: Content) -> str:
 
 
 def fields_of(value: JSON) -> Fields | None:
-    """Give a JSON object as such; None if it is none."""
+    """Return a JSON value if it is an object, and None otherwise."""
     return cast("Fields", value) if isinstance(value, Mapping) else None
 
 
@@ -403,7 +549,13 @@ def _part_text(part: JSON) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
-    """The outcome of one assistant message: the text around its calls, and one result per call, in order."""
+    """The outcome of one assistant message.
+
+    Attributes:
+        cleaned_text: The message without its calls.
+        calls: The tool calls, in order.
+        results: One result per call, in the same order.
+    """
 
     cleaned_text: str = ""
     calls: tuple[ParsedCall, ...] = ()
@@ -411,22 +563,28 @@ class DispatchResult:
 
     @property
     def any_error(self) -> bool:
-        """Whether any call was not answered OK."""
+        """True if the status of any result is not OK."""
         return any(result.is_error for result in self.results)
 
     @property
     def stop_requested(self) -> bool:
-        """Whether any call asked for the end of the trajectory."""
+        """True if any result ends the trajectory."""
         return any(result.stop for result in self.results)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The record of one pass: what the model wrote, what it called, what came of it.
+    """The record of one turn: an assistant message, its tool calls and their results.
 
-    trajectory: its id. index: counts the turns of a trajectory from 0. row: its place in the batch. context:
-    the messages that were added since the turn before (system prompt and question, in turn 0). messages: what
-    was appended to the conversation.
+    Attributes:
+        trajectory: Id of the trajectory.
+        index: Number of the turn in its trajectory, counted from 0.
+        message: The assistant message.
+        outcome: Its calls and results.
+        messages: The messages that were appended to the conversation after it.
+        context: The messages that were added since the turn before; in turn 0, system prompt and question.
+        notes: One entry per irregularity of the turn.
+        row: Place of the trajectory in the batch.
     """
 
     trajectory: str
@@ -439,102 +597,12 @@ class Turn:
     row: int = 0
 
 
-class _Call:
-    """A `ParsedCall` that is being made: same slots, but not frozen yet."""
-
-    __slots__ = ("args", "call_id", "error", "index", "notes", "span", "tag", "token_span", "tool")
-
-
-class _Result:
-    """A `ParseResult` that is being made."""
-
-    __slots__ = ("calls", "notes", "raw", "reasoning", "text")
-
-
-class _Answer:
-    """A `ToolResult` that is being made."""
-
-    __slots__ = ("is_error", "meta", "metrics", "notes", "parts", "reward", "status", "stop", "timing")
-
-
-class _Text:
-    """A `TextPart` that is being made."""
-
-    __slots__ = ("kind", "text")
-
-
-def _of_text(
-    text: str, status: Status, meta: Mapping[str, Any] | None = None, stop: bool = False
-) -> ToolResult:
-    """Make the result that nearly all calls have, one text, in a sixth of the time, like `clean_call`."""
-    part: Any = _Text()
-    part.text, part.kind = text, "text"
-    part.__class__ = TextPart
-    result: Any = _Answer()
-    result.parts = (part,)
-    result.is_error = status is not Status.OK
-    result.meta, result.status, result.stop = meta, status, stop
-    result.reward = result.metrics = result.timing = None
-    result.notes = ()
-    result.__class__ = ToolResult
-    return result
-
-
-def altered(result: ToolResult, **changes: Any) -> ToolResult:
-    """Copy a result with other fields, `status` and `is_error` excepted; ten times as fast as `replace`."""
-    copy: Any = _Answer()
-    copy.parts = result.parts
-    copy.is_error = result.is_error
-    copy.meta = result.meta
-    copy.status = result.status
-    copy.stop = result.stop
-    copy.reward = result.reward
-    copy.metrics = result.metrics
-    copy.timing = result.timing
-    copy.notes = result.notes
-    for name, value in changes.items():
-        setattr(copy, name, value)
-    copy.__class__ = ToolResult
-    return copy
-
-
-def clean_call(
-    tool: str, args: Mapping[str, JSON], call_id: str, index: int, span: tuple[int, int]
-) -> ParsedCall:
-    """Make the `ParsedCall` of a call that was read without any liberty, in a third of the time.
-
-    A frozen dataclass sets field by field through `object.__setattr__`, half of what reading a call costs.
-    """
-    call: Any = _Call()
-    call.tool = tool
-    call.args = args
-    call.call_id = call_id
-    call.tag = call.error = call.token_span = None
-    call.index = index
-    call.span = span
-    call.notes = ()
-    call.__class__ = ParsedCall
-    return call
-
-
-def clean_result(
-    text: str, calls: tuple[ParsedCall, ...], raw: str | Mapping[str, JSON], reasoning: str
-) -> ParseResult:
-    """Make the `ParseResult` of a message that was read without any liberty, like `clean_call`."""
-    result: Any = _Result()
-    result.text = text
-    result.calls = calls
-    result.raw = raw
-    result.reasoning = reasoning
-    result.notes = ()
-    result.__class__ = ParseResult
-    return result
-
-
 def claim_id(wanted: str, taken: dict[str, int]) -> str:
-    """Give an id that is not taken yet, and take it; of equal ids the later ones get a suffix.
+    """Return an id that is not used yet, and mark it as used.
 
-    taken: each id and how many have wanted it, so that many equal ones cost no search each.
+    Args:
+        wanted: The preferred id. If it is used, a suffix is added: "c_2", "c_3" and so on.
+        taken: Number of requests for each id so far; updated. The numbers spare a search from 2 each time.
     """
     if wanted not in taken:
         taken[wanted] = 1
@@ -548,7 +616,7 @@ def claim_id(wanted: str, taken: dict[str, int]) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8: model text may hold half of a surrogate pair."""
+    """Return True if a text can be written as UTF-8; half of a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -557,5 +625,135 @@ def is_encodable(text: str) -> bool:
 
 
 def encodable(text: str) -> str:
-    """Give a text with what cannot be written as UTF-8 replaced."""
+    """Return a text with "?" in place of each character that cannot be written as UTF-8."""
     return text.encode("utf-8", "replace").decode()
+
+
+_STARTS = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+}
+
+
+def image_type(data: bytes | bytearray) -> str | None:
+    """Return the media type of an image file, found by its first bytes.
+
+    Args:
+        data: The file, or at least its first 12 bytes.
+
+    Returns:
+        "image/png", "image/jpeg", "image/gif" or "image/webp"; None for other data.
+    """
+    return next((kind for kind, start in _STARTS.items() if start.match(data)), None)
+
+
+def jsonable(value: Any) -> JSON:
+    """Convert a value to one that `json.dumps` accepts, at any depth.
+
+    Converts pydantic models, dataclasses, enums, dates, times, decimals, paths, sets, UUIDs, and bytes that
+    are UTF-8 text. Recognizes numbers and arrays of numpy, torch and the like by their methods, without
+    importing these libraries:
+
+    - A scalar becomes a number, an array or tensor a nested list, on whatever device it is.
+    - A table (pandas) becomes `{"columns", "index", "data"}`, a series `{"index", "data"}`, or a list where
+      its index only numbers the rows; a missing value becomes null.
+    - An array or table of more than `MAX_ELEMENTS` elements is abridged to its shape and first values.
+
+    Args:
+        value: The return value of a tool.
+
+    Returns:
+        None, bool, int, float, str, or lists and dicts of these. Floats that are not finite are kept, see
+        `finite`.
+
+    Raises:
+        TypeError: If the value cannot be converted. The message names its type.
+    """
+    if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+        raise TypeError("a tool returned an integer with more digits than readers of JSON accept")
+    if value is None or type(value) in (bool, int, float):
+        return value
+    try:
+        return pydantic_core.to_jsonable_python(value, fallback=_plain)
+    except (pydantic_core.PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"a tool returned a {type(value).__name__} that is not JSON: {error}") from None
+
+
+def finite(value: JSON) -> JSON:
+    """Replace floats that JSON lacks by the strings "NaN", "Infinity" and "-Infinity", at any depth.
+
+    Args:
+        value: A JSON value.
+
+    Returns:
+        A copy without such floats.
+
+    Raises:
+        RecursionError: If the value contains itself, or is nested too deep.
+    """
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "NaN"
+        return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {finite(key): finite(item) for key, item in cast("Mapping[Any, JSON]", value).items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in cast("Sequence[JSON]", value)]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value of a type that pydantic does not know."""
+    kind = type(cast("object", value)).__name__
+    try:
+        if isinstance(value, type):
+            raise TypeError("it is a class")
+        if callable(getattr(value, "notna", None)) and hasattr(value, "iloc"):
+            return _table(value)
+        if callable(getattr(value, "tolist", None)):
+            return _array(value)
+    except Exception as error:
+        raise ValueError(f"no JSON for {kind}: {error}") from None
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[Any, Any]", value))
+    if isinstance(value, Sequence) and len(cast("Sequence[Any]", value)) <= MAX_ELEMENTS:
+        return list(cast("Sequence[Any]", value))
+    raise ValueError(f"no JSON for {kind}")
+
+
+def _array(value: Any) -> Any:
+    """Convert an array, a tensor or a scalar of a numerical library."""
+    if _count(value) > MAX_ELEMENTS and hasattr(value, "shape"):
+        first = value
+        while len(first.shape) > 1:
+            first = first[0]
+        whole = {"shape": list(value.shape), "dtype": str(value.dtype)}
+        return {**whole, "first": first[:FIRST].tolist()}
+    made = value.tolist()
+    if hasattr(made, "tolist"):
+        raise TypeError(f"tolist() returned a {type(made).__name__}")
+    return made
+
+
+def _count(value: Any) -> int:
+    """Return the number of elements: `numel()` of torch, `size` of numpy."""
+    if callable(getattr(value, "numel", None)):
+        return value.numel()
+    return value.size if isinstance(getattr(value, "size", None), int) else 1
+
+
+def _table(value: Any) -> Any:
+    """Convert a table or a series of pandas."""
+    columns = getattr(value, "columns", None)
+    is_long = value.size > MAX_ELEMENTS
+    whole = {"shape": list(value.shape)} if is_long else {}
+    if is_long:
+        value = value.iloc[:FIRST] if columns is None else value.iloc[:FIRST, :FIRST]
+    data = value.astype(object).where(value.notna(), None).to_numpy().tolist()
+    index = {} if type(value.index).__name__ == "RangeIndex" else {"index": value.index.tolist()}
+    if columns is None and not index and not whole:
+        return data
+    names = {} if columns is None else {"columns": value.columns.tolist()}
+    return {**whole, **names, **index, "data": data}

@@ -135,20 +135,6 @@ def test_tokens_are_kept_with_sources_and_log_probs():
     assert read_line(written(made)) == made
 
 
-V1 = json.loads("""{"schema_version": 1, "trajectory": "0.0", "turn": 3, "row": 0, "text": "hi", "notes": [],
-"context": [{"role": "user", "content": "?"}], "message": {"role": "assistant", "content": "hi"},
-"messages": [], "calls": [{"id": "c", "tool": "f", "args": {"a": 1}, "tag": null, "error": null,
-"status": "ok", "result": "1", "stop": false, "reward": null, "start": 1.0, "queue_s": 0.0, "run_s": 0.5,
-"bytes": 1, "metrics": null, "notes": [], "call_notes": ["lenient"], "span": null}]}""")
-
-
-def test_turns_of_version_1_are_read_as_trajectories_of_one_turn():
-    found = record_from_json(V1)
-    ((_, call, result),) = found.calls
-    assert (found.turns[0].index, call.tool, call.args, call.notes) == (3, "f", {"a": 1}, ("lenient",))
-    assert result.text == "1"
-
-
 def test_a_line_of_a_dump_with_texts_only_is_read():
     """As verl's trainer writes it."""
     found = record_from_json({"input": "q", "output": "a", "gts": "4", "score": 0.5, "step": 3, "acc": 1.0})
@@ -224,9 +210,9 @@ good = json.dumps(record_to_json(record())).encode()
         (b"{}", "output"),
         (b"\xff\xfe", "JSON"),
         (b'{"schema_version": "2"}', "version 2"),
-        (b'{"schema_version": 99}', "version 99; this package reads up to 2"),
+        (b'{"schema_version": 99}', "version 99; this package reads version 2"),
+        (b'{"schema_version": 1}', "version 1; this package reads version 2"),
         (b'{"schema_version": 2}', "tokens"),
-        (b'{"schema_version": 1, "calls": [3]}', "TypeError"),
         (good.replace(b'"n_context": 1', b'"n_context": 9'), "more messages"),
         (b"[" * 100_000, "more than 255 levels"),
         (b'{"output": ' + b"1" * 5000 + b"}", "digits"),
@@ -290,11 +276,3 @@ def test_the_schema_travels_with_the_package():
     import torchrl_agentic.records as package
 
     assert (Path(package.__file__).parent / "trajectory.schema.json").is_file()
-
-
-def test_a_record_of_an_earlier_version_has_no_run():
-    data = record_to_json(record(run="r1"))
-    assert record_from_json(data).run == "r1"
-    del data["run"]
-    assert record_from_json(data).run == ""
-    assert summary_from_json(data) is not None

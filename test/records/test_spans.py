@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from helpers.records_of import turn
@@ -13,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.messages import Status, Timing, ToolResult, altered
+from torchrl_agentic.messages import Status, Timing, ToolResult
 from torchrl_agentic.records.spans import SpanRecorder
 
 
@@ -39,7 +40,7 @@ def test_calls_lie_in_turns_and_turns_in_their_trajectory(
     start = time.time()
     timing = Timing(start, 0.25, 0.5)
     recording = recorder.begin("0.0", 3)
-    recording.turn(turn(result=altered(ToolResult.from_text("6"), timing=timing, reward=2.0)))
+    recording.turn(turn(result=replace(ToolResult.from_text("6"), timing=timing, reward=2.0)))
     recording.turn(turn(index=1))
     recording.reward(1.0)
     recording.finish("no_calls")

@@ -9,7 +9,6 @@ import pytest
 from torchrl_agentic import ToolError, tool
 from torchrl_agentic.messages import Message, Status
 from torchrl_agentic.records import Recorder, TrajectoryRecord, read_records
-from torchrl_agentic.records.single_turns import whole
 from torchrl_agentic.rollout import Conversation, replay
 
 
@@ -209,21 +208,3 @@ def test_a_dump_of_texts_cannot_be_replayed(tmp_path):
     (record,) = read_records(tmp_path)
     with pytest.raises(ValueError, match="texts only"):
         Conversation.of_record(record)
-
-
-def test_turns_that_have_a_line_each_are_replayed_as_their_trajectory(tmp_path):
-    """As version 1 wrote them; the second count is 2 only where the first came before it."""
-    lines = []
-    for index, name in [(0, "a"), (0, "b"), (1, "b"), (1, "a")]:
-        answer = {"tool": "count", "args": {}, "id": "c", "status": "ok", "result": f"{index + 1} calls",
-                  "start": None, "reward": None, "notes": []}  # fmt: skip
-        lines.append(
-            {"schema_version": 1, "trajectory": name, "turn": index, "row": 0, "text": "", "notes": [],
-             "message": {"role": "assistant", "content": call("count")}, "calls": [answer], "messages": [],
-             "context": [] if index else [{"role": "user", "content": "q"}]}
-        )  # fmt: skip
-    (tmp_path / "0.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    found = conversations(whole(read_records(tmp_path)))
-    assert [(one.name, len(one.turns)) for one in found] == [("a", 2), ("b", 2)]
-    assert replay(found, [Counter()]) == []
-    assert len(replay(found, [Counter(1)])) == 4

@@ -131,11 +131,10 @@ class _Read:
     def conversations(self, dump: Dump) -> Iterator[Conversation]:
         """Read a dump, trajectory by trajectory; of several with one name, the later ones get a number."""
         from torchrl_agentic.records import BadLine
-        from torchrl_agentic.records.single_turns import whole
         from torchrl_agentic.rollout import Conversation
 
         for file in dump.files:
-            for record in whole(file.records()):
+            for record in file.records():
                 if isinstance(record, BadLine):
                     self._leave_out(
                         "they cannot be read", f"{file.path.name}, line {record.number}: {record.reason}"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from torchrl_agentic.arguments import check_count, check_seconds
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import Outages, TurnRun
+from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset, effects_of, has_sessions, world_name

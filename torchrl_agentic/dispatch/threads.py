@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torchrl_agentic.arguments import check_count
+from torchrl_agentic.errors import check_count
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.limits import Slot
@@ -19,7 +20,6 @@ from torchrl_agentic.messages import (
     TextPart,
     Timing,
     ToolResult,
-    altered,
     encodable,
     is_encodable,
 )
@@ -268,15 +268,16 @@ class TurnRun:
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             world = None if bound.world is None else await self._session.live(bound.world)
             value = await live.run(entry.args, self._context(entry, bound, live, world, entry.clock))
-            result = sound(ToolResult.from_value(value))
+            is_plain = type(value) is str and is_encodable(value)
+            answer = value if is_plain else sound(ToolResult.from_value(value))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
                 raise  # stopped by us, and answered already
             try:
-                result = self._answer(entry, error)
-            except BaseException:  # an exception that cannot even be shown
-                result = self._crash(entry, error)
-        self._finish(entry, result)
+                answer = self._answer(entry, error)
+            except BaseException:  # an exception whose text cannot be read either
+                answer = self._crash(entry, error)
+        self._finish(entry, answer)
 
     def _answer(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Say what became of a call that raised."""
@@ -323,19 +324,20 @@ class TurnRun:
         self._stop(entry, _failure(Status.TIMEOUT, text))
 
     def _stop(self, entry: _Entry, result: ToolResult) -> None:
-        """Answer a call that has not finished, and take back what it holds."""
-        task = entry.task
-        if task is not None and not task.done():
+        """Give a call that has not finished its result, and cancel its task."""
+        task = entry.task if entry.task is not None and not entry.task.done() else None
+        if task is not None:
             self._session.lingering.add(task)
             task.add_done_callback(self._session.lingering.discard)
             task.add_done_callback(_looked_at)
-            task.cancel(result)  # a recorder wants to know what the model was told
-            # What waits for this call starts when it has ended; one that does not end is not waited for.
+            # Calls that depend on this one start when its task ends, or after a grace if it does not.
             dependents, entry.dependents = entry.dependents, []
             release = functools.partial(self._release, dependents)
             task.add_done_callback(lambda _: release())
             self._loop.call_later(CANCEL_GRACE_S, release)
         self._finish(entry, result)
+        if task is not None:
+            task.cancel(entry.result)  # so that a recorder inside the task can read what the model was told
 
     def _release(self, dependents: list[_Entry]) -> None:
         """Let go of calls that waited for one; may come again."""
@@ -345,7 +347,8 @@ class TurnRun:
             if dependent.waits_for == 0 and dependent.result is None:
                 dependent.task = self._loop.create_task(self._perform(dependent))
 
-    def _finish(self, entry: _Entry, result: ToolResult) -> None:
+    def _finish(self, entry: _Entry, answer: ToolResult | str) -> None:
+        """Set the result of a call, made of a result without timing or of the text that the tool returned."""
         if entry.result is not None:
             return
         now = self._loop.time()
@@ -355,14 +358,14 @@ class TurnRun:
             entry.clock.end()
             queued_s = entry.clock.queued_s
             entry.clock = None  # each knows the other: no garbage that only the collector finds
-        if result.timing is not None:  # of a tool that waits in a line of its own
-            queued_s = max(queued_s, result.timing.queue_s)
+        if isinstance(answer, ToolResult) and answer.timing is not None:  # the tool queued the call itself
+            queued_s = max(queued_s, answer.timing.queue_s)
         began = min(now, began + queued_s)
         timing = Timing(self._started, began - self._started_at, now - began)
-        # The result is ours: made here, or copied from what the tool returned and may return again.
-        object.__setattr__(result, "timing", timing)
-        if entry.notes:
-            object.__setattr__(result, "notes", entry.notes + result.notes)
+        if isinstance(answer, str):
+            result = ToolResult((TextPart(answer),), timing=timing, notes=entry.notes)
+        else:
+            result = replace(answer, timing=timing, notes=(*entry.notes, *answer.notes))
         entry.result = result
         if result.status is Status.INFRA:
             self._outages.add(entry.call.tool, result.text, self._where(entry))
@@ -406,17 +409,19 @@ class Outages:
 
 
 def sound(result: ToolResult) -> ToolResult:
-    """Copy a result, with text that can be encoded.
+    """Return the result with text that can be written as UTF-8 and a reward that is a float.
 
     Raises:
-        TypeError, ValueError: it has a part that is no text, or a reward that is no number.
+        TypeError: If a part has no text, or the reward is not a number.
+        ValueError: If the reward is not a number.
     """
     text = result.text
-    reward = None if result.reward is None else float(result.reward)
-    if text.isascii() or is_encodable(text):
-        return altered(result, reward=reward)
-    plain = (encodable(str(part)) for part in result.parts)
-    return altered(result, reward=reward, parts=tuple(map(TextPart, plain)))
+    if not (text.isascii() or is_encodable(text)):
+        parts = tuple(TextPart(encodable(str(part))) for part in result.parts)
+        result = replace(result, parts=parts)
+    if result.reward is None or type(result.reward) is float:
+        return result
+    return replace(result, reward=float(result.reward))
 
 
 def _failure(status: Status, text: str) -> ToolResult:

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
-from torchrl_agentic.arguments import check_above_zero, check_count, check_seconds
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.errors import InfrastructureError, check_above_zero, check_count, check_seconds
 from torchrl_agentic.limits.circuit_breaker import Breaker, CircuitOpen
 from torchrl_agentic.limits.token_bucket import Grant
 
@@ -352,27 +351,41 @@ class Limiter(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of a service; None means no such limit.
+class _LimitsFields:
+    """Stored fields of `Limits`; see `messages._ToolResultFields` for why they have a class of their own."""
+
+    max_concurrent: int | None
+    rate_per_second: float | None
+    burst: float | None
+
+
+@dataclass(frozen=True, init=False)
+class Limits(_LimitsFields):
+    """Limits of a service.
+
+    Args:
+        max_concurrent: Largest number of calls at the same time; None for no limit.
+        rate_per_second: Largest number of calls per second in the long run; None or infinite for no limit.
+        burst: Number of calls that may start at once after a pause. None stands for `rate_per_second`, but at
+            least 1.
 
     Raises:
-        TypeError: one is no number.
-        ValueError: one is zero, negative or NaN, `burst` is below 1 or comes without a rate.
+        TypeError: If an argument is not a number.
+        ValueError: If an argument is 0, negative or NaN, or `burst` is below 1 or comes without a rate.
     """
 
-    max_concurrent: int | None = None
-    rate_per_second: float | None = None
-    burst: float | None = None
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        """Refuse what means nothing, and fill in the burst."""
-        check_count("max_concurrent", self.max_concurrent)
-        check_above_zero("rate_per_second", self.rate_per_second)
-        check_above_zero("burst", self.burst, none="the default")
-        rate, burst = self.rate_per_second, self.burst
-        if rate == math.inf:
-            rate = None
-            object.__setattr__(self, "rate_per_second", None)
+    def __init__(
+        self,
+        max_concurrent: int | None = None,
+        rate_per_second: float | None = None,
+        burst: float | None = None,
+    ) -> None:
+        check_count("max_concurrent", max_concurrent)
+        check_above_zero("rate_per_second", rate_per_second)
+        check_above_zero("burst", burst, none="the default")
+        rate = None if rate_per_second == math.inf else rate_per_second
         if burst is not None and rate is None:
             raise ValueError("burst has a meaning only together with rate_per_second")
         if burst is not None and burst < 1:
@@ -380,7 +393,8 @@ class Limits:
                 f"burst must be 1 or more: a burst of less would never let a call start; got {burst}"
             )
         if rate is not None and burst is None:
-            object.__setattr__(self, "burst", max(1.0, rate))
+            burst = max(1.0, rate)
+        super().__init__(max_concurrent, rate, burst)
 
     def __str__(self) -> str:
         rate = f"rate_per_second={self.rate_per_second}, burst={self.burst}"

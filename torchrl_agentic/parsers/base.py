@@ -11,7 +11,7 @@ from inspect import getattr_static, isfunction
 from itertools import islice
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
-from torchrl_agentic.look_alike import Interface
+from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import (
     JSON,
     Content,
@@ -20,7 +20,6 @@ from torchrl_agentic.messages import (
     ParseResult,
     TextPart,
     ToolResult,
-    altered,
     content_text,
     fields_of,
 )
@@ -292,7 +291,7 @@ def _with_text(result: ToolResult, before: str, after: str) -> ToolResult:
     lines = iter(after.split("\n"))
     texts = ["\n".join(islice(lines, str(part).count("\n") + 1)) for part in result.parts]
     pairs = zip(result.parts, texts, strict=True)
-    return altered(result, parts=tuple(part if str(part) == text else TextPart(text) for part, text in pairs))
+    return replace(result, parts=tuple(part if str(part) == text else TextPart(text) for part, text in pairs))
 
 
 class Stream(ABC):

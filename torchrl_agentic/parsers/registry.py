@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from torchrl_agentic.look_alike import derives, lacking
+from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools

@@ -15,10 +15,10 @@ from torchrl_agentic.records.record import (
     TokenRecord,
     TrajectoryRecord,
     group_of,
+    json_schema,
     plain_text,
 )
 from torchrl_agentic.records.recorder import SUFFIXES, FileRecording, Recorder
-from torchrl_agentic.records.schema import json_schema
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -1,4 +1,4 @@
-"""Trajectories as JSON objects, and back: of this version, of earlier ones, and of verl's dumps."""
+"""Convert trajectories to JSON objects, and back; read lines of verl's dumps too."""
 
 from __future__ import annotations
 
@@ -28,22 +28,26 @@ from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 SCHEMA_VERSION = 2
 
 HEAD = (
-    "schema_version", "request_id", "step", "score", "termination_reason", "trajectory", "row", "started",
-    "group", "n_turns", "statuses", "tools",
+    "schema_version", "request_id", "run", "step", "score", "termination_reason", "trajectory", "row",
+    "started", "group", "n_turns", "statuses", "tools",
 )  # fmt: skip
-"""What a line begins with, so that a reader who only lists trajectories need not read the rest."""
+"""Fields at the beginning of a line, so that a list of trajectories can be shown without reading the rest."""
 BODY = ("gts", "input", "output", "rewards", "messages", "turns", "tool_calls", "tokens", "versions")
-RUN = "run"
-"""The run that recorded it, behind `request_id`; lines of earlier versions have none."""
-RESERVED = frozenset((*HEAD, *BODY, RUN))
-"""What extras cannot be called."""
+RESERVED = frozenset((*HEAD, *BODY))
+"""Names that extras cannot have."""
 
 
 def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
-    """Write a trajectory as plain data.
+    """Convert a trajectory to JSON.
 
-    Of results the text is kept; images, videos and files appear in it by name. Their `meta` is left out: it
-    may hold anything. Messages are kept whole, with the images and videos that the model was shown.
+    Messages are kept whole, with the images and videos that the model was shown. Results keep their text, in
+    which images, videos and files appear by name; their `meta` is left out, because it may hold anything.
+
+    Args:
+        record: The trajectory.
+
+    Returns:
+        The object of one line, as `json_schema` describes it.
     """
     statuses, tools = record.counts
     prompt, messages = plain_text(record.prompt), list(record.messages)
@@ -51,7 +55,7 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
     return {
         "schema_version": SCHEMA_VERSION,
         "request_id": record.request_id,
-        RUN: record.run,
+        "run": record.run,
         "step": record.step,
         "score": record.score,
         "termination_reason": record.termination_reason,
@@ -76,20 +80,25 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
 
 
 def record_from_json(data: JSON) -> TrajectoryRecord:
-    """Read back what `record_to_json` wrote, turns of version 1, or a line of a dump with input and output.
+    """Read an object that `record_to_json` wrote, or a line of a dump that has only input and output.
+
+    Args:
+        data: The parsed JSON of one line.
+
+    Returns:
+        The trajectory.
 
     Raises:
-        ValueError: it was written by a later version, or is none of these.
-        KeyError, TypeError: something is missing, or is of another kind.
+        ValueError: If another version wrote it, or it is neither of the two.
+        KeyError: If a field is missing.
+        TypeError: If a field has another type.
     """
     fields = _object(data)
     version = fields.get("schema_version")
     if version is None:
         return _from_input_output(fields)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise ValueError(f"a record of version {version}; this package reads up to {SCHEMA_VERSION}")
-    if version == 1:
-        return _from_single_turn(fields)
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"a record of version {version}; this package reads version {SCHEMA_VERSION}")
     tokens = fields["tokens"]
     rewards: Sequence[JSON] = fields["rewards"]
     return TrajectoryRecord(
@@ -106,24 +115,28 @@ def record_from_json(data: JSON) -> TrajectoryRecord:
         None if tokens is None else _tokens_from_json(tokens),
         _number(fields["started"]),
         fields["versions"],
-        str(fields.get(RUN, "")),
+        str(fields["run"]),
     )
 
 
 def summary_from_json(data: JSON) -> Summary | None:
-    """Read what lists show, of an object of which perhaps only the beginning is known.
+    """Read the fields that lists of trajectories show from the beginning of a line.
 
-    None: it does not begin as `record_to_json` writes, or ends before it is known.
+    Args:
+        data: The object of a line, of which the end may be missing.
+
+    Returns:
+        The summary, or None if the beginning is not one that `record_to_json` writes or is too short.
 
     Raises:
-        ValueError: it was written by a later version.
-        TypeError: something is of another kind.
+        ValueError: If another version wrote it.
+        TypeError: If a field has another type.
     """
     fields = _object(data)
     version = fields.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise ValueError(f"a record of version {version}; this package reads up to {SCHEMA_VERSION}")
-    if version != SCHEMA_VERSION or "gts" not in fields or any(name not in fields for name in HEAD):
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        raise ValueError(f"a record of version {version}; this package reads version {SCHEMA_VERSION}")
+    if version is None or "gts" not in fields or any(name not in fields for name in HEAD):
         return None
     return Summary(
         request_id=str(fields["request_id"]),
@@ -159,12 +172,12 @@ def _step(value: JSON) -> int:
 
 
 def _number(value: JSON) -> float | None:
-    """Read a number; those that JSON lacks are written as text."""
+    """Return a number or None; NaN and the infinities are written as text."""
     return None if value is None else float(value)
 
 
 def message_to_json(message: Message) -> dict[str, JSON]:
-    """Write a message as plain data."""
+    """Convert a message to JSON; fields with their default are left out."""
     data: dict[str, JSON] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         data["tool_calls"] = list(message.tool_calls)
@@ -189,7 +202,7 @@ def _message_from_json(data: Mapping[str, Any]) -> Message:
 
 
 def _turn_to_json(turn: Turn) -> dict[str, JSON]:
-    """Write what stands neither among the messages nor among the calls."""
+    """Convert the fields of a turn that are neither messages nor calls."""
     return {
         "turn": turn.index,
         "n_context": len(turn.context),
@@ -214,11 +227,7 @@ def _turns_from_json(fields: Fields) -> Iterator[Turn]:
 
 
 def _taken(items: Iterator[Any], count: int) -> tuple[Any, ...]:
-    """Take the next items.
-
-    Raises:
-        ValueError: there are fewer.
-    """
+    """Return the next `count` items; raise ValueError if there are fewer."""
     taken = tuple(itertools.islice(items, count))
     if len(taken) != count:
         raise ValueError("its turns name more messages or calls than it has")
@@ -287,7 +296,7 @@ def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, To
 
 
 def _tokens_to_json(tokens: TokenRecord) -> dict[str, JSON]:
-    """Write ids, spans as [source, how many], and the log-probabilities of what was sampled, if known."""
+    """Convert ids, spans as [source, length], and the log-probabilities of sampled tokens, if known."""
     ledger = tokens.ledger
     log_probs = [
         None if math.isnan(value) else round(value, 6)
@@ -322,24 +331,13 @@ def _tokens_from_json(data: Mapping[str, Any]) -> TokenRecord:
     return TokenRecord(ledger, tuple(data["texts"]))
 
 
-def _from_single_turn(data: Fields) -> TrajectoryRecord:
-    """Read a turn as version 1 wrote it, a line each."""
-    calls = [{**call, "name": call["tool"], "arguments": call["args"]} for call in data["calls"]]
-    outcome = _outcome(data["text"], calls)
-    messages, context = (tuple(map(_message_from_json, data[key])) for key in ("messages", "context"))
-    message, notes = _message_from_json(data["message"]), tuple(data["notes"])
-    trajectory, index = data["trajectory"], data["turn"]
-    turn = Turn(trajectory, index, message, outcome, messages, context, notes, data["row"])
-    return TrajectoryRecord(f"{trajectory}:{index}", (turn,), trajectory=trajectory, row=data["row"])
-
-
 _FOREIGN_IDS = ("request_id", "uid", "index")
 
 
 def _from_input_output(data: Fields) -> TrajectoryRecord:
-    """Read a line of a dump that knows only texts, as verl's trainer writes it.
+    """Read a line that has only texts, as verl's trainer writes it.
 
-    Where the texts show roles, turns, calls and results are read from them.
+    Turns, calls and results are read from the texts if these contain roles.
     """
     if "output" not in data:
         raise ValueError('a record has a "schema_version", or at least an "output"')

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pydantic_core
 
-from torchrl_agentic.jsonable import JSON
+from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.codec import record_to_json
 from torchrl_agentic.records.record import TrajectoryRecord
 from torchrl_agentic.text import MAX_INT_BITS

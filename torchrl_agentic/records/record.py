@@ -1,18 +1,26 @@
-"""The record of a trajectory: what was said, called and answered, and what it was worth."""
+"""The record of one trajectory: its messages, tool calls, results, rewards and tokens."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 
-from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
+from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.tokens.ledger import TokenLedger
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """The tokens of a trajectory. texts: one per span of the ledger; empty where nobody decoded them."""
+    """Tokens of a trajectory.
+
+    Attributes:
+        ledger: Token ids, their sources and log-probabilities.
+        texts: Decoded text of each span of the ledger; empty if the spans were not decoded.
+    """
 
     ledger: TokenLedger
     texts: tuple[str, ...] = ()
@@ -23,19 +31,21 @@ class TrajectoryRecord:
     """One trajectory, from its reset to its end.
 
     Attributes:
-        request_id: unique over all dumps.
-        step: the training step in which it began.
-        trajectory: its name in its environment; `row` is its place in the batch there.
-        turns: what the model said, what it called, what came of it; with all messages between.
-        rewards: of the environment, one per turn; None where nobody gave any.
-        score: what the whole was worth; None: not known.
-        gts: the right answer, as the data set has it.
-        extras: whatever else was noted.
-        termination_reason: "stop_tool", "no_calls", "max_turns", "user", "terminated", "truncated"; "reset"
-            or "closed" where it had not ended. "" if unknown.
-        started: Unix time in seconds of the first turn; None if unknown.
-        versions: package → version.
-        run: The id of the run that recorded it; empty in dumps of earlier versions.
+        request_id: Id that is unique over all dumps.
+        turns: The turns, with all messages between them.
+        step: Training step in which the trajectory began.
+        trajectory: Name of the trajectory in its environment.
+        row: Its place in the batch of that environment.
+        rewards: Reward of the environment for each turn; None where there is none.
+        score: Score of the whole trajectory; None if unknown.
+        gts: The right answer (ground truth), as the data set has it.
+        extras: Other fields that a program added.
+        termination_reason: "stop_tool", "no_calls", "max_turns", "user", "terminated" or "truncated"; "reset"
+            or "closed" if it had not ended; "" if unknown.
+        tokens: Its tokens; None if they were not recorded.
+        started: Unix time of the first turn, in seconds; None if unknown.
+        versions: Version of each package.
+        run: Id of the run that recorded it; empty if unknown.
     """
 
     request_id: str
@@ -55,7 +65,7 @@ class TrajectoryRecord:
 
     @property
     def messages(self) -> Iterator[Message]:
-        """All messages, in their order."""
+        """All messages, in order."""
         for turn in self.turns:
             yield from turn.context
             yield turn.message
@@ -63,24 +73,24 @@ class TrajectoryRecord:
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """What it began with."""
+        """The messages before the first assistant message."""
         return self.turns[0].context if self.turns else ()
 
     @property
     def calls(self) -> Iterator[tuple[Turn, ParsedCall, ToolResult]]:
-        """All calls, with their turns and results."""
+        """All tool calls, each with its turn and its result."""
         for turn in self.turns:
             for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True):
                 yield turn, call, result
 
     @property
     def group(self) -> str:
-        """What trajectories that began with the same messages have in common."""
+        """Name of the group: equal for trajectories with the same prompt."""
         return group_of(plain_text(self.prompt))
 
     @property
     def counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """How many of its calls had each status, and how many were of each tool."""
+        """Number of calls by status, and number of calls by tool."""
         statuses: dict[str, int] = {}
         tools: dict[str, int] = {}
         for _, call, result in self.calls:
@@ -91,7 +101,7 @@ class TrajectoryRecord:
 
     @property
     def summary(self) -> Summary:
-        """What lists of trajectories show of it."""
+        """The fields that lists of trajectories show."""
         statuses, tools = self.counts
         return Summary(
             request_id=self.request_id,
@@ -109,7 +119,14 @@ class TrajectoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What lists of trajectories show of one. statuses, tools: how many of its calls."""
+    """The fields of a trajectory that lists show.
+
+    Attributes:
+        n_turns: Number of turns.
+        statuses: Number of calls by status.
+        tools: Number of calls by tool.
+        extras: Other fields that a program added.
+    """
 
     request_id: str
     step: int
@@ -124,28 +141,40 @@ class Summary:
 
     @property
     def n_calls(self) -> int:
-        """How many calls there were."""
+        """Number of calls."""
         return sum(self.statuses.values())
 
     @property
     def n_errors(self) -> int:
-        """How many calls were not answered OK."""
+        """Number of calls whose status is not OK."""
         return self.n_calls - self.statuses.get("ok", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line of a dump that cannot be read, and why. number: from 1."""
+    """A line of a dump that cannot be read.
+
+    Attributes:
+        number: Number of the line, counted from 1.
+        reason: Why it cannot be read.
+    """
 
     number: int
     reason: str
 
 
 def plain_text(messages: Iterable[Message]) -> str:
-    """Write messages as text: for each its role on a line, then its content."""
+    """Return messages as text: for each its role on a line, then its content."""
     return "\n".join([f"{message.role}\n{message.text}" for message in messages])
 
 
 def group_of(prompt: str) -> str:
-    """Give a short name of a prompt, the same for the same text."""
+    """Return a short name of a prompt, which is the same for the same text."""
     return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+@functools.cache
+def json_schema() -> Fields:
+    """Return the JSON Schema (draft 2020-12) of a line that a `Recorder` writes."""
+    text = resources.files("torchrl_agentic.records").joinpath("trajectory.schema.json").read_text("utf-8")
+    return json.loads(text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
-from torchrl_agentic.look_alike import Interface
+from torchrl_agentic.errors import Interface
 from torchrl_agentic.sandbox import Sandbox
 
 ReplStatus = Literal["ok", "error", "timeout", "died", "limit"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchrl_agentic.look_alike import derives, lacking
+from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.repl.base import Repl, ReplResult
 from torchrl_agentic.repl.forkserver_repl import ForkServerRepl
 from torchrl_agentic.repl.subprocess_repl import SubprocessRepl

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.images import image_type
+from torchrl_agentic.messages import image_type
 from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox.bootstrap import FLOOD_BYTES, GRACE_S

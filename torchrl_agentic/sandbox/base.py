@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.look_alike import Interface
+from torchrl_agentic.errors import Interface, SandboxError
 from torchrl_agentic.sandbox.inside.files import WORK
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 

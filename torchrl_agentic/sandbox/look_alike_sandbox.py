@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from torchrl_agentic.look_alike import derives, lacking
+from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchrl_agentic.images import decoded
 from torchrl_agentic.messages import JSON, Content, ImagePart, TextPart, ToolResult, VideoPart, content_text
+from torchrl_agentic.tools.images import decoded
 
 KINDS = {"image": "images", "video": "videos"}
 """Kinds of media, and the argument of a processor that takes them."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
-from torchrl_agentic.look_alike import Interface
+from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
 from torchrl_agentic.tools.schema_simplify import Schema, tidy
@@ -27,34 +27,43 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
-    """What a call reads and writes, by the names of resources.
+class _EffectsFields:
+    """Stored fields of `Effects`; see `messages._ToolResultFields` for why they have a class of their own."""
 
-    A call waits for an earlier one of its trajectory iff one of them writes what the other reads or writes,
-    or one of them is exclusive.
+    reads: frozenset[str]
+    writes: frozenset[str]
+    exclusive: bool
+
+
+@dataclass(frozen=True, init=False)
+class Effects(_EffectsFields):
+    """Resources that a tool call reads and writes, by name.
+
+    A call waits for an earlier call of its trajectory if one of the two writes a resource that the other one
+    reads or writes, or if one of them is exclusive.
+
+    Args:
+        reads: Names of the resources that the call reads.
+        writes: Names of the resources that the call changes.
+        exclusive: Whether the call runs alone in its trajectory.
+
+    Attributes:
+        PURE: Conflicts only with exclusive calls.
+        EXCLUSIVE: Runs alone in its trajectory.
     """
 
-    reads: frozenset[str] = frozenset()
-    writes: frozenset[str] = frozenset()
-    exclusive: bool = False
+    __slots__ = ()
 
     PURE: ClassVar[Effects]
-    """Conflicts with nothing but exclusive calls."""
     EXCLUSIVE: ClassVar[Effects]
-    """Runs alone in its trajectory."""
 
     def __init__(
         self, reads: Iterable[str] = (), writes: Iterable[str] = (), exclusive: bool = False
     ) -> None:
-        for name, value in (
-            ("reads", frozenset(reads)),
-            ("writes", frozenset(writes)),
-            ("exclusive", exclusive),
-        ):
-            object.__setattr__(self, name, value)
+        super().__init__(frozenset(reads), frozenset(writes), exclusive)
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Return "exclusive", "pure", or the names with the verbs "reads" and "writes"."""
         if self.exclusive:
             return "exclusive"
         both = (("reads", self.reads), ("writes", self.writes))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
-from torchrl_agentic.arguments import check_seconds
+from torchrl_agentic.errors import check_seconds
 from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
 from torchrl_agentic.repl import Repl, ReplResult, default_repl
 from torchrl_agentic.repl.look_alikes import ensure_repl

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from torchrl_agentic.look_alike import derives, lacking
+from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.base import Tool, ToolContext, Toolset, open_world
 from torchrl_agentic.tools.function import FunctionTool

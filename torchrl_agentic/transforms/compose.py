@@ -23,12 +23,12 @@ from torchrl.envs.transforms import Compose, Transform
 from torchrl_agentic.dispatch import Dispatcher, Session, ToolSelection
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.images import require_pillow
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, ToolResult
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.tools.base import Tool
+from torchrl_agentic.tools.images import require_pillow
 from torchrl_agentic.tools.row_data import trajectory_name
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.transforms import dataset_rows, specs

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Transform
 
-from torchrl_agentic.arguments import check_count
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.pipeline import beside, stepped
 from torchrl_agentic.transforms.specs import out_of_room, spec_with_truncated, truncate, with_truncated

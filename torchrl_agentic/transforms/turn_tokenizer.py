@@ -13,8 +13,7 @@ from tensordict import TensorDictBase
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.transforms import Transform
 
-from torchrl_agentic.arguments import check_count
-from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.errors import MissingExtra, check_count
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
 from torchrl_agentic.tokens import media

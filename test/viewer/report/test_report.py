@@ -180,22 +180,6 @@ def test_a_dump_of_texts_gives_scores_and_says_nothing_of_what_it_does_not_know(
     assert report.tools == ()
 
 
-def test_turns_that_have_a_line_each_count_as_their_trajectories(tmp_path: Path):
-    """As version 1 wrote them: the turns of several trajectories between each other, and one name twice."""
-
-    def line(name: str, index: int) -> str:
-        said = {"role": "assistant", "content": "a"}
-        return json.dumps(
-            {"schema_version": 1, "trajectory": name, "turn": index, "row": 0, "message": said, "text": "a",
-             "calls": [], "messages": [], "context": [], "notes": []}
-        )  # fmt: skip
-
-    order = [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 0)]
-    (tmp_path / "turns.jsonl").write_text("\n".join(line(*one) for one in order))
-    total = read_report(tmp_path / "turns.jsonl").total
-    assert (total.trajectories, total.turns.mean) == (3, 2.0)
-
-
 _statuses = st.sampled_from([*Status])
 _calls = st.lists(st.tuples(st.sampled_from("fgh"), _statuses, st.floats(0, 10)), max_size=3)
 

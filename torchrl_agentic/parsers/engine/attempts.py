@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchrl_agentic.messages import JSON, CallError, ParsedCall, claim_id, clean_call
+from torchrl_agentic.messages import JSON, CallError, ParsedCall, claim_id
 from torchrl_agentic.text import one_line
 
 REASON = 160
@@ -64,8 +64,6 @@ class Numbering:
         """Give an attempt, the `index`th of its message, its id."""
         wanted = attempt.call_id or f"call_{self._turn}_{index}"
         call_id, notes = claim_id(wanted, self._taken), attempt.notes
-        if attempt.error is None and attempt.span and not (attempt.tag or notes) and call_id == wanted:
-            return clean_call(attempt.tool, attempt.args, call_id, index, attempt.span)
         if call_id != wanted:
             notes = (*notes, "duplicate_id")
         return ParsedCall(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, clean_call, clean_result
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import Tools, schemas_of
 from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.jsontext import check, dumps, fits, read_call, scan_once
@@ -153,16 +153,16 @@ class JSONBlockParser(JSONTextParser):
                 return None
             name: Any = fields.get("name")
             args: Any = fields.get(arguments_key)
-            kind = args.__class__
             index = len(calls)
-            if type(name) is not str or kind is not dict or name != name.strip() or not name:
+            if type(name) is not str or type(args) is not dict or name != name.strip() or not name:
                 return None
             if index == most or (tools is not None and name not in tools):
                 return None
             call_id = f"call_{turn}_{index}"
-            calls.append(clean_call(name, args, call_id, index, (start, at)))
+            calls.append(ParsedCall(name, cast("Fields", args), call_id, index=index, span=(start, at)))
             if at == length:
-                return clean_result(text[:first] + "\n" * newlines, tuple(calls), text, reasoning)
+                around = text[:first] + "\n" * newlines
+                return ParseResult(around, tuple(calls), text, reasoning=reasoning)
             if not text.startswith(begin, at):
                 at, newlines = at + 1, newlines + 1
                 if text[at - 1] != "\n" or not text.startswith(begin, at):

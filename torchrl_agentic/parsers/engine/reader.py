@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, clean_call, clean_result
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import LIMITS, Limits
 from torchrl_agentic.parsers.engine.attempts import Attempt, Numbering, Unreadable, in_reasoning, over_limit
 from torchrl_agentic.parsers.engine.jsontext import decode, skip_whitespace
@@ -148,11 +148,7 @@ class Reader:
         """Let the last call reach to `end`, over the closer of a section around it."""
         call = self.calls[-1]
         assert call.span is not None
-        span = (call.span[0], end)
-        if call.error is None and not (call.notes or call.tag):
-            self.calls[-1] = clean_call(call.tool, call.args, call.call_id, call.index, span)
-        else:
-            self.calls[-1] = replace(call, span=span)
+        self.calls[-1] = replace(call, span=(call.span[0], end))
         self._emitted = end
 
     def say(self, end: int) -> None:
@@ -184,10 +180,8 @@ class Reader:
             pieces.append(self.text[at : call.span[0]])
             at = call.span[1]
         text = "".join([*pieces, self.text[at:]]) if pieces else self.text
-        calls, reasoning = tuple(self.calls), "".join(self.reasoning)
-        if not self.notes:
-            return clean_result(text, calls, raw, reasoning)
-        return ParseResult(text, calls, raw, reasoning=reasoning, notes=tuple(self.notes))
+        reasoning, notes = "".join(self.reasoning), tuple(self.notes)
+        return ParseResult(text, tuple(self.calls), raw, reasoning=reasoning, notes=notes)
 
     # Looking into the text; what is called a step waits for text that has not come yet
 

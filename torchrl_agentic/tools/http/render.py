@@ -8,8 +8,7 @@ import re
 from http import HTTPStatus
 from typing import Any
 
-from torchrl_agentic.images import image_type
-from torchrl_agentic.messages import ImagePart, Status, TextPart, ToolResult, ToolResultPart
+from torchrl_agentic.messages import ImagePart, Status, TextPart, ToolResult, ToolResultPart, image_type
 from torchrl_agentic.text import read_json, shorten
 from torchrl_agentic.tools.http.exchange import Answer
 

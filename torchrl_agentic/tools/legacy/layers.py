@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.jsonable import jsonable
-from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
+from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult, jsonable
 from torchrl_agentic.tools.legacy.base import ANY, Call, ThreadLayer, end_trees
 from torchrl_agentic.tools.schema import Schema, schema_of
 from torchrl_agentic.tools.signatures import keywords_of

@@ -1,4 +1,4 @@
-"""Where an MCP server is, or how it is started."""
+"""Configuration of one MCP server: its command or its URL."""
 
 from __future__ import annotations
 
@@ -6,77 +6,110 @@ import os
 import shlex
 import shutil
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from torchrl_agentic.sandbox import Sandbox
 
 Transport: TypeAlias = Literal["auto", "stdio", "sse", "streamable_http"]
 MAX_RESULT_BYTES = 16 << 20
-"""The most bytes of an answer, as JSON, unless a toolset is given another number."""
+"""Default size limit of an answer, in bytes of JSON."""
 LEAST_SECRET = 6
-"""Shorter values are left in messages: hiding each "1" would make them unreadable."""
+"""Shorter values are not hidden in messages: to hide each "1" would make them unreadable."""
 
 
-@dataclass(frozen=True, slots=True)
-class MCPServerConfig:
-    """One MCP server: a command that speaks over its stdin and stdout, or the URL of one that runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ConfigFields:
+    """Stored fields of `MCPServerConfig`; see `messages._ToolResultFields` for the reason."""
+
+    command: str | None
+    args: tuple[str, ...]
+    env: Mapping[str, str] | None = field(repr=False)
+    url: str | None
+    transport: Transport
+    headers: Mapping[str, str] | None = field(repr=False)
+    auth_token: str | None = field(repr=False)
+    cwd: str | None
+    sandbox: Sandbox | None
+    name: str
+    trust_env: bool
+    secrets: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class MCPServerConfig(_ConfigFields):
+    """One MCP server: a command that is spoken to over stdin and stdout, or the URL of a running server.
 
     Values of `env`, `headers`, `auth_token` and `secrets` appear in no message and no repr.
 
     Args:
-        command, args: the program and its arguments, not a line for a shell.
-        env: what it finds in its environment besides PATH, HOME and the like; nothing else of ours is passed
-            on. In a sandbox: besides what the sandbox has.
-        url: of a server that runs already.
-        transport: for a URL, "auto" tries streamable HTTP and then SSE; the other way round where its path
-            ends in /sse.
-        headers, auth_token: sent with each request; the token as "Authorization: Bearer …".
-        cwd: the folder to start the command in; in a sandbox, a path inside.
-        sandbox: a template; each connection starts the command in a fresh one of its kind.
-        name: of the server, in messages and effects; found out if not given.
-        trust_env: whether proxies of the environment are used for a URL.
-        secrets: what else must not be shown.
+        command: The program, not a line for a shell.
+        args: Its arguments.
+        env: Environment variables of the program besides PATH, HOME and the like; no other variables of this
+            process are passed on. In a sandbox: besides the variables of the sandbox.
+        url: URL of a running server.
+        transport: For a URL, "auto" tries streamable HTTP and then SSE, or SSE first if the path ends
+            in /sse.
+        headers: HTTP headers of each request.
+        auth_token: Token that is sent with each request as "Authorization: Bearer …".
+        cwd: Folder to start the command in; in a sandbox, a path inside.
+        sandbox: Template of a sandbox; each connection starts the command in a fresh sandbox of its kind.
+        name: Name of the server in messages and effects; by default its host, or its program.
+        trust_env: Whether a URL is reached through the proxies that environment variables name.
+        secrets: Other values to hide in messages.
 
     Raises:
-        ValueError: neither a command nor a URL, both, or what goes with the other one only.
-        TypeError: args is one string.
+        ValueError: If neither a command nor a URL is given, or both, or an argument that goes with the other.
+        TypeError: If `args` is a string.
     """
 
-    command: str | None = None
-    args: Sequence[str] = ()
-    env: Mapping[str, str] | None = field(default=None, repr=False)
-    _: KW_ONLY
-    url: str | None = None
-    transport: Transport = "auto"
-    headers: Mapping[str, str] | None = field(default=None, repr=False)
-    auth_token: str | None = field(default=None, repr=False)
-    cwd: str | None = None
-    sandbox: Sandbox | None = None
-    name: str = ""
-    trust_env: bool = False
-    secrets: tuple[str, ...] = field(default=(), repr=False)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        if isinstance(self.args, str):
-            raise TypeError(f"args is a list of strings, e.g. {shlex.split(self.args)}; got a string")
-        if bool(self.command) == bool(self.url):
+    def __init__(
+        self,
+        command: str | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        *,
+        url: str | None = None,
+        transport: Transport = "auto",
+        headers: Mapping[str, str] | None = None,
+        auth_token: str | None = None,
+        cwd: str | None = None,
+        sandbox: Sandbox | None = None,
+        name: str = "",
+        trust_env: bool = False,
+        secrets: tuple[str, ...] = (),
+    ) -> None:
+        if isinstance(args, str):
+            raise TypeError(f"args is a list of strings, e.g. {shlex.split(args)}; got a string")
+        if bool(command) == bool(url):
             raise ValueError(
                 "an MCP server has either a command, MCPServerConfig('npx', ['-y', 'some-server']), or a "
                 "URL, MCPServerConfig(url='https://…')"
             )
-        if self.transport not in get_args(Transport):
-            raise ValueError(f"transport is one of {', '.join(get_args(Transport))}; got {self.transport!r}")
-        _check_command(self) if self.command else _check_url(self)
-        object.__setattr__(self, "args", tuple(self.args))
-        if not self.name:
-            object.__setattr__(self, "name", _name(self))
+        if transport not in get_args(Transport):
+            raise ValueError(f"transport is one of {', '.join(get_args(Transport))}; got {transport!r}")
+        super().__init__(
+            command=command,
+            args=tuple(args),
+            env=env,
+            url=url,
+            transport=transport,
+            headers=headers,
+            auth_token=auth_token,
+            cwd=cwd,
+            sandbox=sandbox,
+            name=name or _hide(_name(command, args, url), _secrets(env, headers, auth_token, secrets)),
+            trust_env=trust_env,
+            secrets=secrets,
+        )
+        _check_command(self) if command else _check_url(self)
 
     @property
     def kinds(self) -> tuple[Transport, ...]:
-        """The transports to be tried, in their order."""
+        """The transports to try, in order."""
         if self.command:
             return ("stdio",)
         if self.transport != "auto":
@@ -92,20 +125,20 @@ class MCPServerConfig:
         )
 
     def without_secrets(self, text: str) -> str:
-        """Give a text with the secrets in it blotted out."""
-        values = [*(self.env or {}).values(), *(self.headers or {}).values(), *self.secrets]
-        values.append(self.auth_token or "")
-        known = {*values, *(value.split()[-1] for value in values if value.strip())}  # "Bearer …"
-        for secret in sorted((value for value in known if len(value) >= LEAST_SECRET), key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text
+        """Return a text with "***" in place of each secret of this server."""
+        return _hide(text, _secrets(self.env, self.headers, self.auth_token, self.secrets))
 
     def __repr__(self) -> str:
         return f"MCPServerConfig({self.name!r}: {self.shown})"
 
 
 def too_large(size: int | None, most: int) -> str:
-    """Tell the model that an answer was left out. size: its bytes, if they were counted."""
+    """Return the message to the model that an answer was too large.
+
+    Args:
+        size: Its size in bytes; None if it was not counted to the end.
+        most: The largest size that is accepted.
+    """
     found = (
         f"more than {most:,} bytes"
         if size is None
@@ -140,14 +173,30 @@ def _check_url(config: MCPServerConfig) -> None:
 
 
 def _bare(url: str | None) -> str:
-    """Give a URL without what may be secret in it."""
+    """Return a URL without user, password, query and fragment, which may be secret."""
     parts = urllib.parse.urlsplit(url or "")
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
-def _name(config: MCPServerConfig) -> str:
-    """Name a server after its host, or its program and the first argument that is no option."""
-    if config.command is None:
-        return urllib.parse.urlsplit(config.url or "").netloc.rpartition("@")[2]
-    words = [config.command, *[arg for arg in config.args if not arg.startswith("-")][:1]]
-    return config.without_secrets(" ".join(os.path.basename(word.rstrip("/")) or word for word in words))
+def _name(command: str | None, args: Sequence[str], url: str | None) -> str:
+    """Return the host of a server, or its program and the first argument that is not an option."""
+    if command is None:
+        return urllib.parse.urlsplit(url or "").netloc.rpartition("@")[2]
+    words = [command, *[arg for arg in args if not arg.startswith("-")][:1]]
+    return " ".join(os.path.basename(word.rstrip("/")) or word for word in words)
+
+
+def _secrets(
+    env: Mapping[str, str] | None,
+    headers: Mapping[str, str] | None,
+    auth_token: str | None,
+    others: Iterable[str],
+) -> set[str]:
+    values = [*(env or {}).values(), *(headers or {}).values(), *others, auth_token or ""]
+    return {*values, *(value.split()[-1] for value in values if value.strip())}  # of "Bearer …" the token too
+
+
+def _hide(text: str, secrets: Iterable[str]) -> str:
+    for secret in sorted((value for value in secrets if len(value) >= LEAST_SECRET), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text

@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from torchrl_agentic.arguments import check_count, check_seconds
-from torchrl_agentic.errors import InfrastructureError, MissingExtra
+from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.limits.process_bound import ProcessBound
 from torchrl_agentic.text import nearest, printable

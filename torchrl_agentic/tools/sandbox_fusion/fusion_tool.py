@@ -8,7 +8,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torchrl_agentic.images import image_type
 from torchrl_agentic.limits.process_bound import ProcessBound
 from torchrl_agentic.messages import (
     JSON,
@@ -19,6 +18,7 @@ from torchrl_agentic.messages import (
     Timing,
     ToolResult,
     ToolResultPart,
+    image_type,
 )
 from torchrl_agentic.repl.supervised import KINDS
 from torchrl_agentic.text import truncate_middle

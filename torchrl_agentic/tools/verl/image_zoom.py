@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torchrl_agentic.images import decoded, require_pillow
 from torchrl_agentic.messages import JSON, ImagePart
+from torchrl_agentic.tools.images import decoded, require_pillow
 from torchrl_agentic.tools.verl.base_tool import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from torchrl_agentic.messages import JSON, Status, Timing, ToolResult, altered
+from torchrl_agentic.messages import JSON, Status, Timing, ToolResult
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.schema import Validator
 from torchrl_agentic.tools.wrappers.base import Wrapped
@@ -59,7 +60,7 @@ class Approved(Wrapped):
         if isinstance(verdict, Mapping):
             changed, _ = Validator(self.input_schema).accept(verdict)
             result = await self.result(changed, ctx)
-            return altered(result, notes=(*result.notes, "changed arguments"))
+            return replace(result, notes=(*result.notes, "changed arguments"))
         if verdict is not False and not isinstance(verdict, str):
             raise TypeError(
                 f"the policy of {self.name!r} said {verdict!r}; expected True, False, a reason, or arguments"
@@ -74,7 +75,7 @@ class Approved(Wrapped):
         waited = clock() - began
         result = await (self.result(args, ctx) if verdict is True else self._obey(verdict, ctx))
         queue_s = waited + (result.timing.queue_s if result.timing else 0.0)
-        return altered(result, timing=Timing(0.0, queue_s, clock() - began - queue_s))
+        return replace(result, timing=Timing(0.0, queue_s, clock() - began - queue_s))
 
     async def _within(self, wait_s: float, args: Mapping[str, JSON], ctx: ToolContext) -> Verdict:
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult, altered
+from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.per_trajectory import PerTrajectory
 from torchrl_agentic.tools.wrappers.base import Wrapped
@@ -133,7 +133,7 @@ class Budgeted(Wrapped):
                 f"Error: this call was not run: the budget of {budget.bounds[name]:g} {name} is used up; "
                 "answer with what you have"
             )
-            return altered(ToolResult.from_text(text, status=Status.SKIPPED), metrics=budget.left(spent))
+            return replace(ToolResult.from_text(text, status=Status.SKIPPED), metrics=budget.left(spent))
         spent["calls"] += 1
         began = self.clock()
         try:
@@ -149,7 +149,7 @@ class Budgeted(Wrapped):
             spent["seconds"] += self.clock() - began
         left = budget.left(spent)
         parts = (*result.parts, TextPart(budget.line(left))) if self.tell else result.parts
-        return altered(result, parts=parts, metrics={**(result.metrics or {}), **left})
+        return replace(result, parts=parts, metrics={**(result.metrics or {}), **left})
 
 
 def checked_cost(cost: float) -> float:

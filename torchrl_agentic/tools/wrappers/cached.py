@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from torchrl_agentic.messages import JSON, Status, ToolResult, altered
+from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.text import canonical_json
 from torchrl_agentic.tools.base import Effects, ToolContext, effects_of
 from torchrl_agentic.tools.wrappers.base import Wrapped
@@ -119,7 +120,7 @@ class Store:
         """Cache `result` if it is OK; return the copy that concurrent callers may share, or None."""
         if result.status not in (Status.OK, Status.ERROR):
             return None
-        shared = altered(result, timing=None, meta={**(result.meta or {}), "cached": True})
+        shared = replace(result, timing=None, meta={**(result.meta or {}), "cached": True})
         if result.status is Status.OK:
             with self._lock:
                 self._results[key] = shared

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, cast
@@ -30,7 +30,6 @@ from torchrl_agentic.messages import (
     ToolResult,
     ToolResultPart,
     VideoPart,
-    altered,
 )
 from torchrl_agentic.text import MAX_LINE_DEPTH, canonical_json, count_values, read_json, truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext, effects_of
@@ -237,7 +236,7 @@ class Recorded(Wrapped):
         except asyncio.CancelledError as stopped:
             told = stopped.args[0] if stopped.args else None  # the dispatcher's result for a call out of time
             if isinstance(told, ToolResult) and told.status is Status.TIMEOUT:
-                outcome = altered(told, timing=None, notes=())
+                outcome = replace(told, timing=None, notes=())
             raise
         except Exception as error:
             outcome = error

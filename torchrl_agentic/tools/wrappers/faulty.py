@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.messages import JSON, TextPart, ToolResult, altered
+from torchrl_agentic.messages import JSON, TextPart, ToolResult
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.row_data import local_name
 from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
@@ -86,7 +87,7 @@ class Faulty(Wrapped):
             TextPart(_spoiled(part.text, fault, rng)) if isinstance(part, TextPart) else part
             for part in (TextPart(str(p)) if p.kind == "json" else p for p in result.parts)
         )
-        return altered(result, parts=spoiled, meta={**(result.meta or {}), "injected": fault})
+        return replace(result, parts=spoiled, meta={**(result.meta or {}), "injected": fault})
 
 
 def pick_fault(name: str, chances: Mapping[str, float]) -> str | None:

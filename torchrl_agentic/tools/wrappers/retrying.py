@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.messages import JSON, Status, ToolResult, altered
+from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.tools.base import ToolContext, effects_of
 from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
 
@@ -122,7 +122,7 @@ class Retrying(Wrapped):
             outcome = ToolResult.from_error(outcome, self.name) or ToolResult(status=Status.INFRA)
         metrics = dict(outcome.metrics or {})
         metrics["retries"] = retries + metrics.get("retries", 0)
-        return altered(outcome, metrics=metrics)
+        return replace(outcome, metrics=metrics)
 
     async def _try(self, args: Mapping[str, JSON], ctx: ToolContext) -> Outcome:
         try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart, altered
+from torchrl_agentic.messages import JSON, JsonPart, TextPart, ToolResult, ToolResultPart
 from torchrl_agentic.text import Side, truncate
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.wrappers.base import Wrapped
@@ -56,7 +57,7 @@ class Truncated(Wrapped):
         text = truncate("\n".join(texts), self.max_chars, side=self.side, mark=MARKS[self.side])
         parts = one_text(result.parts, text)
         meta = {**(result.meta or {}), "truncated": True, "original_chars": length}
-        return altered(result, parts=parts, meta=meta)
+        return replace(result, parts=parts, meta=meta)
 
 
 def one_text(parts: Sequence[ToolResultPart], text: str) -> tuple[ToolResultPart, ...]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from torchrl_agentic.messages import Status
 from torchrl_agentic.records import BadLine, Dump, TrajectoryRecord
 from torchrl_agentic.records.call_stats import Distribution, ToolSummary, add_calls, most_called
-from torchrl_agentic.records.single_turns import whole
 from torchrl_agentic.tokens.ledger import SAMPLED
 from torchrl_agentic.viewer.report.statistics import (
     Moments,
@@ -236,7 +235,7 @@ def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = No
         for number, file in enumerate(dump.files):
             if watch is not None:
                 watch(sum(sizes[:number]), sum(sizes))
-            for record in whole(file.records()):
+            for record in file.records():
                 if isinstance(record, BadLine):
                     tally.complain(f"{file.path.name}, line {record.number}: {record.reason}")
                 else:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic import MCPServerConfig, MCPToolset, PythonTool, RateLimiter, ToolCompose
-from torchrl_agentic.arguments import check_above_zero, check_count, check_seconds
+from torchrl_agentic.errors import check_above_zero, check_count, check_seconds
 from torchrl_agentic.limits import ClusterRateLimiter
 from torchrl_agentic.repl import SubprocessRepl
 from torchrl_agentic.sandbox import UnsafeSubprocessSandbox

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from torchrl_agentic import MissingExtra
-from torchrl_agentic.images import MAX_PIXELS, decoded, image_type
+from torchrl_agentic.messages import image_type
+from torchrl_agentic.tools.images import MAX_PIXELS, decoded
 
 
 def png(width=20, height=10, mode="RGB"):
