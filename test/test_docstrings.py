@@ -1,0 +1,95 @@
+"""Public docstrings: Google form, every argument described, a verb first."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "torchrl_agentic"
+FILES = sorted(
+    path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.parent.name != "inside"
+)
+SECTION = re.compile(r"^[ ]*Args:\n((?:[ ]*\n|[ ]+.*\n?)+)", re.MULTILINE)
+NAME = re.compile(r"^[ ]+\**(\w+)(?: \([^)]*\))?:", re.MULTILINE)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def parameters(function: Function) -> list[str]:
+    """Return the names of the parameters, without `self` and `cls`."""
+    args = function.args
+    names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    names += [arg.arg for arg in (args.vararg, args.kwarg) if arg is not None]
+    return [name for name in names if name not in ("self", "cls") and not name.startswith("_")]
+
+
+def described(docstring: str) -> set[str]:
+    """Return the names that the `Args:` section of a docstring describes."""
+    section = SECTION.search(docstring + "\n")
+    return set(NAME.findall(section[1])) if section else set()
+
+
+def public_methods() -> dict[str, set[str]]:
+    """Return the names of the methods that each class of the package documents, by class."""
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = {each.name for each in node.body if isinstance(each, Function)}
+                found.setdefault(node.name, set()).update(methods)
+    return found
+
+
+METHODS = public_methods()
+
+
+def callables(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (name, docstring, parameters) of each public function, method and constructor."""
+    for node in tree.body:
+        if isinstance(node, Function) and not node.name.startswith("_"):
+            yield node.name, ast.get_docstring(node) or "", parameters(node)
+        if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+            continue
+        bases = [base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for base in node.bases]
+        for each in node.body:
+            if not isinstance(each, Function):
+                continue
+            if each.name == "__init__":
+                yield node.name, ast.get_docstring(node) or "", parameters(each)
+            elif not each.name.startswith(("_", "test_")):
+                if any(each.name in METHODS.get(base, ()) for base in bases):
+                    continue  # the base class describes the parameters
+                if any(
+                    getattr(item, "attr", getattr(item, "id", "")) == "override"
+                    for item in each.decorator_list
+                ):
+                    continue
+                yield f"{node.name}.{each.name}", ast.get_docstring(each) or "", parameters(each)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_argument_of_a_public_callable_is_described(file: str):
+    tree = ast.parse((PACKAGE / file).read_text())
+    missing = {
+        name: sorted(lacking)
+        for name, docstring, names in callables(tree)
+        if len(names) >= 2 and (lacking := set(names) - described(docstring))
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_docstring_begins_with_a_plain_verb_or_noun(file: str):
+    """Words of an idiom that the project has left."""
+    tree = ast.parse((PACKAGE / file).read_text())
+    odd = [
+        text.splitlines()[0]
+        for node in ast.walk(tree)
+        if isinstance(node, Function | ast.ClassDef | ast.Module)
+        and (text := ast.get_docstring(node) or "")
+        and re.match(r"(Give|Say|Tell|Take note|Whether|What|Whoever|Let|See that|Work out)\b", text)
+    ]
+    assert not odd
