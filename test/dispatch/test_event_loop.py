@@ -72,7 +72,7 @@ def test_an_interrupt_cancels_the_coroutine_before_it_goes_on():
     out = _run(
         """
         import _thread, asyncio, threading
-        from torchrl_agentic.dispatch import loop
+        from torchrl_agentic.dispatch import event_loop
 
         begun = threading.Event()
 
@@ -89,14 +89,14 @@ def test_an_interrupt_cancels_the_coroutine_before_it_goes_on():
         interrupt = lambda: (begun.wait(), os.kill(os.getpid(), signal.SIGINT))
         threading.Thread(target=interrupt, daemon=True).start()
         try:
-            loop.run(work())
+            event_loop.run(work())
         except KeyboardInterrupt:
             print("interrupted", flush=True)
 
         async def more():
             return "usable"
 
-        print(loop.run(more()))
+        print(event_loop.run(more()))
         """
     )
     assert out.split() == ["cancelled", "interrupted", "usable"]
@@ -109,7 +109,7 @@ def test_the_loop_outlives_what_would_end_a_program(kind: str, where: str):
     out = _run(
         f"""
         import asyncio, os, threading
-        from torchrl_agentic.dispatch import loop
+        from torchrl_agentic.dispatch import event_loop
 
         threading.excepthook = lambda args: None
 
@@ -125,10 +125,10 @@ def test_the_loop_outlives_what_would_end_a_program(kind: str, where: str):
 
         def work():
             try:
-                loop.run(bad() if "{where}" == "coroutine" else background())
+                event_loop.run(bad() if "{where}" == "coroutine" else background())
             except BaseException as error:
                 print(type(error).__name__, flush=True)
-            print(loop.run(good()), flush=True)
+            print(event_loop.run(good()), flush=True)
             os._exit(0)
 
         threading.Thread(target=work, daemon=True).start()
