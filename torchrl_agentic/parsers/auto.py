@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.reasoning import QUESTION
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 from torchrl_agentic.text import one_line
 
 _SENTINEL = "sentinel_tool"
@@ -69,7 +69,7 @@ class Rendered:
         """Return whether the text beside the calls has no markup but that of messages without calls."""
         known = {*self.markup, *parser.stop}
         if isinstance(parser, TextParser):
-            known.update((*parser.thinks, *parser.thinks.values(), *parser.turn_end))
+            known.update((*parser.reasoning_tags, *parser.reasoning_tags.values(), *parser.turn_end))
         return all(match[0] in known for match in _MARKUP.finditer(result.text))
 
 
@@ -309,7 +309,7 @@ def check_parser(
             except ValueError:
                 continue  # this format is for other tools, such as a tag for a search
             if not _is_read(parser.parse(written, tools=schemas), call):
-                raise Mismatch(_reason(parser, name, written, None, parsers or {}))
+                raise Mismatch(_read_reasoning(parser, name, written, None, parsers or {}))
         else:
             _check_template(parser, name, schemas, tokenizer, parsers or {})
         checked.append(name)
@@ -345,7 +345,7 @@ def _check_template(
                 written = one_line(full.answer, 160)
                 warnings.warn(f"{message}: the chat template writes it as {written}", stacklevel=3)
                 return
-    raise Mismatch(_reason(parser, name, full.answer, tokenizer, parsers))
+    raise Mismatch(_read_reasoning(parser, name, full.answer, tokenizer, parsers))
 
 
 def _read(
@@ -356,7 +356,7 @@ def _read(
     return result if _is_read(result, call) and written.is_whole(parser, result) else None
 
 
-def _reason(
+def _read_reasoning(
     parser: ToolCallParser,
     tool: str,
     written: str,

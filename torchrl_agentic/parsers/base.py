@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
@@ -30,7 +30,7 @@ from torchrl_agentic.parsers.control_tokens import (
     control_tokens_of,
     escaper,
 )
-from torchrl_agentic.parsers.events import Event, TextDelta, events_of
+from torchrl_agentic.parsers.streaming import Stream, WholeStream
 from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
@@ -292,47 +292,6 @@ def _with_text(result: ToolResult, before: str, after: str) -> ToolResult:
     texts = ["\n".join(islice(lines, str(part).count("\n") + 1)) for part in result.parts]
     pairs = zip(result.parts, texts, strict=True)
     return replace(result, parts=tuple(part if str(part) == text else TextPart(text) for part, text in pairs))
-
-
-class Stream(ABC):
-    """A message that is being written: `feed` what arrives, act on the events, then `close`."""
-
-    @abstractmethod
-    def feed(self, chunk: str) -> list[Event]:
-        """Take the next piece of text, of any size; give what is certain by now.
-
-        A call comes as one event, when its block has closed; never a part of one.
-        """
-
-    @abstractmethod
-    def close(self) -> ParseResult:
-        """Say that nothing more comes. The result is that of `parse` on all the text.
-
-        What became certain only by the end is not among the events: `last_events` has it.
-        """
-
-    last_events: Sequence[Event] = ()
-    """After `close`: what became certain by the end alone."""
-
-
-class WholeStream(Stream):
-    """The stream of a format that can only be read as a whole."""
-
-    def __init__(self, parser: ToolCallParser, tools: Tools | None, turn: int) -> None:
-        self._parser, self._tools, self._turn = parser, tools, turn
-        self._chunks: list[str] = []
-
-    def feed(self, chunk: str) -> list[Event]:
-        """Keep it."""
-        self._chunks.append(chunk)
-        return []
-
-    def close(self) -> ParseResult:
-        """Read it."""
-        result = self._parser.parse("".join(self._chunks), tools=self._tools, turn=self._turn)
-        text: list[Event] = [TextDelta(result.text)] if result.text else []
-        self.last_events = [*text, *events_of(result.calls)]
-        return result
 
 
 def schemas_of(tools: Tools | None) -> Mapping[str, Fields] | None:

@@ -8,7 +8,7 @@ from typing import cast
 from torchrl_agentic.messages import JSON, content_text
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, AddedTokens, control_tokens_of, escaper
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 
 
 def with_tools(chat_template: str, tools: Tools, *, tokenizer: AddedTokens | None = None) -> str:

@@ -12,10 +12,16 @@ from typing import Any, ClassVar, Self
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, Tools, message_text, specs_of
 from torchrl_agentic.parsers.control_tokens import AddedTokens
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, number, over_limit
-from torchrl_agentic.parsers.engine.jsontext import fits, read_arguments
-from torchrl_agentic.parsers.engine.structured import structured_attempts
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.decoded_calls import read_message_calls
+from torchrl_agentic.parsers.engine.json_text import fits, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallParseError,
+    PartialCall,
+    assign_ids,
+    call_error,
+    over_limit_error,
+)
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +81,13 @@ class EngineParser(ToolCallParser):
         text = message_text(response)
         attempts, begin, end = self._attempts(text, [] if tools is None else specs_of(tools))
         if not attempts:
-            structured = [] if isinstance(response, str) else structured_attempts(response, self.limits)
-            return ParseResult(text, number(structured, turn), response)
+            structured = [] if isinstance(response, str) else read_message_calls(response, self.limits)
+            return ParseResult(text, assign_ids(structured, turn), response)
         for index, attempt in enumerate(attempts):
             attempt.span = (begin, end) if index == 0 else (end, end)
-        return ParseResult(text[:begin] + text[end:], number(attempts, turn), response)
+        return ParseResult(text[:begin] + text[end:], assign_ids(attempts, turn), response)
 
-    def _attempts(self, text: str, specs: Sequence[Fields]) -> tuple[list[Attempt], int, int]:
+    def _attempts(self, text: str, specs: Sequence[Fields]) -> tuple[list[PartialCall], int, int]:
         """Read a text; give its attempts, and what part of it they stand in."""
         openers = self._openers(text)
         reason = "nothing readable was found"
@@ -93,29 +99,29 @@ class EngineParser(ToolCallParser):
         attempts = [self._attempt(item, index, text) for index, item in enumerate(found)]
         inside = sum(self._openers_in(item.args) for item in attempts)
         if len(openers) - inside > 0 and (not attempts or self._lost(openers, len(attempts), inside)):
-            error = Unreadable("dropped", f"{self.engine} could not read it: {reason}")
-            attempts.append(Attempt(error=explain(len(attempts), error, text, self._shape)))
+            error = CallParseError("dropped", f"{self.engine} could not read it: {reason}")
+            attempts.append(PartialCall(error=call_error(len(attempts), error, text, self._shape)))
         if not attempts:
             return [], 0, 0
         begin = openers[0] if openers else self._after_content(text, content)
         return attempts, begin, self._end(text, begin)
 
-    def _attempt(self, found: Found, index: int, text: str) -> Attempt:
+    def _attempt(self, found: Found, index: int, text: str) -> PartialCall:
         if index >= self.limits.calls:
-            return Attempt(error=over_limit(index, self.limits.calls))
+            return PartialCall(error=over_limit_error(index, self.limits.calls))
         name = found.name if isinstance(found.name, str) else ""
         try:
             if not name.strip():
-                raise Unreadable("missing_name", "the call has no name")
+                raise CallParseError("missing_name", "the call has no name")
             if isinstance(found.arguments, str) and not fits(
                 found.arguments, 0, len(found.arguments), self.limits
             ):
-                raise Unreadable("too_large", f"a call has at most {self.limits.argument_bytes} bytes")
+                raise CallParseError("too_large", f"a call has at most {self.limits.argument_bytes} bytes")
             args, _ = read_arguments(found.arguments)
-        except Unreadable as error:
+        except CallParseError as error:
             error.at = None  # a place in what the other parser made, not in the message
-            return Attempt(name, error=explain(index, error, text, self._shape))
-        return Attempt(name.strip(), args)
+            return PartialCall(name, error=call_error(index, error, text, self._shape))
+        return PartialCall(name.strip(), args)
 
     @property
     def _shape(self) -> str:

@@ -7,12 +7,11 @@ from typing import Any, ClassVar, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import Tools, schemas_of
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check, dumps, fits, read_call, scan_once
-from torchrl_agentic.parsers.engine.lenient import mended
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structured import attempts_of
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.decoded_calls import read_calls
+from torchrl_agentic.parsers.engine.json_text import check, dumps, fits, read_call, repair_json, scan_once
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _OTHER_DIALECTS = ("<function=", "<invoke", "<parameter", "<arg_key>")
 
@@ -20,11 +19,11 @@ _OTHER_DIALECTS = ("<function=", "<invoke", "<parameter", "<arg_key>")
 class JSONTextParser(TextParser):
     """A format that holds JSON: what its blocks share, whatever else stands in them."""
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Step: read the opener at `start`; give where the body begins, and notes.
 
         Raises:
-            Unreadable: there is no body.
+            CallParseError: there is no body.
         """
         at, notes = start, ()
         while opener := (yield from reader.which(self.openers, at)):
@@ -33,41 +32,41 @@ class JSONTextParser(TextParser):
             if opener[-1] in "[{":
                 break
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, notes
 
-    def json(self, reader: Reader, at: int) -> Steps[tuple[JSON, int, tuple[str, ...]]]:
+    def json(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
         """Step: read the JSON of a block; give it, where it ends, and a note for each fix.
 
         Raises:
-            Unreadable: it is broken, or cut off.
+            CallParseError: it is broken, or cut off.
         """
         try:
             value, end = yield from reader.json(at, (self.closer,) if self.closer else ())
             return value, end, ()
-        except Unreadable as error:
+        except CallParseError as error:
             broken = error
         if broken.code == "invalid_json" and self.closer and self.tolerance == "lenient":
             closer = yield from reader.find(self.closer, broken.at or at)
-            fixed = mended(reader.text[at:closer], self.limits)
+            fixed = repair_json(reader.text[at:closer], self.limits)
             if fixed is not None:
                 return fixed[0], closer, fixed[1]
         raise broken
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable block at `start`: its closer, or that of its brackets."""
         if self.closer:
-            return (yield from super().end_of_bad(reader, start, broke))
+            return (yield from super().end_of_malformed(reader, start, broke))
         opener = yield from reader.which(self.openers, start)
         at = yield from reader.skip(start + len(opener.rstrip("{[")))
         end = yield from reader.balanced(at)
-        return end if end >= 0 else (yield from super().end_of_bad(reader, start, broke))
+        return end if end >= 0 else (yield from super().end_of_malformed(reader, start, broke))
 
-    def tail(self, reader: Reader, end: int) -> Steps[tuple[int, tuple[str, ...]]]:
+    def tail(self, reader: Reader, end: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Step: read what ends a block, behind its JSON; give the end of the block, and notes.
 
         Raises:
-            Unreadable: something else stands there.
+            CallParseError: something else stands there.
         """
         if not self.closer:
             return end, ()
@@ -80,7 +79,7 @@ class JSONTextParser(TextParser):
         is_cut_off = not rest or part  # a closer that is a token cannot come in part
         if is_cut_off or (yield from reader.which(following, after)):
             return end, ("unclosed_tag",)
-        raise Unreadable("extra_data", f"after its JSON comes something else than {self.closer}", after)
+        raise CallParseError("extra_data", f"after its JSON comes something else than {self.closer}", after)
 
 
 class JSONBlockParser(JSONTextParser):
@@ -145,7 +144,7 @@ class JSONBlockParser(JSONTextParser):
                 value, end = scan_once(text, at)
                 if end - at > small or text.find("\\", at, end) >= 0:
                     check(value, text, at, end, limits)
-            except (ValueError, StopIteration, RecursionError):  # Unreadable is a ValueError
+            except (ValueError, StopIteration, RecursionError):  # CallParseError is a ValueError
                 return None
             fields: Any = value
             at = end + to_next
@@ -171,20 +170,20 @@ class JSONBlockParser(JSONTextParser):
     def _has_markup(self, text: str) -> bool:
         return bool(text) and not text.isspace() and self._pattern.search(text) is not None
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one block."""
         at, notes = yield from self.begin(reader, start)
         if self.closer and (yield from reader.which((self.closer,), at)):
-            raise Unreadable("empty", "there is nothing between the tags", at)
+            raise CallParseError("empty", "there is nothing between the tags", at)
         if (yield from reader.which(_OTHER_DIALECTS, at)):
-            raise Unreadable("wrong_dialect", "here a call is JSON, not XML", at)
+            raise CallParseError("wrong_dialect", "here a call is JSON, not XML", at)
         value, end, fixes = yield from self.json(reader, at)
         end, more = yield from self.tail(reader, end)
         try:
             # A list may be larger than one call: then each of its calls is measured.
             small = fits(reader.text, at, end, self.limits)
             found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls), is_checked=small)
-        except Unreadable as error:
+        except CallParseError as error:
             error.end = end
             raise
         for attempt in found:
@@ -194,16 +193,16 @@ class JSONBlockParser(JSONTextParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
+    ) -> list[PartialCall]:
         """Give the calls of a block.
 
         Raises:
-            Unreadable: it holds a single one, which cannot be read.
+            CallParseError: it holds a single one, which cannot be read.
         """
         if isinstance(value, list) and value:
             items = cast("list[JSON]", value)
             notes = (*self.list_notes, *notes)
-            return attempts_of(items, self.shape, notes, self.limits, first, is_checked=is_checked)
+            return read_calls(items, self.shape, notes, self.limits, first, is_checked=is_checked)
         attempt = read_call(value, self.arguments_key, self.limits)
         attempt.notes += notes
         return [attempt]
@@ -225,14 +224,14 @@ class JSONListParser(JSONBlockParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
+    ) -> list[PartialCall]:
         """Return the calls of a block.
 
         Raises:
-            Unreadable: It holds a single one, which cannot be read, or none.
+            CallParseError: It holds a single one, which cannot be read, or none.
         """
         if value == []:
-            raise Unreadable("empty", "the list holds no call")
+            raise CallParseError("empty", "the list holds no call")
         if not isinstance(value, list):
             notes = ("no_list", *notes)
         return super().attempts(value, notes, first, is_checked=is_checked)

@@ -10,12 +10,18 @@ from typing import TypeAlias, TypeVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.attempts import Attempt, Numbering, Unreadable, in_reasoning, over_limit
-from torchrl_agentic.parsers.engine.jsontext import decode, skip_whitespace
-from torchrl_agentic.parsers.events import Event, TextDelta, event_of
+from torchrl_agentic.parsers.engine.json_text import decode, skip_whitespace
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallIds,
+    CallParseError,
+    PartialCall,
+    in_reasoning_error,
+    over_limit_error,
+)
+from torchrl_agentic.parsers.streaming import Event, TextDelta, event_of
 
 T = TypeVar("T")
-Steps: TypeAlias = Generator[None, None, T]
+Incremental: TypeAlias = Generator[None, None, T]
 """A part of reading: it yields where it needs more text to go on, and returns what it read.
 
 With the whole message at hand it never yields, so that `parse` and a stream run the same code.
@@ -32,7 +38,7 @@ def end_of(match: re.Match[str] | None, otherwise: int) -> int:
     return otherwise if match is None else match.end()
 
 
-def finish(steps: Steps[T]) -> T:
+def finish(steps: Incremental[T]) -> T:
     """Run a part of reading for which the whole message is at hand."""
     try:
         next(steps)
@@ -47,16 +53,37 @@ class Reader:
     text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
     exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
     where the section was opened that the next attempt is the first of. in_section: whether a section is open.
-    drafts: what to do with calls while those of a closed thought are read. futile: how often something was
+    drafts: what to do with calls while those of a closed thought are read. failed_searches: how often something was
     looked for in vain, where that has to end. margin: where the last thought ended. unclosed: see
-    `python_text.extent`. unclosed_fences: see `fences`. reasoning_open: whether the message begins inside a
+    `python_text.bracket_end`. unclosed_fences: see `fences`. reasoning_open: whether the message begins inside a
     thought. suspects: places of what would be calls but for the prose before them, up to `SUSPECTS`.
     """
 
     __slots__ = (
-        "_emitted", "_known", "_numbering", "_signs", "calls", "drafts", "events", "exact", "futile",
-        "in_section", "is_live", "is_whole", "limits", "margin", "notes", "opened_at", "reasoning",
-        "reasoning_open", "suspects", "text", "tools", "turn", "unclosed", "unclosed_fences",
+        "_emitted",
+        "_known",
+        "_numbering",
+        "_signs",
+        "calls",
+        "draft_policy",
+        "events",
+        "exact",
+        "failed_searches",
+        "in_section",
+        "is_live",
+        "is_whole",
+        "limits",
+        "notes",
+        "opened_at",
+        "reasoning",
+        "reasoning_end",
+        "reasoning_open",
+        "suspects",
+        "text",
+        "tools",
+        "turn",
+        "unclosed",
+        "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -84,14 +111,14 @@ class Reader:
         self.events: list[Event] = []
         self.opened_at: int | None = None
         self.in_section = False
-        self.drafts: str = ""
-        self.futile = 0
-        self.margin = 0
+        self.draft_policy: str = ""
+        self.failed_searches = 0
+        self.reasoning_end = 0
         self.unclosed: set[int] = set()
         self.unclosed_fences: dict[str, int] = {}
         self.suspects: list[int] = []
         self._emitted = 0
-        self._numbering = Numbering(turn)
+        self._numbering = CallIds(turn)
         self._known: dict[str, tuple[int, int, int]] = {}
         self._signs: dict[str, tuple[int, int, int]] = {}
 
@@ -110,14 +137,14 @@ class Reader:
 
     # What is found
 
-    def add(self, attempt: Attempt, start: int, end: int) -> None:
+    def add(self, attempt: PartialCall, start: int, end: int) -> None:
         """Take an attempt, readable or not, that stands from `start` to `end`."""
         index = len(self.calls)
         if self.opened_at is not None:
             start, self.opened_at = self.opened_at, None
         if attempt.error is None:
             self._judge(attempt, index)
-        self.say(start)
+        self.emit_text(start)
         attempt.span = (start, end)
         call = self._numbering.call(attempt, index)
         self.calls.append(call)
@@ -125,12 +152,12 @@ class Reader:
         if self.is_live:
             self.events.append(event_of(call))
 
-    def _judge(self, attempt: Attempt, index: int) -> None:
+    def _judge(self, attempt: PartialCall, index: int) -> None:
         if index >= self.limits.calls:
-            attempt.args, attempt.error = {}, over_limit(index, self.limits.calls)
-        elif self.drafts == "error":
-            attempt.args, attempt.error = {}, in_reasoning(index)
-        elif self.drafts:
+            attempt.args, attempt.error = {}, over_limit_error(index, self.limits.calls)
+        elif self.draft_policy == "error":
+            attempt.args, attempt.error = {}, in_reasoning_error(index)
+        elif self.draft_policy:
             attempt.notes = (*attempt.notes, "call_in_reasoning")
         if self.tools is not None and attempt.tool not in self.tools:
             # Some models put a namespace before a tool's name.
@@ -151,7 +178,7 @@ class Reader:
         self.calls[-1] = replace(call, span=(call.span[0], end))
         self._emitted = end
 
-    def say(self, end: int) -> None:
+    def emit_text(self, end: int) -> None:
         """Take it as certain that what comes before `end`, and in no call, is text."""
         if self.is_live and end > self._emitted:
             self.events.append(TextDelta(self.text[self._emitted : end]))
@@ -164,7 +191,7 @@ class Reader:
 
     def suspect(self, place: int) -> None:
         """Remember a place to look at when all of the message has come; one in an example is passed over."""
-        if len(self.suspects) < SUSPECTS and not self.drafts and self.text[place - 1 : place] != "`":
+        if len(self.suspects) < SUSPECTS and not self.draft_policy and self.text[place - 1 : place] != "`":
             self.suspects.append(place)
 
     def knows(self, name: str) -> bool:
@@ -280,7 +307,7 @@ class Reader:
 
     def is_line_start(self, place: int) -> bool:
         """Whether only blanks stand before a place on its line, or behind the last attempt or thought."""
-        covered = max(self.covered, self.margin)
+        covered = max(self.covered, self.reasoning_end)
         if place < covered:  # in a thought that has been read
             covered = self.covered
         while place > covered and self.text[place - 1] in " \t\r\ufeff":
@@ -300,31 +327,31 @@ class Reader:
                 place, which = found, marker
         return place, which
 
-    def find(self, marker: str, start: int) -> Steps[int]:
+    def find(self, marker: str, start: int) -> Incremental[int]:
         """Step: give the place of a marker from `start` on, or -1."""
         while (found := self.seek(marker, start)) < 0 and not self.is_whole:
             yield
         return found
 
-    def find_first(self, markers: Sequence[str], start: int) -> Steps[tuple[int, str]]:
+    def find_first(self, markers: Sequence[str], start: int) -> Incremental[tuple[int, str]]:
         """Step: give the place of the first of several markers, and which it is; (-1, "") if none comes."""
         while (found := self.first(markers, start))[0] < 0 and not self.is_whole:
             yield
         return found
 
-    def line_end(self, start: int) -> Steps[int]:
+    def line_end(self, start: int) -> Incremental[int]:
         """Step: give where the line ends that a place is on: at a newline, or with the text."""
         end = yield from self.find("\n", start)
         return len(self.text) if end < 0 else end
 
-    def past_repeated(self, marker: str, place: int) -> Steps[int]:
+    def past_repeated(self, marker: str, place: int) -> Incremental[int]:
         """Step: pass over a marker that is written again, and white space before each; note that it was."""
         while (yield from self.which((marker,), (after := (yield from self.skip(place))))):
             self.note("repeated_opener")
             place = after + len(marker)
         return place
 
-    def which(self, markers: Sequence[str], place: int) -> Steps[str]:
+    def which(self, markers: Sequence[str], place: int) -> Incremental[str]:
         """Step: give the marker that stands at a place, or ""."""
         while True:
             for marker in markers:
@@ -337,26 +364,26 @@ class Reader:
                 return ""
             yield
 
-    def skip(self, place: int) -> Steps[int]:
+    def skip(self, place: int) -> Incremental[int]:
         """Step: give the place of the next character that is no white space, or the end."""
         while (place := skip_whitespace(self.text, place)) == len(self.text) and not self.is_whole:
             yield
         return place
 
-    def json(self, place: int, closers: Sequence[str] | None = ()) -> Steps[tuple[JSON, int]]:
+    def json(self, place: int, closers: Sequence[str] | None = ()) -> Incremental[tuple[JSON, int]]:
         """Step: read the JSON value that begins at a place; give it and where it ends.
 
         closers: what ends the block around it; without any, its own brackets do. Broken JSON in a block that
         never ends was cut off. None: that is not looked into, which may take as long as the text.
 
         Raises:
-            Unreadable: there is none, or it is beyond the limits.
+            CallParseError: there is none, or it is beyond the limits.
         """
         if not self.is_whole:
             yield from self.balanced(place)
         try:
             return decode(self.text, place, self.limits)
-        except Unreadable as unreadable:
+        except CallParseError as unreadable:
             error = unreadable
         if (
             closers is not None
@@ -368,10 +395,10 @@ class Reader:
             else:
                 found = yield from self.balanced(place)
             if found < 0:
-                raise Unreadable("unclosed", "the message ends inside the call", error.at)
+                raise CallParseError("unclosed", "the message ends inside the call", error.at)
         raise error
 
-    def balanced(self, place: int) -> Steps[int]:
+    def balanced(self, place: int) -> Incremental[int]:
         """Step: give where the brackets that open at a place have closed, strings aside; -1 if they never do.
 
         What has come is counted once, however small the pieces.

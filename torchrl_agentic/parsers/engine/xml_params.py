@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
-from torchrl_agentic.parsers.engine.structural import Frame
-from torchrl_agentic.parsers.engine.text import TextParser
-from torchrl_agentic.parsers.engine.typed import json_or_text, property_schema, typed_value, types_of
+from torchrl_agentic.parsers.engine.json_text import check_size, dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
+from torchrl_agentic.parsers.engine.structural_tag import Frame
+from torchrl_agentic.parsers.engine.text_parser import TextParser
+from torchrl_agentic.parsers.engine.typed_values import json_or_text, property_schema, typed_value, types_of
 from torchrl_agentic.text import one_line
 
 
@@ -48,28 +48,30 @@ class XMLParamsParser(TextParser):
     style: ClassVar[str] = ""
 
     @abstractmethod
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
         """Step: read the tool's name off the tag at `start`; give it and where the arguments begin.
 
         Raises:
-            Unreadable: there is none.
+            CallParseError: there is none.
         """
 
     @abstractmethod
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
         """Step: read the opening tag of an argument.
 
         Raises:
-            Unreadable: it has no end, or no name.
+            CallParseError: it has no end, or no name.
         """
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one call."""
         name, at = yield from self.read_name(reader, start)
         schema = None if reader.tools is None else reader.tools.get(name)
         return (yield from self.named_call(reader, start, name, self._read_arguments(reader, at, schema)))
 
-    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+    def _read_arguments(
+        self, reader: Reader, at: int, schema: Fields | None
+    ) -> Incremental[tuple[PartialCall, int]]:
         args: dict[str, JSON] = {}
         notes: tuple[str, ...] = ()
         body = at
@@ -81,7 +83,7 @@ class XMLParamsParser(TextParser):
             if marker == self.closer:
                 end = at + len(self.closer)
                 check_size(reader.text, body, end, self.limits)
-                return Attempt(args=args, notes=notes), end
+                return PartialCall(args=args, notes=notes), end
             parameter = yield from self.read_parameter(reader, at)
             stop, at, is_closed = yield from self._value_end(reader, parameter, schema, args)
             if not is_closed:
@@ -98,41 +100,41 @@ class XMLParamsParser(TextParser):
             if odd:
                 notes += tuple(note for note in odd if note not in notes)
         if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
+            raise CallParseError("unclosed", f"the message ends before {self.closer}", at)
         if reader.at("{", at):
             return (yield from self.json_body(reader, at))
-        raise Unreadable("extra_data", f"expecting {self.parameter} or {self.closer}", at)
+        raise CallParseError("extra_data", f"expecting {self.parameter} or {self.closer}", at)
 
-    def json_body(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
+    def json_body(self, reader: Reader, at: int) -> Incremental[tuple[PartialCall, int]]:
         """Step: read arguments that are one JSON object in place of parameters.
 
         Raises:
-            Unreadable: always, but for formats that have both.
+            CallParseError: always, but for formats that have both.
         """
         del reader
-        raise Unreadable("wrong_dialect", "here each argument has a tag of its own", at)
+        raise CallParseError("wrong_dialect", "here each argument has a tag of its own", at)
         yield
 
-    def past_closer(self, reader: Reader, end: int, *, tool: str = "") -> Steps[int]:
+    def past_closer(self, reader: Reader, end: int, *, tool: str = "") -> Incremental[int]:
         """Step: return the place behind the closer, which has to follow JSON that ends at `end`.
 
         Raises:
-            Unreadable: Something else follows, or nothing.
+            CallParseError: Something else follows, or nothing.
         """
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
             code = "unclosed" if after == len(reader.text) else "extra_data"
             reason = f"after its JSON comes something else than {self.closer}"
-            raise Unreadable(code, reason, after, tool=tool)
+            raise CallParseError(code, reason, after, tool=tool)
         return after + len(self.closer)
 
     def _value_end(
         self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
-    ) -> Steps[tuple[int, int, bool]]:
+    ) -> Incremental[tuple[int, int, bool]]:
         """Step: give where a value ends, where to go on, and whether its closer is there.
 
         Raises:
-            Unreadable: it does not end.
+            CallParseError: it does not end.
         """
         at = parameter.value_at
         name = one_line(parameter.name, 40)
@@ -145,7 +147,7 @@ class XMLParamsParser(TextParser):
                 if (yield from reader.which((self.parameter, self.closer), after)):
                     return closer, after, True
             # What may end the value before that closer does: the end of the turn, the next call or argument.
-            before = yield from self.invented_turn(reader, at, closer)
+            before = yield from self.find_invented_turn(reader, at, closer)
             cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
             cut_off = before if cut_off < 0 else cut_off
             end = yield from self._next_parameter(
@@ -154,7 +156,7 @@ class XMLParamsParser(TextParser):
             if end >= 0:
                 return end, end, False
             if closer < 0 or cut_off >= 0:
-                raise Unreadable("unclosed", reason, len(reader.text) if cut_off < 0 else cut_off)
+                raise CallParseError("unclosed", reason, len(reader.text) if cut_off < 0 else cut_off)
             at = closer + len(self.parameter_end)
             after = yield from reader.skip(at)
             if (yield from reader.which((self.parameter, self.closer), after)):
@@ -168,7 +170,7 @@ class XMLParamsParser(TextParser):
 
     def _next_parameter(
         self, reader: Reader, at: int, before: int, schema: Fields | None, known: tuple[str, dict[str, JSON]]
-    ) -> Steps[int]:
+    ) -> Incremental[int]:
         """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
 
         Where parameters begin lines, it must too. Where no value holds markup, an unknown tool has any.
@@ -185,13 +187,13 @@ class XMLParamsParser(TextParser):
                 continue
             try:
                 name = (yield from self.read_parameter(reader, found)).name
-            except Unreadable:
+            except CallParseError:
                 continue
             if (takes_any or name in (properties or ())) and name != known[0] and name not in known[1]:
                 return found
         return -1
 
-    def _next_call(self, reader: Reader, at: int, before: int) -> Steps[int]:
+    def _next_call(self, reader: Reader, at: int, before: int) -> Incremental[int]:
         """Step: give where, before `before`, another call begins; or -1.
 
         That is: on a line of its own, with its section, or behind what closes a call.
@@ -212,13 +214,13 @@ class XMLParamsParser(TextParser):
             if not section or (self.around[0] and marker in self.openers):
                 return place
 
-    def _holds_markup(self, text: str, parameter: Parameter) -> Unreadable:
+    def _holds_markup(self, text: str, parameter: Parameter) -> CallParseError:
         at = text.index(self.markup, parameter.value_at)
         while text[at - 1] in "</" and at > parameter.value_at:
             at -= 1
         name = one_line(parameter.name, 40)
         reason = f"the value of {name} holds {self.markup}, or has no {self.parameter_end}"
-        return Unreadable("unclosed", reason, at)
+        return CallParseError("unclosed", reason, at)
 
     def unwrapped(self, text: str) -> str:
         """Return the text between the tags of an argument without the newlines of the format."""
@@ -240,11 +242,11 @@ class XMLParamsParser(TextParser):
             return value, ()
         return value, (("odd_schema_type",) if is_odd else ()) + (("python_literals",) if is_python else ())
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
-        end = yield from super().end_of_bad(reader, start, broke)
+        end = yield from super().end_of_malformed(reader, start, broke)
         at = max(start + 1, broke)
-        turn_end = yield from self.invented_turn(reader, at, end)
+        turn_end = yield from self.find_invented_turn(reader, at, end)
         end = end if turn_end < 0 else turn_end
         following = yield from self._next_call(reader, at, end)
         return end if following < 0 else following
@@ -275,7 +277,7 @@ class XMLParamsParser(TextParser):
         try:
             reading = self._value_end(Reader(written), Parameter("", begin), None, {})
             return finish(reading) == (begin + len(text), len(written) - len(self.closer), True)
-        except Unreadable:
+        except CallParseError:
             return False
 
     def frame(self, name: str) -> Frame | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt
 from torchrl_agentic.parsers.engine.json_blocks import JSONListParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import PartialCall
 
 
 class ApertusParser(JSONListParser):
@@ -31,11 +31,11 @@ class ApertusParser(JSONListParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
+    ) -> list[PartialCall]:
         """Return the calls of a block; `{"name": …, "arguments": {…}}` is read too, and noted.
 
         Raises:
-            Unreadable: It holds a single one, which cannot be read, or none.
+            CallParseError: It holds a single one, which cannot be read, or none.
         """
         items = cast("list[JSON]", value) if isinstance(value, list) else [value]
         usual = [_usual(item) for item in items]

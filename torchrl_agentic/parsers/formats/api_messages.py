@@ -17,19 +17,25 @@ from torchrl_agentic.messages import (
     fields_of,
 )
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, require_name
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, number, over_limit
-from torchrl_agentic.parsers.engine.jsontext import (
+from torchrl_agentic.parsers.engine.decoded_calls import (
+    OPENAI_SHAPE,
+    find_id,
+    find_message,
+    find_name,
+    read_message_calls,
+)
+from torchrl_agentic.parsers.engine.json_text import (
     check_data,
     dumps,
     read_arguments,
     read_name,
 )
-from torchrl_agentic.parsers.engine.structured import (
-    OPENAI_SHAPE,
-    message_of,
-    own_id,
-    own_name,
-    structured_attempts,
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallParseError,
+    PartialCall,
+    assign_ids,
+    call_error,
+    over_limit_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,9 +68,9 @@ class OpenAIToolCallParser(ToolCallParser):
     ) -> ParseResult:
         """Read one assistant message."""
         del tools
-        message = message_of(response)
+        message = find_message(response)
         text = content_text(cast("Content", message.get("content")))
-        calls = number(structured_attempts(message, self.limits), turn)
+        calls = assign_ids(read_message_calls(message, self.limits), turn)
         if not calls and "<|channel|>" in text:
             warn_of_harmony()
             return ParseResult(text, calls, response, notes=("harmony_text",))
@@ -98,14 +104,14 @@ class AnthropicToolUseParser(ToolCallParser):
     ) -> ParseResult:
         """Read one assistant message: its blocks, or the JSON of a block or of a message."""
         del tools
-        message = message_of(response)
+        message = find_message(response)
         blocks = message.get("tool_calls") if isinstance(response, str) else None
         content = blocks or message.get("content")
         if fields_of(content) is not None:
             content = [content]
         if not isinstance(content, list):
             return ParseResult(content_text(cast("Content", content)), (), response)
-        attempts: list[Attempt] = []
+        attempts: list[PartialCall] = []
         others: list[JSON] = []
         for block in cast("list[JSON]", content):
             fields = fields_of(block)
@@ -113,20 +119,20 @@ class AnthropicToolUseParser(ToolCallParser):
                 attempts.append(self._attempt(fields, len(attempts)))
             else:
                 others.append(block)
-        return ParseResult(content_text(others), number(attempts, turn), response)
+        return ParseResult(content_text(others), assign_ids(attempts, turn), response)
 
-    def _attempt(self, block: Mapping[str, JSON], index: int) -> Attempt:
+    def _attempt(self, block: Mapping[str, JSON], index: int) -> PartialCall:
         if index >= self.limits.calls:
-            return Attempt(error=over_limit(index, self.limits.calls), call_id=own_id(block))
+            return PartialCall(error=over_limit_error(index, self.limits.calls), call_id=find_id(block))
         try:
             name = read_name(block)
             args, notes = read_arguments(block.get("input"), self.limits)
             check_data(args, self.limits)
-        except Unreadable as error:
-            return Attempt(
-                own_name(block), error=explain(index, error, "", self.shape), call_id=own_id(block)
+        except CallParseError as error:
+            return PartialCall(
+                find_name(block), error=call_error(index, error, "", self.shape), call_id=find_id(block)
             )
-        return Attempt(name, args, call_id=own_id(block), notes=notes)
+        return PartialCall(name, args, call_id=find_id(block), notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
         """Write a call as a content block, in JSON.

@@ -7,11 +7,11 @@ import re
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 _NAMES = {"tool_call_id": "id", "tool_name": "name", "parameters": "arguments"}
 _FENCE = "```json"
@@ -37,7 +37,7 @@ class CohereParser(JSONBlockParser):
     around = (f"{openers[0]}[\n    ", ",\n    ", f"\n]{closer}")
     think = ("<|START_THINKING|>", "<|END_THINKING|>")
     turn_end = ("<|END_OF_TURN_TOKEN|>",)
-    forged = ("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>")
+    result_tags = ("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>")
     arguments_key = "parameters"
     list_notes = ()
     shape = (
@@ -47,11 +47,11 @@ class CohereParser(JSONBlockParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
+    ) -> list[PartialCall]:
         """Return the calls of a block: a list, or one call without a list.
 
         Raises:
-            Unreadable: There is none.
+            CallParseError: There is none.
         """
         items = cast("list[JSON]", value if isinstance(value, list) else [value])
         named = [_named(item) for item in items]
@@ -97,30 +97,30 @@ class CommandRParser(CohereParser):
     closer = "```"
     trigger = f"{openers[0]}\n{_FENCE}"
     around = (f"{trigger}\n[\n    ", ",\n    ", f"\n]{closer}")
-    forged = ("<results>", "</results>")
+    result_tags = ("<results>", "</results>")
     shape = f'{trigger}\n[{{"tool_name": "tool name", "parameters": {{"argument": "value"}}}}]{closer}'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: return whether a fence of JSON follows."""
         after = yield from reader.skip(start + len(self.openers[0]))
         return bool((yield from reader.which((_FENCE,), after)))
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Step: read the opener and the fence at `start`; return where the body begins, and notes.
 
         Raises:
-            Unreadable: There is no body.
+            CallParseError: There is no body.
         """
         fence = yield from reader.skip(start + len(self.openers[0]))
         at = yield from reader.skip(fence + len(_FENCE))
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, ()
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: return the end of the unreadable call at `start`: the end of its fence."""
         fence = yield from reader.skip(start + len(self.openers[0]))
-        return (yield from super().end_of_bad(reader, start, max(broke, fence + len(_FENCE))))
+        return (yield from super().end_of_malformed(reader, start, max(broke, fence + len(_FENCE))))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the list around it."""

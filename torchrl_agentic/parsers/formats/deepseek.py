@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _SEPARATOR = "<｜tool▁sep｜>"
 
@@ -26,13 +26,13 @@ class DeepSeekV31Parser(NamedJSONParser):
     closer = "<｜tool▁call▁end｜>"
     separator = _SEPARATOR
     turn_end = ("<｜end▁of▁sentence｜>",)
-    forged = ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+    result_tags = ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
     shape = f'{section[0]}{openers[0]}tool name{_SEPARATOR}{{"argument": "value"}}{closer}{section[1]}'
 
     def header(self, text: str) -> tuple[str, str | None]:
         """Read the name."""
         if not text.strip():
-            raise Unreadable("missing_name", "the call has no name")
+            raise CallParseError("missing_name", "the call has no name")
         return text.strip(), None
 
     def write(self, call: ParsedCall) -> str:
@@ -50,7 +50,7 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
     separator = "```json"
     json_end = "```"
     around = (DeepSeekV31Parser.section[0], "\n", DeepSeekV31Parser.section[1])
-    forged = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
+    result_tags = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
     shape = (
         f"{DeepSeekV31Parser.section[0]}{DeepSeekV31Parser.openers[0]}function{_SEPARATOR}tool name\n"
         f'```json\n{{"argument": "value"}}\n```{DeepSeekV31Parser.closer}{DeepSeekV31Parser.section[1]}'
@@ -60,7 +60,7 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
         """Read the name behind the type."""
         _, separator, name = text.partition(_SEPARATOR)
         if not separator or not name.strip():
-            raise Unreadable("missing_name", f"the name stands between {_SEPARATOR} and {self.separator}")
+            raise CallParseError("missing_name", f"the name stands between {_SEPARATOR} and {self.separator}")
         return name.strip(), None
 
     def write(self, call: ParsedCall) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import read_call
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import read_call
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.invoke import MiniMaxM2Parser
 
 
@@ -26,24 +26,24 @@ class DotsParser(MiniMaxM2Parser):
     attribute = re.compile(r"""\s++(\w++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
     style = ""
     turn_end = ("<|endofresponse|>",)
-    forged = ("", "")
+    result_tags = ("", "")
     shape = MiniMaxM2Parser.shape.replace("minimax:tool_call", "dots_function_call")
 
-    def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
+    def read_other_content(self, reader: Reader, start: int) -> Incremental[int]:
         """Read a section that holds JSON.
 
         Raises:
-            Unreadable: it holds something else, or no call.
+            CallParseError: it holds something else, or no call.
         """
         if not reader.at("{", start):
-            return (yield from super().read_odd_section(reader, start))
+            return (yield from super().read_other_content(reader, start))
         value, end = yield from reader.json(start, (self.section[1],))
         attempt = read_call(value, limits=self.limits)
         after = yield from reader.skip(end)
         if not (yield from reader.which(self.section[1:], after)):
             if after < len(reader.text):
                 reason = f"after its JSON comes something else than {self.section[1]}"
-                raise Unreadable("extra_data", reason, after, tool=attempt.tool)
+                raise CallParseError("extra_data", reason, after, tool=attempt.tool)
             attempt.notes = (*attempt.notes, "unclosed_tag")
         reader.add(attempt, start, end)
         return end

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _FENCE = "```"
 
@@ -44,10 +44,10 @@ class FenceParser(TextParser):
             raise ValueError("languages are several words, such as ('python', 'py')")
         self.tool, self.argument, self.languages = tool, argument, tuple(languages)
         self.result, self.result_role = result, result_role
-        self.forged = (f"<{result}>", f"</{result}>")
+        self.result_tags = (f"<{result}>", f"</{result}>")
         self.shape = f"{_FENCE}{self.languages[0]}\n{argument}\n{_FENCE}"
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: whether a fence of one of our languages opens here."""
         if not reader.is_line_start(start):
             return False
@@ -55,22 +55,24 @@ class FenceParser(TextParser):
         info = reader.text[start + len(_FENCE) : line_end]
         return info.strip() in self.languages
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one fence."""
         begin = yield from reader.find("\n", start)
         if begin < 0:
-            raise Unreadable("unclosed", "the message ends before the code", len(reader.text), tool=self.tool)
+            raise CallParseError(
+                "unclosed", "the message ends before the code", len(reader.text), tool=self.tool
+            )
         stop, end = yield from self._closing(reader, begin)
         if stop < 0:
-            raise Unreadable("unclosed", f"the message ends before {_FENCE}", begin, tool=self.tool)
+            raise CallParseError("unclosed", f"the message ends before {_FENCE}", begin, tool=self.tool)
         code = reader.text[begin + 1 : stop]
         if not code.strip():
-            raise Unreadable("empty", "there is no code in the fence", begin, tool=self.tool)
+            raise CallParseError("empty", "there is no code in the fence", begin, tool=self.tool)
         check_size(reader.text, begin, stop, self.limits, tool=self.tool)
-        reader.add(Attempt(self.tool, {self.argument: code}), start, end)
+        reader.add(PartialCall(self.tool, {self.argument: code}), start, end)
         return end
 
-    def _closing(self, reader: Reader, at: int) -> Steps[tuple[int, int]]:
+    def _closing(self, reader: Reader, at: int) -> Incremental[tuple[int, int]]:
         """Step: give where the code ends and where the fence does; -1 if it never closes."""
         while (found := (yield from reader.find(f"\n{_FENCE}", at))) >= 0:
             end = found + 1 + len(_FENCE)
@@ -80,7 +82,7 @@ class FenceParser(TextParser):
             at = end
         return -1, -1
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable fence at `start`."""
         del broke
         _, end = yield from self._closing(reader, start)

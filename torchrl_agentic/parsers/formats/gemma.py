@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONTextParser
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
 
 # Text without the marks of a string: the name of an argument, a number, a constant.
 _BARE = re.compile(r"""[^:,{}\[\]<>"'\r\n]*+""")
@@ -47,45 +47,47 @@ class Gemma4Parser(JSONTextParser):
     think = ("<|channel>", "<channel|>")
     think_end_proves = False
     turn_end = ("<turn|>", "<eos>", "<|tool_response>")
-    forged = ("<|tool_response>", "<tool_response|>")
+    result_tags = ("<|tool_response>", "<tool_response|>")
     quote: ClassVar[str] = '<|"|>'
     more_markers = (quote,)
     thought: ClassVar[str] = "thought"
     names_tool: ClassVar[bool] = True
     shape = '<|tool_call>call:tool_name{argument:<|"|>text<|"|>,other:3}<tool_call|>'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one call."""
         at, notes = yield from self.begin(reader, start)
         name, brace, more = yield from self._header(reader, at)
         return (yield from self.named_call(reader, start, name, self._call(reader, brace, (*notes, *more))))
 
-    def _header(self, reader: Reader, at: int) -> Steps[tuple[str, int, tuple[str, ...]]]:
+    def _header(self, reader: Reader, at: int) -> Incremental[tuple[str, int, tuple[str, ...]]]:
         """Step: read the name of the tool; return it, where the arguments begin, and notes."""
         markers = ("{", self.closer, *self.openers, *self.turn_end)
         brace, marker = yield from reader.find_first(markers, at)
         if brace < 0 or marker in self.turn_end:
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         if brace == at and marker == self.closer:
-            raise Unreadable("empty", "there is nothing between the tags", at)
+            raise CallParseError("empty", "there is nothing between the tags", at)
         prefix, colon, name = reader.text[at:brace].partition(":")
         if not colon or prefix.strip() not in ("call", ""):
-            raise Unreadable("wrong_dialect", f"here a call is {_CALL}tool_name{{…}}", at)
+            raise CallParseError("wrong_dialect", f"here a call is {_CALL}tool_name{{…}}", at)
         name = name.strip()
         if marker != "{" or not _NAME.fullmatch(name):
             code = "missing_name" if not name or marker == "{" else "bad_arguments"
-            raise Unreadable(code, f"expecting the name of the tool and {{ behind {_CALL}", at)
+            raise CallParseError(code, f"expecting the name of the tool and {{ behind {_CALL}", at)
         return name, brace, () if prefix.strip() else ("missing_call_prefix",)
 
-    def _call(self, reader: Reader, brace: int, notes: tuple[str, ...]) -> Steps[tuple[Attempt, int]]:
+    def _call(
+        self, reader: Reader, brace: int, notes: tuple[str, ...]
+    ) -> Incremental[tuple[PartialCall, int]]:
         args, end, more = yield from self._arguments(reader, brace)
         check_size(reader.text, brace, end, self.limits)
         end, unclosed = yield from self.tail(reader, end)
-        return Attempt(args=args, notes=(*notes, *more, *unclosed)), end
+        return PartialCall(args=args, notes=(*notes, *more, *unclosed)), end
 
     # The grammar of values, read once and without recursion: open objects and lists are kept in a list.
 
-    def _arguments(self, reader: Reader, brace: int) -> Steps[tuple[Fields, int, tuple[str, ...]]]:
+    def _arguments(self, reader: Reader, brace: int) -> Incremental[tuple[Fields, int, tuple[str, ...]]]:
         """Step: read the object that opens at a place; return it, where it ends, and notes."""
         root: dict[str, JSON] = {}
         opened: list[_Inside] = [root]
@@ -100,7 +102,7 @@ class Gemma4Parser(JSONTextParser):
                 if reader.text[at] in "{[":
                     if len(opened) >= self.limits.depth:
                         reason = f"its values are nested deeper than {self.limits.depth}"
-                        raise Unreadable("too_deep", reason, at)
+                        raise CallParseError("too_deep", reason, at)
                     opened.append({} if reader.text[at] == "{" else [])
                     _put(inside, key, opened[-1])
                     at, is_next = at + 1, False
@@ -116,17 +118,17 @@ class Gemma4Parser(JSONTextParser):
                     return root, at, tuple(notes)
                 at = yield from self._next(reader, at)
             if reader.text[at] != ",":
-                raise Unreadable("not_literal", f"expecting ',' or '{_end(opened[-1])}'", at)
+                raise CallParseError("not_literal", f"expecting ',' or '{_end(opened[-1])}'", at)
             at, is_next = at + 1, True
 
-    def _next(self, reader: Reader, at: int) -> Steps[int]:
+    def _next(self, reader: Reader, at: int) -> Incremental[int]:
         """Step: return the place of the next character that is no white space."""
         at = yield from reader.skip(at)
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at
 
-    def _key(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
+    def _key(self, reader: Reader, at: int) -> Incremental[tuple[str, int]]:
         """Step: read the name of an argument; return it and where its value begins."""
         if (yield from reader.which((self.quote,), at)):
             key, end = yield from self._string(reader, at)
@@ -134,13 +136,13 @@ class Gemma4Parser(JSONTextParser):
             end = yield from self._bare_end(reader, at)
             key = reader.text[at:end].strip()
             if not key:
-                raise Unreadable("not_literal", "expecting the name of an argument, without quotes", at)
+                raise CallParseError("not_literal", "expecting the name of an argument, without quotes", at)
         end = yield from self._next(reader, end)
         if reader.text[end] != ":":
-            raise Unreadable("not_literal", "expecting ':' behind the name of an argument", end)
+            raise CallParseError("not_literal", "expecting ':' behind the name of an argument", end)
         return key, (yield from self._next(reader, end + 1))
 
-    def _scalar(self, reader: Reader, at: int) -> Steps[tuple[JSON, int, tuple[str, ...]]]:
+    def _scalar(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
         """Step: read a string, a number or a constant; return it, where it ends, and notes."""
         if (yield from reader.which((self.quote,), at)):
             value, end = yield from self._string(reader, at)
@@ -154,12 +156,12 @@ class Gemma4Parser(JSONTextParser):
         if _NUMBER.fullmatch(word):
             return _number(word, at), end, ()
         if not word:
-            raise Unreadable("not_literal", "expecting a value", at)
+            raise CallParseError("not_literal", "expecting a value", at)
         if self.tolerance == "lenient":
             return word, end, ("bare_string",)
-        raise Unreadable("not_literal", f"expecting a string between {self.quote} and {self.quote}", at)
+        raise CallParseError("not_literal", f"expecting a string between {self.quote} and {self.quote}", at)
 
-    def _string(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
+    def _string(self, reader: Reader, at: int) -> Incremental[tuple[str, int]]:
         """Step: read a string; return it and where it ends."""
         begin = at + len(self.quote)
         # A marker that was sampled as a token is no part of a string; spelled out it may be.
@@ -167,10 +169,10 @@ class Gemma4Parser(JSONTextParser):
         end, marker = yield from reader.find_first((self.quote, *ends), begin)
         if marker != self.quote:
             rest = None if marker else len(reader.text)  # what the string quotes is no call of this message
-            raise Unreadable("unclosed", f"a string has no {self.quote} at its end", begin, end=rest)
+            raise CallParseError("unclosed", f"a string has no {self.quote} at its end", begin, end=rest)
         return reader.text[begin:end], end + len(self.quote)
 
-    def _bare_end(self, reader: Reader, at: int) -> Steps[int]:
+    def _bare_end(self, reader: Reader, at: int) -> Incremental[int]:
         """Step: return the end of a name, number or constant."""
         while (at := end_of(_BARE.match(reader.text, at), at)) == len(reader.text) and not reader.is_whole:
             yield
@@ -178,20 +180,20 @@ class Gemma4Parser(JSONTextParser):
 
     # Thoughts, and results that the model wrote
 
-    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
+    def _read_reasoning(self, reader: Reader, inside: int) -> Incremental[int]:
         """Step: read what the model thinks, behind the name of the channel."""
         inside = yield from reader.past_repeated(self.think[0], inside)
         if self.thought and (yield from reader.which((self.thought,), inside)):
             inside += len(self.thought)
             inside += len((yield from reader.which(("\n",), inside)))
-        return (yield from super()._reason(reader, inside))
+        return (yield from super()._read_reasoning(reader, inside))
 
-    def _forgery(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def _read_forgery(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: read a result that the model wrote itself; its opener at the end is where it stopped."""
         inside = place + len(marker)
-        if marker == self.forged[0] and (yield from reader.skip(inside)) == len(reader.text):
+        if marker == self.result_tags[0] and (yield from reader.skip(inside)) == len(reader.text):
             return len(reader.text)
-        return (yield from super()._forgery(reader, place, marker))
+        return (yield from super()._read_forgery(reader, place, marker))
 
     # Writing
 
@@ -242,7 +244,7 @@ class FunctionGemmaParser(Gemma4Parser):
     think = ("<think>", "</think>")
     think_end_proves = True
     turn_end = ("<end_of_turn>", "<eos>", "<start_function_response>")
-    forged = ("<start_function_response>", "<end_function_response>")
+    result_tags = ("<start_function_response>", "<end_function_response>")
     quote: ClassVar[str] = "<escape>"
     more_markers = (quote,)
     thought: ClassVar[str] = ""
@@ -264,7 +266,7 @@ def _number(word: str, at: int) -> int | float:
     try:
         number = int(word) if word.lstrip("-").isdigit() else float(word)
     except ValueError:  # an integer of more digits than Python converts
-        raise Unreadable("not_literal", "the number has too many digits", at) from None
+        raise CallParseError("not_literal", "the number has too many digits", at) from None
     if number in (float("inf"), float("-inf")):
-        raise Unreadable("not_literal", f"the number {word[:20]} is too large", at)
+        raise CallParseError("not_literal", f"the number {word[:20]} is too large", at)
     return number

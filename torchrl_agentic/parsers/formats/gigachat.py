@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser
 
 _MESSAGE_END, _ROLE_END = "<|message_sep|>", "<|role_sep|>"
@@ -33,18 +33,18 @@ class GigaChat3Parser(JSONBlockParser):
     more_markers = (_ROLE_END,)
     shape = '<|function_call|>{"name": "tool name", "arguments": {"argument": "value"}}'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: return whether a marker opens a call; the name of the role must end with its token."""
         return not reader.at(_ROLE, start) or reader.at(_ROLE_END, start + len(_ROLE) - len(_ROLE_END))
         yield
 
-    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def _handle_marker(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: do what a marker asks for; the end of one message may begin the message of a call."""
         if marker == _MESSAGE_END:
             after = yield from reader.skip(place + len(marker))
             if (yield from reader.which((_ROLE,), after)) and (yield from self.opens(reader, after)):
                 return (yield from self.attempt(reader, after))
-        return (yield from super()._at_marker(reader, place, marker))
+        return (yield from super()._handle_marker(reader, place, marker))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would."""
@@ -67,7 +67,7 @@ class GigaChat35Parser(DeepSeekV4Parser):
     other_openers = ()
     more_markers = (parameter, parameter_end, markup)
     turn_end = (_MESSAGE_END, "</s>")
-    forged = ("", "")
+    result_tags = ("", "")
     shape = DeepSeekV4Parser.shape.replace("DSML", "GCML")
 
     def frame(self, name: str) -> None:

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import decode_any, dumps, read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.scan import ReasoningPolicy, any_of
-from torchrl_agentic.parsers.engine.text import TextParser
-from torchrl_agentic.parsers.engine.typed import only_string
+from torchrl_agentic.parsers.engine.json_text import decode_any, dumps, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
+from torchrl_agentic.parsers.engine.text_scanner import ReasoningPolicy, any_of
+from torchrl_agentic.parsers.engine.typed_values import only_string
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -102,7 +102,7 @@ class HarmonyParser(TextParser):
         """What steers the conversation in this format."""
         return (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
 
-    def scan(self, reader: Reader) -> Steps[None]:
+    def scan(self, reader: Reader) -> Incremental[None]:
         """Step: read the message, which holds messages of its own."""
         at = searched = 0
         while True:
@@ -112,10 +112,10 @@ class HarmonyParser(TextParser):
                 place, searched = _search(_OPENERS, reader.text, max(at, searched))
             if place < 0:
                 if reader.is_whole:
-                    reader.say(len(reader.text))
+                    reader.emit_text(len(reader.text))
                     return
                 if len(reader.text) - at > _LONGEST_BARE or not _PART_OF_BARE.match(reader.text, at):
-                    reader.say(searched)
+                    reader.emit_text(searched)
                 yield
                 continue
             begin = place
@@ -124,7 +124,7 @@ class HarmonyParser(TextParser):
                 begin = at  # the prompt ends with the role, and the recipient comes next
             at = yield from self._message(reader, begin, place)
 
-    def _message(self, reader: Reader, begin: int, place: int) -> Steps[int]:
+    def _message(self, reader: Reader, begin: int, place: int) -> Incremental[int]:
         """Step: read the message whose first marker stands at `place`; give where to go on."""
         body, marker = yield from reader.find_first((MESSAGE, END, CALL, RETURN), place)
         again = reader.seek(START, place + 1)
@@ -138,11 +138,11 @@ class HarmonyParser(TextParser):
             return (yield from self.attempt(reader, begin, lambda reader, _: self._without_body(reader, end)))
         body += len(MESSAGE)
         if header.is_call and (not header.is_draft or self.parse_reasoning != "text"):
-            reader.drafts = self.parse_reasoning if header.is_draft else ""
+            reader.draft_policy = self.parse_reasoning if header.is_draft else ""
             at = yield from self.attempt(
                 reader, begin, lambda reader, start: self._call(reader, start, body, header)
             )
-            reader.drafts = ""
+            reader.draft_policy = ""
             return at
         if header.is_draft:
             reader.note("call_in_reasoning")
@@ -163,7 +163,7 @@ class HarmonyParser(TextParser):
             return (yield from self.end_of_text(reader))
         return end + len(closer)
 
-    def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Steps[tuple[int, str]]:
+    def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Incremental[tuple[int, str]]:
         """Step: give where the body of a message ends, and the marker that closes it.
 
         is_text: whether it is known to be no call, and can be told while it comes.
@@ -174,42 +174,42 @@ class HarmonyParser(TextParser):
             if place >= 0:
                 break
             if is_text:
-                reader.say(searched)
+                reader.emit_text(searched)
             yield
         place, marker = reader.first((END, CALL, RETURN, START, CHANNEL), body)
         if place < 0:
             return len(reader.text), ""
         return place, "" if marker in (START, CHANNEL) else marker
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Harmony is read message by message, see `scan`."""
         raise NotImplementedError
 
-    def _without_body(self, reader: Reader, end: int) -> Steps[int]:
+    def _without_body(self, reader: Reader, end: int) -> Incremental[int]:
         del reader
-        error = Unreadable("unclosed", f"{MESSAGE} is missing", end)
+        error = CallParseError("unclosed", f"{MESSAGE} is missing", end)
         error.end = end
         raise error
         yield
 
-    def _call(self, reader: Reader, start: int, body: int, header: Header) -> Steps[int]:
+    def _call(self, reader: Reader, start: int, body: int, header: Header) -> Incremental[int]:
         name = header.recipient.removeprefix(_FUNCTIONS)
         if not name:
-            raise Unreadable("missing_name", "the recipient names no function", body)
+            raise CallParseError("missing_name", "the recipient names no function", body)
         return (yield from self.named_call(reader, start, name, self._arguments(reader, body, name)))
 
-    def _arguments(self, reader: Reader, body: int, name: str) -> Steps[tuple[Attempt, int]]:
+    def _arguments(self, reader: Reader, body: int, name: str) -> Incremental[tuple[PartialCall, int]]:
         at = yield from reader.skip(body)
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         plain = None if reader.tools is None else only_string(reader.tools.get(name))
         if reader.text[at] not in "{[":
             stop, closer = yield from self._body_end(reader, body)
             value = reader.text[body:stop]
             if not closer and value.strip():
-                raise Unreadable("unclosed", f"the message ends before {CALL}", stop)
+                raise CallParseError("unclosed", f"the message ends before {CALL}", stop)
             if plain is not None and value.strip():
-                return Attempt(args={plain: value}, notes=("plain_input",)), stop + len(closer)
+                return PartialCall(args={plain: value}, notes=("plain_input",)), stop + len(closer)
             return self._read(
                 decode_any(value, self.limits) if value.strip() else None, at, stop + len(closer)
             )
@@ -218,18 +218,18 @@ class HarmonyParser(TextParser):
         if closer := (yield from reader.which((CALL, END, RETURN), after)):
             return self._read(value, at, after + len(closer))
         if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
-            raise Unreadable("extra_data", f"after its JSON comes something else than {CALL}", after)
+            raise CallParseError("extra_data", f"after its JSON comes something else than {CALL}", after)
         return self._read(value, at, stop, "unclosed_tag")
 
-    def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[Attempt, int]:
+    def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[PartialCall, int]:
         try:
             args, more = read_arguments(value, self.limits)
-        except Unreadable as error:
+        except CallParseError as error:
             error.at, error.end = at, end
             raise
-        return Attempt(args=args, notes=(*more, *notes)), end
+        return PartialCall(args=args, notes=(*more, *notes)), end
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable message at `start`."""
         end, closer = yield from self._body_end(reader, max(start + 1, broke))
         return end + len(closer)

@@ -29,5 +29,5 @@ class HermesParser(JSONBlockParser):
     openers = ("<tool_call>",)
     closer = "</tool_call>"
     turn_end = ("<|im_end|>", "<|endoftext|>")
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")
     shape = '<tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_call>'

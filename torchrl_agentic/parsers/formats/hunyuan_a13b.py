@@ -18,4 +18,4 @@ class HunyuanA13BParser(JambaParser):
     example = '<tool_calls>[{"name", "arguments"}]</tool_calls>'
     stop = ("<|eos|>",)
     turn_end = ("<|eos|>",)
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")

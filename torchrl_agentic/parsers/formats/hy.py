@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.control_tokens import AddedTokens, control_tokens_of
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 
 _SUFFIX = r"(:[^\s<>:]{1,40}+)?+>"
@@ -18,7 +18,7 @@ _CALL = re.compile(rf"<tool_calls?+{_SUFFIX}")
 _SECTION = re.compile(rf"<tool_calls{_SUFFIX}")
 _THINK = re.compile(rf"</?+think{_SUFFIX}")
 _LONGEST = 64
-_MARKERS = ("openers", "section", "think", "forged", "turn_end", "stop", "around")
+_MARKERS = ("openers", "section", "think", "result_tags", "turn_end", "stop", "around")
 _MARKER = ("closer", "parameter", "parameter_end", "key_end", "value_begin", "separator", "shape")
 
 
@@ -43,7 +43,7 @@ class HyV4Parser(GLM45Parser):
     around = (section[0], "", section[1])
     gap: ClassVar[str] = ""
     turn_end = ("<｜hy_eos｜>", "<｜hy_User｜>")
-    forged = ("<tool_responses>", "</tool_responses>")
+    result_tags = ("<tool_responses>", "</tool_responses>")
     shape = (
         "<tool_calls><tool_call>tool_name<arg_key>argument</arg_key><arg_value>value</arg_value></tool_call>"
         "</tool_calls>"
@@ -91,7 +91,7 @@ class HyV4Parser(GLM45Parser):
             return super().control_markers()
         return (*super().control_markers(), *self._with_suffix("").control_markers())
 
-    def scan(self, reader: Reader) -> Steps[None]:
+    def scan(self, reader: Reader) -> Incremental[None]:
         """Step: read the message."""
         suffix = self.suffix
         if suffix is None:
@@ -101,7 +101,7 @@ class HyV4Parser(GLM45Parser):
         else:
             yield from self._with_suffix(suffix).scan(reader)
 
-    def _suffix_of(self, reader: Reader) -> Steps[str]:
+    def _suffix_of(self, reader: Reader) -> Incremental[str]:
         """Step: return the suffix of the tags in a message; the text before the first call is reported."""
         for suffix in (self.default_suffix, ""):
             if f"<tool_calls{suffix}>" in reader.exact:
@@ -110,7 +110,7 @@ class HyV4Parser(GLM45Parser):
         while end_of(_CALL.search(reader.text, at), -1) < 0 and not reader.is_whole:
             begun = reader.text.rfind("<", max(at, len(reader.text) - _LONGEST))
             at = len(reader.text) if begun < 0 or reader.text.find(">", begun) >= 0 else begun
-            reader.say(at)
+            reader.emit_text(at)
             yield
         match = _CALL.search(reader.text, at) or _THINK.search(reader.text)
         return self.default_suffix if match is None else match[1] or ""

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 _BLOCK = "<|message_model|>"
 _CALL, _RAW_CALL = "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"
@@ -43,11 +43,11 @@ class InklingParser(JSONBlockParser):
     think = ("<|content_thinking|>", "<|end_message|>")
     think_end_proves = False
     turn_end = (_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>")
-    forged = ("<|message_tool|>", "<|end_message|>")
+    result_tags = ("<|message_tool|>", "<|end_message|>")
     names_tool: ClassVar[bool] = True
     shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: return whether the block that begins at `start` is a call; others are text or thoughts."""
         if not reader.at(_BLOCK, start):
             return True
@@ -58,11 +58,11 @@ class InklingParser(JSONBlockParser):
             yield
         return bool((yield from reader.which((_CALL, _RAW_CALL), end)))
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Step: read the text before the JSON; return where the JSON begins, and notes.
 
         Raises:
-            Unreadable: The message ends there, or the call is raw text.
+            CallParseError: The message ends there, or the call is raw text.
         """
         header = ""
         if reader.at(_BLOCK, start):
@@ -71,24 +71,26 @@ class InklingParser(JSONBlockParser):
             header = reader.text[begin:start].strip()
         at, notes = yield from super().begin(reader, start)
         if reader.at(_RAW_CALL, start):
-            raise Unreadable("wrong_dialect", f"a tool is called with JSON, behind {_CALL}", at, tool=header)
+            raise CallParseError(
+                "wrong_dialect", f"a tool is called with JSON, behind {_CALL}", at, tool=header
+            )
         return at, notes
 
-    def tail(self, reader: Reader, end: int) -> Steps[tuple[int, tuple[str, ...]]]:
+    def tail(self, reader: Reader, end: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Step: read what ends a block; the end of the whole message does too."""
         after = yield from reader.skip(end)
         if (yield from reader.which((_END,), after)):
             return end, ()
         return (yield from super().tail(reader, end))
 
-    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
+    def _read_reasoning(self, reader: Reader, inside: int) -> Incremental[int]:
         """Step: read a thought; a call that begins before its end ends it."""
         closed = yield from self.closing(reader, self.think[1], inside, inside)
         opener, _ = reader.first(self._calling, inside)
         if 0 <= opener < closed:
             reader.note("unclosed_reasoning")
             return inside
-        return (yield from super()._reason(reader, inside))
+        return (yield from super()._read_reasoning(reader, inside))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.

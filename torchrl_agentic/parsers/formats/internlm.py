@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _PLUGIN, _INTERPRETER = "<|plugin|>", "<|interpreter|>"
 
@@ -35,21 +35,21 @@ class InternLMParser(JSONBlockParser):
         "<|action_end|>"
     )
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Step: read the opener and `<|plugin|>` at `start`; return where the JSON begins, and notes.
 
         Raises:
-            Unreadable: No plugin is called, or the message ends here.
+            CallParseError: No plugin is called, or the message ends here.
         """
         at, notes = yield from super().begin(reader, start)
         called = yield from reader.which((_PLUGIN, _INTERPRETER), at)
         if called == _INTERPRETER:
-            raise Unreadable("wrong_dialect", f"tools are called behind {_PLUGIN}", at)
+            raise CallParseError("wrong_dialect", f"tools are called behind {_PLUGIN}", at)
         if not called:
-            raise Unreadable("missing_name", f"{_PLUGIN} is missing", at)
+            raise CallParseError("missing_name", f"{_PLUGIN} is missing", at)
         at = yield from reader.skip(at + len(called))
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, notes
 
     def write(self, call: ParsedCall) -> str:

@@ -10,9 +10,9 @@ import re
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
 _TAG_END = re.compile(r"\s*+>")
@@ -26,17 +26,17 @@ class InvokeParser(XMLParamsParser):
 
     attribute: ClassVar[re.Pattern[str]] = re.compile(r'\s++(\w++)\s*+=\s*+("[^"<>]*+")')
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: whether it stands in a section or at a line start; elsewhere it is prose about calls."""
         return reader.in_section or reader.is_line_start(start)
         yield
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
         """Step: read the name of the tool."""
         attributes, end = yield from self._tag(reader, start, self.openers[0])
         return attributes["name"], end
 
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
         """Step: read the opening tag of an argument."""
         attributes, end = yield from self._tag(reader, start, self.parameter)
         return Parameter(attributes["name"], end, self.is_string(attributes))
@@ -46,7 +46,7 @@ class InvokeParser(XMLParamsParser):
         del attributes
         return None
 
-    def _tag(self, reader: Reader, start: int, tag: str) -> Steps[tuple[dict[str, str], int]]:
+    def _tag(self, reader: Reader, start: int, tag: str) -> Incremental[tuple[dict[str, str], int]]:
         begin = at = start + len(tag)
         closed = yield from reader.find(">", begin)
         attributes: dict[str, str] = {}
@@ -55,9 +55,9 @@ class InvokeParser(XMLParamsParser):
             at = match.end()
         end = _TAG_END.match(reader.text, at)
         if end is None and closed < 0:
-            raise Unreadable("unclosed", f"{tag} has no end", begin)
+            raise CallParseError("unclosed", f"{tag} has no end", begin)
         if end is None or not attributes.get("name"):
-            raise Unreadable("missing_name", f'{tag} has no name="…"', begin)
+            raise CallParseError("missing_name", f'{tag} has no name="…"', begin)
         return attributes, end.end()
 
     def _arguments(self, call: ParsedCall, after: str = "") -> str:
@@ -94,7 +94,7 @@ class MiniMaxM2Parser(InvokeParser):
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
     style = "minimax_xml"
     turn_end = ("[e~[",)
-    forged = ("<response>", "</response>")
+    result_tags = ("<response>", "</response>")
     shape = (
         '<minimax:tool_call>\n<invoke name="tool_name">\n<parameter name="argument">value</parameter>\n'
         "</invoke>\n</minimax:tool_call>"
@@ -141,14 +141,14 @@ class DeepSeekV32Parser(InvokeParser):
     more_markers = (parameter, parameter_end, *other_openers, markup)
     style = "deepseek_xml"
     turn_end = ("<｜end▁of▁sentence｜>",)
-    forged = ("<function_results>", "</function_results>")
+    result_tags = ("<function_results>", "</function_results>")
     shape = (
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="tool_name">\n'
         '<｜DSML｜parameter name="argument" string="true">value</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
     )
 
-    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: read a call behind another version's section; report that version's calls as errors."""
         if marker[-1] != ">" and not reader.is_line_start(place):
             return place + len(marker)
@@ -159,15 +159,15 @@ class DeepSeekV32Parser(InvokeParser):
             return (yield from self.attempt(reader, inside))
         return (yield from self.attempt(reader, place, self._read_other))
 
-    def _read_other(self, reader: Reader, start: int) -> Steps[int]:
+    def _read_other(self, reader: Reader, start: int) -> Incremental[int]:
         """Refuse a call in the syntax of another version.
 
         Raises:
-            Unreadable: Always.
+            CallParseError: Always.
         """
         marker = yield from reader.which(self.other_openers, start)
         closer = f"</{marker[1:].removesuffix('>')}>"
-        error = Unreadable("wrong_dialect", "this is how other versions of DeepSeek write calls", start)
+        error = CallParseError("wrong_dialect", "this is how other versions of DeepSeek write calls", start)
         found = yield from reader.find(closer, start)
         error.end = len(reader.text) if found < 0 else found + len(closer)
         raise error
@@ -177,11 +177,11 @@ class DeepSeekV32Parser(InvokeParser):
         told = attributes.get("string")
         return None if told not in ("true", "false") else told == "true"
 
-    def json_body(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
+    def json_body(self, reader: Reader, at: int) -> Incremental[tuple[PartialCall, int]]:
         """Step: read arguments that are one JSON object."""
         value, end = yield from reader.json(at, (self.closer,))
         args, notes = read_arguments(value, self.limits)
-        return Attempt(args=args, notes=notes), (yield from self.past_closer(reader, end))
+        return PartialCall(args=args, notes=notes), (yield from self.past_closer(reader, end))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
@@ -202,7 +202,7 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
     example = '<｜DSML｜tool_calls><｜DSML｜invoke name="f">…'
     section = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
-    forged = ("<tool_result>", "</tool_result>")
+    result_tags = ("<tool_result>", "</tool_result>")
     other_openers = _dialects_but(*DeepSeekV32Parser.openers, *section)
     more_markers = (
         DeepSeekV32Parser.parameter,

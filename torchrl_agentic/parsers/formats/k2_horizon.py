@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import read_call
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import read_call
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 
 _TYPE, _TYPE_END = "<ifm|arg_type>", "</ifm|arg_type>"
@@ -35,13 +35,13 @@ class K2HorizonParser(GLM45Parser):
     think = _THOUGHTS[0]
     other_thinks = _THOUGHTS[1:]
     turn_end = ("<|ifm|im_end|>",)
-    forged = ("", "")
+    result_tags = ("", "")
     shape = (
         "<ifm|tool_calls>\n<ifm|tool_call>tool_name\n<ifm|arg_key>argument</ifm|arg_key>\n"
         "<ifm|arg_value>value</ifm|arg_value>\n</ifm|tool_call>\n</ifm|tool_calls>"
     )
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one call, whose body may be JSON."""
         at = yield from reader.past_repeated(self.openers[0], start + len(self.openers[0]))
         at = yield from reader.skip(at)
@@ -53,7 +53,7 @@ class K2HorizonParser(GLM45Parser):
         reader.add(attempt, start, end)
         return end
 
-    def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
+    def read_type(self, reader: Reader, at: int) -> Incremental[tuple[int, bool | None]]:
         """Step: read the type of an argument, if it is there; `array[string]` and its like are no strings."""
         begin = yield from reader.skip(at)
         if not (yield from reader.which((_TYPE,), begin)):
@@ -62,6 +62,6 @@ class K2HorizonParser(GLM45Parser):
         markers = (_TYPE_END, self.value_begin, self.closer, *self.openers, *self.turn_end)
         end, marker = yield from reader.find_first(markers, begin)
         if marker != _TYPE_END:
-            raise Unreadable("unclosed", f"the type of an argument ends with {_TYPE_END}", begin)
+            raise CallParseError("unclosed", f"the type of an argument ends with {_TYPE_END}", begin)
         kind = reader.text[begin:end].strip().lower()
         return end + len(_TYPE_END), None if kind in ("", "any") else kind == "string"

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 _ID = re.compile(r"\s*+(?:functions\.)?+(?P<name>[^\s:]++):(?P<index>\d++)\s*+\Z")
 _OURS = re.compile(r"call_\d+_(\d+)")
@@ -40,7 +40,7 @@ class KimiK2Parser(NamedJSONParser):
         """Read the id, which holds the name."""
         match = _ID.match(text)
         if match is None:
-            raise Unreadable("bad_id", "the id of a call is functions.name:number")
+            raise CallParseError("bad_id", "the id of a call is functions.name:number")
         return match["name"], text.strip()
 
     def write(self, call: ParsedCall) -> str:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size, read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structural import Frame
-from torchrl_agentic.parsers.engine.typed import kinds_of
+from torchrl_agentic.parsers.engine.json_text import check_size, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.structural_tag import Frame
+from torchrl_agentic.parsers.engine.typed_values import kinds_of
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
@@ -42,45 +42,49 @@ class KimiK3Parser(XMLParamsParser):
     turn_end = ("<|end_of_msg|>",)
     more_markers = (_OPEN, _CLOSE, _SEP, parameter, parameter_end)
     names_tool: ClassVar[bool] = True
-    forged = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
+    result_tags = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
     shape = (
         f'{section[0]}{openers[0]} tool="tool_name" index="1"{_SEP}{parameter} key="argument" type="string"'
         f"{_SEP}value{parameter_end}{closer}{section[1]}"
     )
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
         """Step: read the name of the tool."""
         attributes, end = yield from self._tag(reader, start, self.openers[0], "tool")
         return attributes["tool"], end
 
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
         """Step: read the opening tag of an argument."""
         attributes, end = yield from self._tag(reader, start, self.parameter, "key")
         kind = attributes.get("type")
         return Parameter(attributes["key"], end, None if kind is None else kind == "string")
 
-    def _tag(self, reader: Reader, start: int, tag: str, name: str) -> Steps[tuple[dict[str, str], int]]:
+    def _tag(
+        self, reader: Reader, start: int, tag: str, name: str
+    ) -> Incremental[tuple[dict[str, str], int]]:
         begin = at = start + len(tag)
         closed = yield from reader.find(_SEP, begin)
         if closed < 0:
-            raise Unreadable("unclosed", f"{tag} has no {_SEP}", begin)
+            raise CallParseError("unclosed", f"{tag} has no {_SEP}", begin)
         attributes: dict[str, str] = {}
         while match := _ATTRIBUTE.match(reader.text, at, closed):
             attributes[match[1]] = match[2].replace("&quot;", '"').replace("&amp;", "&")
             at = match.end()
         if not attributes.get(name, "").strip():
-            raise Unreadable("missing_name", f'{tag} has no {name}="…"', begin)
+            raise CallParseError("missing_name", f'{tag} has no {name}="…"', begin)
         if not _BLANKS.fullmatch(reader.text, at, closed):
-            raise Unreadable("extra_data", f"expecting {_SEP}", at)
+            raise CallParseError("extra_data", f"expecting {_SEP}", at)
         return attributes, closed + len(_SEP)
 
-    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+    def _read_arguments(
+        self, reader: Reader, at: int, schema: Fields | None
+    ) -> Incremental[tuple[PartialCall, int]]:
         body = yield from reader.skip(at)
         if not (yield from reader.which((_JSON,), body)):
             return (yield from super()._read_arguments(reader, at, schema))
         begin = yield from reader.find(_SEP, body)
         if begin < 0:
-            raise Unreadable("unclosed", f"{_JSON} has no {_SEP}", body)
+            raise CallParseError("unclosed", f"{_JSON} has no {_SEP}", body)
         begin = yield from reader.skip(begin + len(_SEP))
         value, end = yield from reader.json(begin, (_JSON_END,))
         check_size(reader.text, begin, end, self.limits)
@@ -88,14 +92,14 @@ class KimiK3Parser(XMLParamsParser):
             end = yield from reader.skip(end)
             if not (yield from reader.which((marker,), end)):
                 code = "unclosed" if end == len(reader.text) else "extra_data"
-                raise Unreadable(code, f"expecting {marker}", end)
+                raise CallParseError(code, f"expecting {marker}", end)
             end += len(marker)
         try:
             args, notes = read_arguments(value, self.limits)
-        except Unreadable as error:
+        except CallParseError as error:
             error.at, error.end = begin, end
             raise
-        return Attempt(args=args, notes=notes), end
+        return PartialCall(args=args, notes=notes), end
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the channel around it.

@@ -6,12 +6,12 @@ import re
 from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import decode, extent_of_odd, read_call
-from torchrl_agentic.parsers.engine.literals import LiteralReader
-from torchrl_agentic.parsers.engine.python_text import extent
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import decode, end_of_odd_value, read_call
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
+from torchrl_agentic.parsers.engine.python_source import bracket_end
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _PYTHON_TAG = "<|python_tag|>"
 _KEYS = "name|parameters|arguments|type|function|id"
@@ -47,7 +47,7 @@ class Llama3JSONParser(JSONBlockParser):
     trigger = '{"name": "'
     shape = '{"name": "tool name", "parameters": {"argument": "value"}}'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: whether an object stands where a call may, and begins like one."""
         if reader.at(_PYTHON_TAG, start):
             return True
@@ -70,17 +70,17 @@ class Llama3JSONParser(JSONBlockParser):
                 value, passed = decode(reader.text, place, self.limits)
                 if _is_call(value) and reader.knows(read_call(value, limits=self.limits).tool):
                     return True
-            except Unreadable:
+            except CallParseError:
                 continue
         return False
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one object or built-in call; what turns out to be none is left as text."""
         if (yield from reader.which((_PYTHON_TAG,), start)):
             return (yield from self._behind_tag(reader, start))
         try:
             value, end = yield from reader.json(start, None)
-        except Unreadable as error:
+        except CallParseError as error:
             broken = error
         else:
             return (yield from self._object(reader, start, value, end))
@@ -89,33 +89,33 @@ class Llama3JSONParser(JSONBlockParser):
         broke = start if broken.at is None else broken.at
         closed = -1
         if broke == start:  # what is wrong is a value, such as NaN, and the object may go on behind it
-            closed, broke = extent_of_odd(reader.text, start)
+            closed, broke = end_of_odd_value(reader.text, start)
         if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
             return broke
         if closed < 0 and (yield from self._closed(reader, start)) < 0:
-            raise Unreadable("unclosed", "the message ends inside the call", broken.at)
+            raise CallParseError("unclosed", "the message ends inside the call", broken.at)
         raise broken
 
-    def _closed(self, reader: Reader, start: int) -> Steps[int]:
+    def _closed(self, reader: Reader, start: int) -> Incremental[int]:
         """Step: like `reader.balanced`, but not for ever: each time may take as long as the text."""
-        reader.futile += 1
-        if reader.futile > 2 * self.limits.calls:
+        reader.failed_searches += 1
+        if reader.failed_searches > 2 * self.limits.calls:
             return -1
         return (yield from reader.balanced(start))
 
-    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
+    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Incremental[int]:
         if not _is_call(value):
             return end
         try:
             (attempt,) = self.attempts(value, (), len(reader.calls))
-        except Unreadable as error:
+        except CallParseError as error:
             error.at, error.end = start, end
             raise
         reader.add(attempt, start, end)
         return end
         yield
 
-    def _behind_tag(self, reader: Reader, start: int) -> Steps[int]:
+    def _behind_tag(self, reader: Reader, start: int) -> Incremental[int]:
         at, _ = yield from self.begin(reader, start)
         if reader.text[at] in "[{":
             value, end, notes = yield from self.json(reader, at)
@@ -125,26 +125,26 @@ class Llama3JSONParser(JSONBlockParser):
             return end
         return (yield from self._builtin(reader, start, at))
 
-    def _builtin(self, reader: Reader, start: int, at: int) -> Steps[int]:
+    def _builtin(self, reader: Reader, start: int, at: int) -> Incremental[int]:
         while not (match := _BUILTIN.match(reader.text, at)) and not reader.is_whole:
             if not _PART_OF_BUILTIN.match(reader.text, at):
                 break
             yield
         if match is None:
-            raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
-        if (yield from extent(reader, match.end() - 1)) < 0:
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("invalid_json", "invalid JSON, expecting an object", at)
+        if (yield from bracket_end(reader, match.end() - 1)) < 0:
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         name, args, end = LiteralReader(reader.text, self.limits).call(at)
-        reader.add(Attempt(name.removesuffix(".call"), args), start, end)
+        reader.add(PartialCall(name.removesuffix(".call"), args), start, end)
         return end
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable call at `start`: that of its brackets."""
         at, tags = start, (_PYTHON_TAG,)
         while tag := (yield from reader.which(tags, at)):
             at = yield from reader.skip(at + len(tag))
         if match := _BUILTIN.match(reader.text, at):
-            end = yield from extent(reader, match.end() - 1)
+            end = yield from bracket_end(reader, match.end() - 1)
         else:
             end = yield from reader.balanced(at)
         return end if end >= 0 else (yield from self.end_of_text(reader))

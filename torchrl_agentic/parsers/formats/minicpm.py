@@ -7,9 +7,9 @@ import re
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.xml_params import Parameter
 from torchrl_agentic.parsers.formats.invoke import InvokeParser
 
@@ -35,17 +35,17 @@ class MiniCPM5Parser(InvokeParser):
     parameter, parameter_end = "<param", "</param>"
     attribute = re.compile(r"""\s*+(\w++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
     turn_end = ("<|im_end|>",)
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")
     shape = '<function name="tool_name"><param name="argument">value</param></function>'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: return whether it is a tag with a name, and not `<functional>`."""
         after = yield from reader.skip(start + len(self.openers[0]))
         return (yield from reader.which(("name",), after)) != ""
 
     def _value_end(
         self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
-    ) -> Steps[tuple[int, int, bool]]:
+    ) -> Incremental[tuple[int, int, bool]]:
         """Step: return where a value ends; a CDATA block reaches to the `]]>` that ends the parameter too."""
         begin = yield from reader.skip(parameter.value_at)
         if not (yield from reader.which((_CDATA,), begin)):
@@ -56,15 +56,15 @@ class MiniCPM5Parser(InvokeParser):
             end = yield from reader.find(_CDATA_END, end)
             if end < 0:
                 rest = len(reader.text)  # calls in it are quoted
-                raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", begin, end=rest)
+                raise CallParseError("unclosed", f"its CDATA block has no {_CDATA_END}", begin, end=rest)
             end += len(_CDATA_END)
             stop = yield from reader.skip(end)
             is_closed = bool((yield from reader.which((self.parameter_end,), stop)))
         # A block that was cut off must not end with that of a later call.
-        later = yield from self.invented_turn(reader, begin, end)
+        later = yield from self.find_invented_turn(reader, begin, end)
         later = (yield from self._next_call(reader, begin, end)) if later < 0 else later
         if later >= 0 and reader.text.find(_CDATA, later, end) >= 0:
-            raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", later)
+            raise CallParseError("unclosed", f"its CDATA block has no {_CDATA_END}", later)
         return stop, (yield from reader.skip(stop + len(self.parameter_end))), True
 
     def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> tuple[JSON, tuple[str, ...]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 
 class MiniMaxM1Parser(JSONBlockParser):
@@ -25,11 +25,11 @@ class MiniMaxM1Parser(JSONBlockParser):
     fast = False
     shape = '<tool_calls>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_calls>'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one block: calls that were read count, also if the block breaks behind them."""
         at, notes = yield from self.begin(reader, start)
         if (yield from reader.which((self.closer,), at)):
-            raise Unreadable("empty", "there is nothing between the tags", at)
+            raise CallParseError("empty", "there is nothing between the tags", at)
         while True:
             value, end, fixes = yield from self.json(reader, at)
             at = yield from reader.skip(end)
@@ -39,7 +39,7 @@ class MiniMaxM1Parser(JSONBlockParser):
                 fixes = (*fixes, *more)
             try:
                 found = self.attempts(value, (*notes, *fixes), len(reader.calls), is_checked=False)
-            except Unreadable as error:
+            except CallParseError as error:
                 error.at, error.end = start, end
                 raise
             for attempt in found:

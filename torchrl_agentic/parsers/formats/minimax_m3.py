@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structural import Frame
-from torchrl_agentic.parsers.engine.typed import inner_schema, json_or_text, typed_value, types_of
+from torchrl_agentic.parsers.engine.json_text import check_size, dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.structural_tag import Frame
+from torchrl_agentic.parsers.engine.typed_values import inner_schema, json_or_text, typed_value, types_of
 from torchrl_agentic.parsers.formats.invoke import InvokeParser
 from torchrl_agentic.text import one_line
 
@@ -45,12 +45,14 @@ class _Element:
         """Return whether its children are the items of a list.
 
         Raises:
-            Unreadable: They should be, and one is not.
+            CallParseError: They should be, and one is not.
         """
         are_items = all(name == _ITEM for name, _ in self.children)
         kinds = (self.types or frozenset()) & (_LIST | _OBJECT)
         if kinds == _LIST and not are_items:
-            raise Unreadable("bad_arguments", f"{one_line(self.name, 40)} is a list of <{_ITEM}> elements")
+            raise CallParseError(
+                "bad_arguments", f"{one_line(self.name, 40)} is a list of <{_ITEM}> elements"
+            )
         return are_items and kinds != _OBJECT
 
 
@@ -72,43 +74,45 @@ class MiniMaxM3Parser(InvokeParser):
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
     think = ("<mm:think>", "</mm:think>")
     turn_end = ("[e~[",)
-    forged = ("<response>", "</response>")
+    result_tags = ("<response>", "</response>")
     other_openers = _SPACED
     more_markers = (_NS,)
     shape = (
         f'{section[0]}{openers[0]} name="tool_name">{_NS}<argument>value{_NS}</argument>{closer}{section[1]}'
     )
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: return whether it begins a call, wherever it is, and not an element such as `<invoke_id>`."""
         after = start + len(self.openers[0])
         while after == len(reader.text) and not reader.is_whole:
             yield
         return reader.text[after : after + 1] in " \t\r\n>"
 
-    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: report a namespace token apart from the tag of a call as an error; other tags are text."""
         tag = yield from reader.skip(place + len(marker))
         if reader.at(_NS, place) and (yield from reader.which((f"<{_SECTION}>", f"<{_CALL}"), tag)):
             return (yield from self.attempt(reader, place, self._read_spaced))
         return place + len(marker)
 
-    def _read_spaced(self, reader: Reader, start: int) -> Steps[int]:
+    def _read_spaced(self, reader: Reader, start: int) -> Incremental[int]:
         """Refuse a tag with white space between it and its namespace token.
 
         Raises:
-            Unreadable: Always.
+            CallParseError: Always.
         """
-        raise Unreadable("extra_data", f"white space parts {_NS} from its tag", start)
+        raise CallParseError("extra_data", f"white space parts {_NS} from its tag", start)
         yield
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one call."""
         name, at = yield from self.read_name(reader, start)
         schema = None if reader.tools is None else reader.tools.get(name)
         return (yield from self.named_call(reader, start, name, self._read_elements(reader, at, schema)))
 
-    def _read_elements(self, reader: Reader, body: int, root: Fields | None) -> Steps[tuple[Attempt, int]]:
+    def _read_elements(
+        self, reader: Reader, body: int, root: Fields | None
+    ) -> Incremental[tuple[PartialCall, int]]:
         stack = [_Element(_CALL, root, _OBJECT, body)]
         notes: tuple[str, ...] = ()
         while True:
@@ -116,36 +120,38 @@ class MiniMaxM3Parser(InvokeParser):
             marker = yield from reader.find(_NS, element.text_at)
             end = yield from reader.find(">", max(marker, element.text_at) + len(_NS))
             tag = reader.text[marker + len(_NS) : end + 1]
-            broke = yield from self.invented_turn(reader, element.text_at, marker)
+            broke = yield from self.find_invented_turn(reader, element.text_at, marker)
             if broke < 0 and (marker < 0 or end < 0):
                 broke = len(reader.text)
             if broke < 0 and self._ends_early(tag, element):
                 broke = marker
             if broke >= 0:
-                raise Unreadable("unclosed", f"{one_line(element.name, 40)} is not closed", broke)
+                raise CallParseError("unclosed", f"{one_line(element.name, 40)} is not closed", broke)
             text = reader.text[element.text_at : marker]
             if (element.children or len(stack) == 1) and text.strip():
-                raise Unreadable("extra_data", "expecting an element, not text", element.text_at)
+                raise CallParseError("extra_data", "expecting an element, not text", element.text_at)
             if tag == f"</{element.name}>":
                 try:
                     value, more = self._element_value(element, None if len(stack) == 1 else text)
-                except Unreadable as error:
+                except CallParseError as error:
                     error.at = marker
                     raise
                 notes = (*notes, *(note for note in more if note not in notes))
                 stack.pop()
                 if not stack:
                     check_size(reader.text, body, end + 1, self.limits)
-                    return Attempt(args=cast("dict[str, JSON]", value), notes=notes), end + 1
+                    return PartialCall(args=cast("dict[str, JSON]", value), notes=notes), end + 1
                 stack[-1].children.append((element.name, value))
                 stack[-1].text_at = end + 1
                 continue
             name = tag[1:-1]
             if tag[:1] != "<" or _NAME.fullmatch(name) is None or text.strip():
                 reason = f"expecting {_NS}</{one_line(element.name, 40)}>"
-                raise Unreadable("extra_data", reason, marker)
+                raise CallParseError("extra_data", reason, marker)
             if len(stack) > self.limits.depth:
-                raise Unreadable("too_deep", f"elements are nested deeper than {self.limits.depth}", marker)
+                raise CallParseError(
+                    "too_deep", f"elements are nested deeper than {self.limits.depth}", marker
+                )
             key = len(element.children) if name == _ITEM and element.types != _OBJECT else name
             schema = inner_schema(element.schema, key, root)
             types, is_odd = types_of(schema, root)
@@ -161,7 +167,7 @@ class MiniMaxM3Parser(InvokeParser):
         """Return the value of an element that has closed, and notes; `text` is None for that of the call.
 
         Raises:
-            Unreadable: It is a list of something else than items.
+            CallParseError: It is a list of something else than items.
         """
         types = element.types
         if text is not None and not element.children:
@@ -182,7 +188,7 @@ class MiniMaxM3Parser(InvokeParser):
         notes = ("repeated_element",) if len(fields) < len(element.children) else ()
         return {name: found[0] if len(found) == 1 else found for name, found in fields.items()}, notes
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: return the end of the unreadable call at `start`: its closer, or where another begins."""
         markers = (self.closer, *self.openers, *self.section, *self.turn_end)
         place, marker = yield from reader.find_first(markers, max(start + 1, broke))

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps, read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
 _WIRE_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -31,7 +31,7 @@ class MistralParser(JSONBlockParser):
     stop = ("</s>",)
     openers = ("[TOOL_CALLS]",)
     turn_end = ("</s>",)
-    forged = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+    result_tags = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
     think = ("[THINK]", "[/THINK]")
     other_thinks = (("<think>", "</think>"),)
     more_markers = (_CALL_ID, _ARGS, "[INST]", "[/INST]", "[TOOL_CONTENT]")
@@ -39,46 +39,46 @@ class MistralParser(JSONBlockParser):
     around = ("", "", "")
     shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read the list, or one call."""
         at, notes = yield from self.begin(reader, start)
         if reader.text[at] in "[{" and not (yield from reader.which((_ARGS, _CALL_ID), at)):
             return (yield from super().read(reader, start))
         name, call_id, json_at = yield from self._header(reader, at)
-        attempt = Attempt(name, call_id=call_id)
+        attempt = PartialCall(name, call_id=call_id)
         try:
             value, end, fixes = yield from self.json(reader, json_at)
-        except Unreadable as error:
+        except CallParseError as error:
             error.tool, error.call_id = name, call_id
             raise
         try:
             attempt.args, more = read_arguments(value, self.limits)
-        except Unreadable as error:
+        except CallParseError as error:
             error.tool, error.call_id, error.end = name, call_id, end
             raise
         attempt.notes = (*notes, *fixes, *more)
         reader.add(attempt, start, end)
         return end
 
-    def _header(self, reader: Reader, at: int) -> Steps[tuple[str, str | None, int]]:
+    def _header(self, reader: Reader, at: int) -> Incremental[tuple[str, str | None, int]]:
         """Step: read name, id and where the arguments begin."""
         place, marker = yield from self._header_end(reader, at)
         if marker not in (_ARGS, "{"):
-            error = Unreadable("unclosed", "the call has no arguments", at)
+            error = CallParseError("unclosed", "the call has no arguments", at)
             error.end = len(reader.text) if place < 0 else place
             raise error
         name, _, call_id = reader.text[at:place].partition(_CALL_ID)
         json_at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
         name = name.strip().strip("\ufeff")
         if len(name.split()) != 1 or "[" in name:
-            raise Unreadable("missing_name", "the name of the tool is missing", at)
+            raise CallParseError("missing_name", "the name of the tool is missing", at)
         return name, call_id.strip() or None, json_at
 
-    def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
+    def _header_end(self, reader: Reader, at: int) -> Incremental[tuple[int, str]]:
         markers = (_ARGS, "{", *self.openers, *self.turn_end)
         return (yield from reader.find_first(markers, at))
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable call at `start`: that of its brackets."""
         at = start
         while (yield from reader.which(self.openers, at)):

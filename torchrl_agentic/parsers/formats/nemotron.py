@@ -21,6 +21,6 @@ class NemotronNanoV2Parser(JSONListParser):
     openers = ("<TOOLCALL>",)
     closer = "</TOOLCALL>"
     turn_end = ("<SPECIAL_12>", "<|eot_id|>")
-    forged = ("<TOOL_RESPONSE>", "</TOOL_RESPONSE>")
+    result_tags = ("<TOOL_RESPONSE>", "</TOOL_RESPONSE>")
     around = ("<TOOLCALL>[", ", ", "]</TOOLCALL>")
     shape = '<TOOLCALL>[{"name": "tool name", "arguments": {"argument": "value"}}]</TOOLCALL>'

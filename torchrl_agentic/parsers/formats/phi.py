@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _TAG, _TAG_END = "<|tool_call|>", "<|/tool_call|>"
 
@@ -27,7 +27,7 @@ class Phi4MiniParser(JSONBlockParser):
     around = ("functools[", ", ", "]")
     shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list, and the tag behind it if there is one before it."""
         end = yield from super().read(reader, start)
         if not reader.at(_TAG, start):

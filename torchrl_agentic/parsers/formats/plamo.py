@@ -6,9 +6,9 @@ import re
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _NAME, _NAME_END = "<|plamo:begin_tool_name:plamo|>", "<|plamo:end_tool_name:plamo|>"
 _ARGUMENTS, _JSON = "<|plamo:begin_tool_arguments:plamo|>", "<|plamo:constrain|>json"
@@ -46,7 +46,7 @@ class Plamo3Parser(NamedJSONParser):
         """Read the name, and what announces the arguments."""
         match = _HEADER.fullmatch(text)
         if match is None or not match[1].strip():
-            raise Unreadable(
+            raise CallParseError(
                 "missing_name", f"the name is between {_NAME} and {_NAME_END}, then {_ARGUMENTS}"
             )
         return match[1].strip(), None

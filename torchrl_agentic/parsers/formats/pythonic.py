@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.literals import LiteralReader
-from torchrl_agentic.parsers.engine.python_text import extent, items, open_string
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall, call_error
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
+from torchrl_agentic.parsers.engine.python_source import bracket_end, open_string, split_items
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _FIRST = re.compile(r"\[\s{0,99}+([A-Za-z_][\w.-]{0,200}+)\s{0,99}+\(")
 _PART_OF_FIRST = re.compile(r"\[\s{0,99}+(?:[A-Za-z_][\w.-]{0,200}+)?+\s{0,99}+\Z")
@@ -29,7 +29,7 @@ class CallListParser(TextParser):
     in_brackets: ClassVar[bool] = True
     separators: ClassVar[str] = ","
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list."""
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
@@ -39,13 +39,13 @@ class CallListParser(TextParser):
         self._add(reader, start, inside, attempts, end, notes)
         return end
 
-    def _list(self, reader: Reader, begin: int) -> Steps[tuple[tuple[int, int], int, tuple[str, ...]]]:
+    def _list(self, reader: Reader, begin: int) -> Incremental[tuple[tuple[int, int], int, tuple[str, ...]]]:
         """Step: return where the calls behind an opener begin and stop, where the block ends, and notes.
 
         Raises:
-            Unreadable: the message ends inside the list.
+            CallParseError: the message ends inside the list.
         """
-        stop = yield from extent(reader, begin, self.closer, self.openers[0], *self.turn_end)
+        stop = yield from bracket_end(reader, begin, self.closer, self.openers[0], *self.turn_end)
         at_end = stop < 0 or not reader.at(self.closer, stop)
         quoted = len(reader.text) if stop < 0 else None  # a closer that is there stands in a string
         if stop < 0:
@@ -55,27 +55,31 @@ class CallListParser(TextParser):
             return inside, stop + len(self.closer), ()
         if not (reader.text.startswith(self.openers[0], stop) or self._is_complete(reader, inside, begin)):
             self._refuse_open_string(reader, begin, stop)
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin, end=quoted)
+            raise CallParseError("unclosed", f"the message ends before {self.closer}", begin, end=quoted)
         return inside, stop, ("unclosed_tag",)
 
     def _refuse_open_string(
-        self, reader: Reader, begin: int, stop: int, attempts: Sequence[Attempt] | None = None
+        self, reader: Reader, begin: int, stop: int, attempts: Sequence[PartialCall] | None = None
     ) -> None:
         """Refuse a broken list if the message ends inside a string of it, which may quote what follows.
 
         Raises:
-            Unreadable: it does.
+            CallParseError: it does.
         """
         is_broken = attempts is None or any(attempt.error for attempt in attempts)
         if is_broken and reader.text.find(self.openers[0], stop) >= 0:
             place = open_string(reader.text, begin, stop)
             if place >= 0:
-                raise Unreadable("unclosed", "the message ends inside a string", place, end=len(reader.text))
+                raise CallParseError(
+                    "unclosed", "the message ends inside a string", place, end=len(reader.text)
+                )
 
     def _is_complete(self, reader: Reader, inside: tuple[int, int], begin: int) -> bool:
         """Return whether a list without its closer was written to its end."""
         begin = reader.text.find("[", begin, inside[0])
-        if self.in_brackets and (begin < 0 or finish(extent(Reader(reader.text), begin)) != inside[1] + 1):
+        if self.in_brackets and (
+            begin < 0 or finish(bracket_end(Reader(reader.text), begin)) != inside[1] + 1
+        ):
             return False
         attempts = self._attempts(reader, inside)
         return bool(attempts) and all(attempt.error is None for attempt in attempts[-1:])
@@ -89,9 +93,9 @@ class CallListParser(TextParser):
             return begin + 1, stop - 1
         return begin, stop
 
-    def _attempts(self, reader: Reader, inside: tuple[int, int]) -> list[Attempt]:
+    def _attempts(self, reader: Reader, inside: tuple[int, int]) -> list[PartialCall]:
         """Read the calls of a list."""
-        places = items(reader.text, *inside, self.separators)
+        places = split_items(reader.text, *inside, self.separators)
         return [self._item(reader, index, *place) for index, place in enumerate(places, len(reader.calls))]
 
     def _add(
@@ -99,32 +103,32 @@ class CallListParser(TextParser):
         reader: Reader,
         start: int,
         inside: tuple[int, int],
-        attempts: Sequence[Attempt],
+        attempts: Sequence[PartialCall],
         end: int,
         notes: tuple[str, ...] = (),
     ) -> None:
         """Add the calls of a list; the first has the span of all of it.
 
         Raises:
-            Unreadable: there is none.
+            CallParseError: there is none.
         """
         if not attempts:
-            raise Unreadable("empty", "the list holds no call", inside[0])
+            raise CallParseError("empty", "the list holds no call", inside[0])
         for attempt in attempts:
             attempt.notes += notes
             reader.add(attempt, start, end)
             start = end
 
-    def _item(self, reader: Reader, index: int, begin: int, stop: int) -> Attempt:
+    def _item(self, reader: Reader, index: int, begin: int, stop: int) -> PartialCall:
         literal = LiteralReader(reader.text, self.limits)
         try:
             check_size(reader.text, begin, stop, self.limits)
             name, args, end = literal.call(literal.skip(begin))
             if (after := literal.skip(end)) < stop:
-                raise Unreadable("extra_data", "behind the call comes something else", after, tool=name)
-        except Unreadable as error:
-            return Attempt(error.tool, error=explain(index, error, reader.text, self.shape, stop))
-        return Attempt(name, args)
+                raise CallParseError("extra_data", "behind the call comes something else", after, tool=name)
+        except CallParseError as error:
+            return PartialCall(error.tool, error=call_error(index, error, reader.text, self.shape, stop))
+        return PartialCall(name, args)
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the list around it.
@@ -179,7 +183,7 @@ class PythonicParser(CallListParser):
     turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
     shape = "[tool_name(argument='value')]"
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: whether a list stands where calls may, and begins like one."""
         if reader.at(self.openers[0], start):
             return True
@@ -197,7 +201,7 @@ class PythonicParser(CallListParser):
             first = _FIRST.match(reader.text, place)
             if place < passed or first is None or not reader.knows(first[1]):
                 continue
-            passed = finish(extent(Reader(reader.text), place))
+            passed = finish(bracket_end(Reader(reader.text), place))
             if passed < 0:
                 return False
             attempts = self._attempts(reader, (place + 1, passed - 1))
@@ -205,23 +209,23 @@ class PythonicParser(CallListParser):
                 return True
         return False
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list; a bare one that turns out to be none is left as text."""
         if (yield from reader.which(self.openers[:1], start)):
             return (yield from super().read(reader, start))
         passed = len(reader.unclosed)
-        end = yield from extent(reader, start)
+        end = yield from bracket_end(reader, start)
         first = _FIRST.match(reader.text, start)
         is_known = first is not None and reader.tools is not None and first[1] in reader.tools
         if end < 0:
             # To go over the rest of the text costs more than to know of this bracket from an earlier time.
-            reader.futile += 1 if len(reader.unclosed) == passed else 16
+            reader.failed_searches += 1 if len(reader.unclosed) == passed else 16
             line_end = reader.text.find("\n", start)
             line = reader.text[start : line_end if line_end >= 0 else len(reader.text)]
             is_prose = not is_known and reader.tools is not None and "'" not in line and '"' not in line
-            if is_prose and reader.futile <= self.limits.calls:
+            if is_prose and reader.failed_searches <= self.limits.calls:
                 return start + 1
-            raise Unreadable("unclosed", "the message ends inside the list of calls", start)
+            raise CallParseError("unclosed", "the message ends inside the list of calls", start)
         inside = (start + 1, end - 1)
         attempts = self._attempts(reader, inside)
         errors = [attempt.error for attempt in attempts]
@@ -230,9 +234,9 @@ class PythonicParser(CallListParser):
         self._add(reader, start, inside, attempts, end)
         return end
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable list at `start`."""
         if (yield from reader.which(self.openers[:1], start)):
-            return (yield from super().end_of_bad(reader, start, broke))
-        end = yield from extent(reader, start)
+            return (yield from super().end_of_malformed(reader, start, broke))
+        end = yield from bracket_end(reader, start)
         return len(reader.text) if end < 0 else end

@@ -10,8 +10,8 @@ import re
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
 _NAME = re.compile("([^<>\n]*+)>")
@@ -39,31 +39,31 @@ class Qwen3CoderParser(XMLParamsParser):
     style = "qwen_xml"
     trigger = f"{section[0]}\n{openers[0]}"
     turn_end = ("<|im_end|>", "<|endoftext|>")
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")
     shape = (
         "<tool_call>\n<function=tool_name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n"
         "</tool_call>"
     )
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
         """Step: read the name of the tool."""
         return (yield from self._equals(reader, start, self.openers[0]))
 
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
         """Step: read the opening tag of an argument."""
         return Parameter(*(yield from self._equals(reader, start, self.parameter)))
 
-    def _equals(self, reader: Reader, start: int, tag: str) -> Steps[tuple[str, int]]:
+    def _equals(self, reader: Reader, start: int, tag: str) -> Incremental[tuple[str, int]]:
         begin = start + len(tag)
         match = _NAME.match(reader.text, begin)
         if match is not None and (name := match[1].strip()):
             return name, match.end()
         end = yield from reader.find_first((">", "\n", "<"), begin)
         if end[1] != ">":
-            raise Unreadable("unclosed", f"{tag} has no end", start)
+            raise CallParseError("unclosed", f"{tag} has no end", start)
         name = reader.text[begin : end[0]].strip()
         if not name:
-            raise Unreadable("missing_name", f"{tag} names nothing", start)
+            raise CallParseError("missing_name", f"{tag} names nothing", start)
         return name, end[0] + 1
 
     def write(self, call: ParsedCall) -> str:
@@ -116,7 +116,7 @@ class SeedOSSParser(Qwen3CoderParser):
     think = ("<seed:think>", "</seed:think>")
     trigger = f"{section[0]}\n{Qwen3CoderParser.openers[0]}"
     turn_end = ("<seed:eos>",)
-    forged = ("", "")
+    result_tags = ("", "")
     newlines: ClassVar[Literal["data", "each", "pair"]] = "pair"
     shape = Qwen3CoderParser.shape.replace("\nvalue\n", "value").replace("tool_call>", "seed:tool_call>")
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 SEARCH = {"search": ("search", "query")}
 
@@ -42,13 +42,13 @@ class TagsParser(TextParser):
             raise ValueError(f"tags are words, one per tool; got {list(self.tags)}")
         self.openers = tuple(f"<{tag}>" for tag in self.tags)
         self.stop = (*(f"</{tag}>" for tag in self.tags), f"</{answer}>")
-        self.forged = (f"<{result}>", f"</{result}>")
+        self.result_tags = (f"<{result}>", f"</{result}>")
         self.result = result
         self.result_role = result_role
         first, (_, argument) = next(iter(self.tags.items()))
         self.shape = f"<{first}>{argument}</{first}>"
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one tag."""
         opener = yield from reader.which(self.openers, start)
         tool, argument = self.tags[opener[1:-1]]
@@ -56,15 +56,15 @@ class TagsParser(TextParser):
         begin = yield from reader.past_repeated(opener, begin)
         end = yield from reader.find(closer, begin)
         if end < 0:
-            raise Unreadable("unclosed", f"the message ends before {closer}", begin, tool=tool)
+            raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
         value = reader.text[begin:end].strip()
         if not value:
-            raise Unreadable("empty", f"there is nothing in {opener}", begin, tool=tool)
+            raise CallParseError("empty", f"there is nothing in {opener}", begin, tool=tool)
         check_size(reader.text, begin, end, self.limits, tool=tool)
-        reader.add(Attempt(tool, {argument: value}), start, end + len(closer))
+        reader.add(PartialCall(tool, {argument: value}), start, end + len(closer))
         return end + len(closer)
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable tag at `start`."""
         opener = yield from reader.which(self.openers, start)
         closer = f"</{opener[1:]}"

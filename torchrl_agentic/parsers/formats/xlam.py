@@ -6,10 +6,10 @@ import re
 from typing import Any, ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps, fits
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps, fits
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"
@@ -42,7 +42,7 @@ class XLAMParser(Llama3JSONParser):
     trigger = ""
     shape = '[{"name": "tool name", "arguments": {"argument": "value"}}]'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: return whether a list stands where a call may, and begins like one of calls."""
         if (yield from reader.which(_WRAPPERS, start)):
             return True
@@ -50,20 +50,20 @@ class XLAMParser(Llama3JSONParser):
             return False
         return (yield from self.has_shape(reader, start))
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Step: read the wrapper at `start`; return where its JSON begins, and a note.
 
         Raises:
-            Unreadable: The message ends there.
+            CallParseError: The message ends there.
         """
         at = start
         while wrapper := (yield from reader.which(_WRAPPERS, at)):
             at = yield from reader.skip(at + len(wrapper))
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, ("foreign_wrapper",)
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list; what turns out to be none of calls is left as text."""
         wrapper = yield from reader.which(_WRAPPERS, start)
         if not wrapper:
@@ -76,14 +76,14 @@ class XLAMParser(Llama3JSONParser):
                 reader.extend(end)
         return end
 
-    def _fence(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def _read_fence(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: read a Markdown fence; one that may hold calls is passed over."""
         line_end = yield from reader.line_end(place)
         if line_end - place <= _LONGEST and reader.text[place:line_end].strip() in _JSON_FENCES:
             return line_end
-        return (yield from super()._fence(reader, place, marker))
+        return (yield from super()._read_fence(reader, place, marker))
 
-    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
+    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Incremental[int]:
         items = cast("list[Any]", value)
         if any(map(_is_call, items)):
             small = fits(reader.text, start, end, self.limits)
@@ -93,7 +93,7 @@ class XLAMParser(Llama3JSONParser):
         return end
         yield
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: return the end of the unreadable list at `start`: that of its wrapper or of its brackets."""
         at = start
         while wrapper := (yield from reader.which(_WRAPPERS, at)):

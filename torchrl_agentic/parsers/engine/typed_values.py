@@ -7,9 +7,9 @@ from typing import cast
 
 from torchrl_agentic.messages import JSON, Fields, fields_of
 from torchrl_agentic.parsers.base import Limits
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import decode_any, fits
-from torchrl_agentic.parsers.engine.literals import LiteralReader
+from torchrl_agentic.parsers.engine.json_text import decode_any, fits
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
 from torchrl_agentic.tools.schema_simplify import TYPES, meant_types
 
 _NO_STRINGS = frozenset(("null", "integer", "number", "boolean", "object", "array"))
@@ -161,7 +161,7 @@ def json_or_text(text: str, limits: Limits) -> JSON:
     """Give the JSON value that some text is, or the text if it is none."""
     try:
         return decode_any(text, limits)
-    except Unreadable:
+    except CallParseError:
         return text
 
 
@@ -205,7 +205,7 @@ def _python_literal(text: str, limits: Limits) -> tuple[JSON] | None:
     reader = LiteralReader(stripped, limits)
     try:
         value, end = reader.value(0)
-    except Unreadable:
+    except CallParseError:
         return None
     is_whole = end == len(stripped) and isinstance(value, dict | list)
     return (cast("JSON", value),) if is_whole else None

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult
-from torchrl_agentic.parsers.base import Stream, Tokenizer, Tools, message_text, require_name, schemas_of
-from torchrl_agentic.parsers.engine.attempts import number
+from torchrl_agentic.parsers.base import Tokenizer, Tools, message_text, require_name, schemas_of
+from torchrl_agentic.parsers.engine.decoded_calls import read_message_calls
+from torchrl_agentic.parsers.engine.marker_tokens import MarkerTokens
+from torchrl_agentic.parsers.engine.partial_call import assign_ids
 from torchrl_agentic.parsers.engine.reader import Reader, finish
-from torchrl_agentic.parsers.engine.scan import TextScanner
-from torchrl_agentic.parsers.engine.structural import Frame, parameters, structural_tag
-from torchrl_agentic.parsers.engine.structured import structured_attempts
-from torchrl_agentic.parsers.engine.tokens import Tokens
-from torchrl_agentic.parsers.events import Event, events_of
+from torchrl_agentic.parsers.engine.structural_tag import Frame, parameters, structural_tag
+from torchrl_agentic.parsers.engine.text_scanner import TextScanner
+from torchrl_agentic.parsers.streaming import Event, Stream, events_of
 
 
 class TextParser(TextScanner):
@@ -53,13 +53,13 @@ class TextParser(TextScanner):
         found = self._whole(message_text(response), tools, turn).result(response)
         if isinstance(response, str) or found.calls:
             return found
-        return replace(found, calls=number(structured_attempts(response, self.limits), turn))
+        return replace(found, calls=assign_ids(read_message_calls(response, self.limits), turn))
 
     def parse_tokens(
         self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
         """Read the tokens that a model sampled; see `ToolCallParser.parse_tokens`."""
-        tokens = Tokens(ids, tokenizer, self.control_markers())
+        tokens = MarkerTokens(ids, tokenizer, self.control_markers())
         reader = self._whole(tokens.text, tools, turn, tokens.exact)
         return tokens.with_token_spans(reader.result(tokens.text))
 
@@ -93,9 +93,9 @@ class TextParser(TextScanner):
         """Read a whole message."""
         reader = self._reader(text, tools, turn, exact)
         finish(self.scan(reader))
-        return self.proven(reader)
+        return self.read_again_if_reasoning(reader)
 
-    def proven(self, reader: Reader) -> Reader:
+    def read_again_if_reasoning(self, reader: Reader) -> Reader:
         """Read a message again if the end of a thought proves that it began inside one."""
         if not self.closes_unopened_thought(reader):
             return reader
@@ -150,8 +150,8 @@ class TextParser(TextScanner):
         A bracket that opens calls is no marker: data is full of them, and tokens that hold one hold more.
         """
         markers = [*self.openers, self.closer, *self.turn_end]
-        markers += [marker for pair in self.thinks.items() for marker in pair]
-        markers += [*self.section, *self.forged, *self.more_markers]
+        markers += [marker for pair in self.reasoning_tags.items() for marker in pair]
+        markers += [*self.section, *self.result_tags, *self.more_markers]
         return tuple(dict.fromkeys(marker for marker in markers if len(marker) > 1))
 
 
@@ -183,12 +183,12 @@ class TextStream(Stream):
             self._reader.end()
             finish(self._steps)
             self.last_events = self._taken()
-            proven = self._parser.proven(self._reader)
-            if proven is not self._reader:
+            read_again_if_reasoning = self._parser.read_again_if_reasoning(self._reader)
+            if read_again_if_reasoning is not self._reader:
                 sent = {call.span for call in self._reader.calls}
-                unsent = [call for call in proven.calls if call.span not in sent]
+                unsent = [call for call in read_again_if_reasoning.calls if call.span not in sent]
                 self.last_events += events_of(unsent)
-                self._reader = proven
+                self._reader = read_again_if_reasoning
         return self._reader.result(self._reader.text)
 
     def _taken(self) -> list[Event]:

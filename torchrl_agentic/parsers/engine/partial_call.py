@@ -14,7 +14,7 @@ EXCERPT = 40
 
 
 @dataclass(slots=True)
-class Attempt:
+class PartialCall:
     """What a format found at one place of a message, before it has an id; still being written."""
 
     tool: str = ""
@@ -26,7 +26,7 @@ class Attempt:
     notes: tuple[str, ...] = ()
 
 
-class Unreadable(ValueError):
+class CallParseError(ValueError):
     """An attempt cannot be read.
 
     at: where in the text it broke, in characters. end: where the attempt ends, if that is known. tool,
@@ -51,7 +51,7 @@ class Unreadable(ValueError):
         self.call_id = call_id
 
 
-class Numbering:
+class CallIds:
     """The ids of one message's calls: the model's own, or `call_{turn}_{index}`, no two the same."""
 
     __slots__ = ("_taken", "_turn")
@@ -60,7 +60,7 @@ class Numbering:
         self._turn = turn
         self._taken: dict[str, int] = {}
 
-    def call(self, attempt: Attempt, index: int) -> ParsedCall:
+    def call(self, attempt: PartialCall, index: int) -> ParsedCall:
         """Give an attempt, the `index`th of its message, its id."""
         wanted = attempt.call_id or f"call_{self._turn}_{index}"
         call_id, notes = claim_id(wanted, self._taken), attempt.notes
@@ -78,13 +78,13 @@ class Numbering:
         )
 
 
-def number(attempts: Sequence[Attempt], turn: int) -> tuple[ParsedCall, ...]:
+def assign_ids(attempts: Sequence[PartialCall], turn: int) -> tuple[ParsedCall, ...]:
     """Give the attempts of a message their ids."""
-    numbering = Numbering(turn)
+    numbering = CallIds(turn)
     return tuple(numbering.call(attempt, index) for index, attempt in enumerate(attempts))
 
 
-def explain(index: int, error: Unreadable, text: str, shape: str, end: int | None = None) -> CallError:
+def call_error(index: int, error: CallParseError, text: str, shape: str, end: int | None = None) -> CallError:
     """Tell the model what was read, where it broke, and what a right call looks like.
 
     end: where the attempt ends in the text; nothing behind it is quoted.
@@ -103,12 +103,12 @@ def _quoted(excerpt: str) -> str:
     return f'"{one_line(excerpt, 2 * EXCERPT - 2)}"'
 
 
-def over_limit(index: int, limit: int) -> CallError:
+def over_limit_error(index: int, limit: int) -> CallError:
     """Tell the model that it wrote too many calls."""
     return CallError("over_limit", f"call {index + 1} was not run: at most {limit} calls per message")
 
 
-def in_reasoning(index: int) -> CallError:
+def in_reasoning_error(index: int) -> CallError:
     """Tell the model that it called a tool while it was thinking."""
     reason = "it stands in your reasoning. Send it again behind it"
     return CallError("call_in_reasoning", f"call {index + 1} was not run: {reason}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 FENCES = ("```", "~~~")
 _RUN = re.compile("`++|~++")
 
 
 def closed_fence(
-    reader: Reader, place: int, marker: str, closing: Callable[[Reader, str, int, int], Steps[int]]
-) -> Steps[int]:
+    reader: Reader, place: int, marker: str, closing: Callable[[Reader, str, int, int], Incremental[int]]
+) -> Incremental[int]:
     """Step: give the end of the fence that opens at `place`; -1 if none does, or if it never closes."""
     if not _is_at_line_start(reader, place):
         return -1
@@ -41,5 +41,5 @@ def closed_fence(
 def _is_at_line_start(reader: Reader, place: int) -> bool:
     """Whether at most three spaces stand before a place on its line, or behind the last thought or call."""
     begin = reader.text.rfind("\n", max(0, place - 4), place) + 1
-    begin = max(begin, *(end for end in (reader.covered, reader.margin) if end <= place))
+    begin = max(begin, *(end for end in (reader.covered, reader.reasoning_end) if end <= place))
     return place - begin <= 3 and not reader.text[begin:place].strip(" ")

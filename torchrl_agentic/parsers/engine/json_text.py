@@ -10,24 +10,30 @@ from typing import Any, NoReturn, cast
 
 from torchrl_agentic.messages import JSON, is_encodable
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.attempts import EXCERPT, Attempt, Unreadable
+from torchrl_agentic.parsers.engine.partial_call import EXCERPT, CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
 from torchrl_agentic.text import one_line
 
 _WHITESPACE = re.compile("[ \t\n\r\ufeff]*+")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_FENCE = re.compile(r"\s*+```[a-z]*+\s*+(?P<body>.*)```\s*+\Z", re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_STRING_OR_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
+_STRING_OR_EMPTY_ITEM = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{,]\s*+,', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _FAR, _PIECE, _LONGEST_TOKEN = 1 << 16, 1 << 12, 16
 _BEGIN, _END = ("{", "["), ("}", "]")
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise Unreadable("invalid_json", f"{name} is no JSON")
+    raise CallParseError("invalid_json", f"{name} is no JSON")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):  # 1e999, about which `parse_constant` is not asked
-        raise Unreadable("invalid_json", f"the number {text[:20]} is too large")
+        raise CallParseError("invalid_json", f"the number {text[:20]} is too large")
     return value
 
 
@@ -64,7 +70,7 @@ def _scan_piece(
     return scan(text, at)
 
 
-def extent_of_odd(text: str, at: int) -> tuple[int, int]:
+def end_of_odd_value(text: str, at: int) -> tuple[int, int]:
     """Return where a value ends that holds numbers which are no JSON; -1 if it breaks, and where it does."""
     try:
         end = _scan_piece(text, at, _odd_decoder.scan_once)[1]
@@ -89,10 +95,10 @@ def decode(text: str, at: int, limits: Limits = LIMITS) -> tuple[JSON, int]:
     """Read the JSON object or array that begins at `at`; give it and where it ends.
 
     Raises:
-        Unreadable: there is none, or it is nested too deep or too large, or holds what JSON cannot say.
+        CallParseError: there is none, or it is nested too deep or too large, or holds what JSON cannot say.
     """
     if text[at : at + 1] not in _BEGIN:
-        raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
+        raise CallParseError("invalid_json", "invalid JSON, expecting an object", at)
     try:
         value, end = _scan_piece(text, at)
     except StopIteration as error:
@@ -100,12 +106,12 @@ def decode(text: str, at: int, limits: Limits = LIMITS) -> tuple[JSON, int]:
     except JSONDecodeError as error:
         raise _broken(text, at, error.msg.lower(), error.pos, limits) from None
     except RecursionError:
-        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", at) from None
-    except Unreadable as error:
+        raise CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}", at) from None
+    except CallParseError as error:
         error.at = at
         raise
     except ValueError:  # an integer of more digits than Python converts
-        raise Unreadable("invalid_json", "invalid JSON, a number has too many digits", at) from None
+        raise CallParseError("invalid_json", "invalid JSON, a number has too many digits", at) from None
     check(value, text, at, end, limits)
     return value, end
 
@@ -114,18 +120,18 @@ def decode_any(text: str, limits: Limits = LIMITS) -> JSON:
     """Read a text that is one JSON value of any kind, white space aside.
 
     Raises:
-        Unreadable: it is not.
+        CallParseError: it is not.
     """
     start = skip_whitespace(text, 0)
     try:
         value, end = scan_once(text, start)
         check(value, text, start, end, limits)
-    except Unreadable:
+    except CallParseError:
         raise
     except (StopIteration, ValueError, RecursionError):
-        raise Unreadable("invalid_json", "invalid JSON", start) from None
+        raise CallParseError("invalid_json", "invalid JSON", start) from None
     if skip_whitespace(text, end) != len(text):
-        raise Unreadable("extra_data", "behind the JSON stands something else", end)
+        raise CallParseError("extra_data", "behind the JSON stands something else", end)
     return value
 
 
@@ -133,11 +139,11 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
     """See that a value that was read from `start` to `end` is within the limits, and is JSON to everybody.
 
     Raises:
-        Unreadable: it is not.
+        CallParseError: it is not.
     """
     # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
     if end - start > limits.depth and _is_too_deep(text, start, end, limits):
-        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
+        raise CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
     if not isinstance(value, list):
         check_size(text, start, end, limits)
     escape = text.find("\\u", start, end)
@@ -146,28 +152,28 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
         and _HALF.search(text, escape, end)
         and not is_encodable(json.dumps(value, ensure_ascii=False))
     ):
-        raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair", start)
+        raise CallParseError("invalid_json", "invalid JSON, half of a surrogate pair", start)
 
 
 def check_data(value: JSON, limits: Limits) -> None:
     """See that a value that did not come as text is JSON to everybody, and within the limits.
 
     Raises:
-        Unreadable: it is not.
+        CallParseError: it is not.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError:
-        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}") from None
+        raise CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}") from None
     except (TypeError, ValueError) as error:
-        raise Unreadable("invalid_json", f"invalid JSON, {error}") from None
+        raise CallParseError("invalid_json", f"invalid JSON, {error}") from None
     if _is_too_deep(text, 0, len(text), limits):
-        raise Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}")
+        raise CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}")
     if not is_encodable(text):
-        raise Unreadable("invalid_json", "invalid JSON, half of a surrogate pair")
+        raise CallParseError("invalid_json", "invalid JSON, half of a surrogate pair")
     try:
         check_size(text, 0, len(text), limits)
-    except Unreadable as error:
+    except CallParseError as error:
         error.at = None  # a place in what was just written, not in the message
         raise
 
@@ -176,10 +182,12 @@ def check_size(text: str, start: int, end: int, limits: Limits, *, tool: str = "
     """See that the arguments of one call, from `start` to `end`, are within the limit.
 
     Raises:
-        Unreadable: they are not.
+        CallParseError: they are not.
     """
     if not fits(text, start, end, limits):
-        raise Unreadable("too_large", f"a call has at most {limits.argument_bytes} bytes", start, tool=tool)
+        raise CallParseError(
+            "too_large", f"a call has at most {limits.argument_bytes} bytes", start, tool=tool
+        )
 
 
 def fits(text: str, start: int, end: int, limits: Limits) -> bool:
@@ -190,17 +198,17 @@ def fits(text: str, start: int, end: int, limits: Limits) -> bool:
     return len(text[start:end].encode("utf-8", "surrogatepass")) <= limits.argument_bytes
 
 
-def _broken(text: str, start: int, reason: str, at: int, limits: Limits) -> Unreadable:
+def _broken(text: str, start: int, reason: str, at: int, limits: Limits) -> CallParseError:
     """What to say of JSON that breaks at `at`.
 
     How deep Python reads before it gives up depends on its version; what we say must not.
     """
     if at - start > limits.depth and _is_too_deep(text, start, at, limits):
-        return Unreadable("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
+        return CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
     before = len(text[start:at].rstrip()) + start - 1 if text[at : at + 1] in _END else at
     if text[before : before + 1] == ",":  # newer versions say so themselves, and at the comma
-        return Unreadable("invalid_json", "invalid JSON, a comma too many", before)
-    return Unreadable("invalid_json", f"invalid JSON, {reason}", at)
+        return CallParseError("invalid_json", "invalid JSON, a comma too many", before)
+    return CallParseError("invalid_json", f"invalid JSON, {reason}", at)
 
 
 def _is_too_deep(text: str, start: int, end: int, limits: Limits) -> bool:
@@ -222,16 +230,16 @@ def dumps(value: JSON) -> str:
     return json.dumps(value, ensure_ascii=False).replace("</", "<\\/")
 
 
-def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> Attempt:
+def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> PartialCall:
     """Read a decoded call: `{"name", "arguments"}`, or the same under "function" as OpenAI has it.
 
     key: what the format calls the arguments; "arguments" and "parameters" are both read.
 
     Raises:
-        Unreadable: it has no name, or its arguments are no object.
+        CallParseError: it has no name, or its arguments are no object.
     """
     if not isinstance(value, dict):
-        raise Unreadable("missing_name", f'a call is an object with "name" and "{key}"')
+        raise CallParseError("missing_name", f'a call is an object with "name" and "{key}"')
     fields, notes = cast("dict[str, Any]", value), ()
     inner = fields.get("function")
     call_id = text_of(fields.get("id"))
@@ -239,17 +247,17 @@ def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> A
         fields, notes = cast("dict[str, Any]", inner), ("openai_shape",)
     try:
         name = read_name(fields)
-    except Unreadable as error:
+    except CallParseError as error:
         error.call_id = call_id
         raise
     used = next((other for other in (key, "arguments", "parameters") if other in fields), key)
     try:
         args, more = read_arguments(fields.get(used), limits)
-    except Unreadable as error:
+    except CallParseError as error:
         error.tool, error.call_id = name, call_id
         raise
     alias = () if used == key else ("args_alias",)
-    return Attempt(name, args, call_id=call_id, notes=(*notes, *more, *alias))
+    return PartialCall(name, args, call_id=call_id, notes=(*notes, *more, *alias))
 
 
 def text_of(value: JSON) -> str | None:
@@ -261,11 +269,11 @@ def read_name(fields: Mapping[str, JSON], key: str = "name") -> str:
     """Read the name of the tool that a call is for.
 
     Raises:
-        Unreadable: it has none.
+        CallParseError: it has none.
     """
     name = fields.get(key)
     if not isinstance(name, str) or not name.strip():
-        raise Unreadable("missing_name", f'the call has no "{key}"')
+        raise CallParseError("missing_name", f'the call has no "{key}"')
     return name.strip()
 
 
@@ -273,7 +281,7 @@ def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, J
     """Read arguments: an object, an object as a JSON string, or nothing at all for no arguments.
 
     Raises:
-        Unreadable: anything else.
+        CallParseError: anything else.
     """
     if isinstance(value, dict):
         return cast("dict[str, JSON]", value), ()
@@ -283,9 +291,78 @@ def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, J
         start = skip_whitespace(value, 0)
         try:
             decoded, end = decode(value, start, limits)
-        except Unreadable as error:
+        except CallParseError as error:
             near = one_line(value[error.at or 0 :][:EXCERPT], EXCERPT)
-            raise Unreadable(error.code, f'in the string of its arguments: {error}, near "{near}"') from None
+            raise CallParseError(
+                error.code, f'in the string of its arguments: {error}, near "{near}"'
+            ) from None
         if isinstance(decoded, dict) and skip_whitespace(value, end) == len(value):
             return cast("dict[str, JSON]", decoded), ("string_args",)
-    raise Unreadable("bad_arguments", '"arguments" must be an object')
+    raise CallParseError("bad_arguments", '"arguments" must be an object')
+
+
+def repair_json(body: str, limits: Limits) -> tuple[JSON, tuple[str, ...]] | None:
+    """Read the body of a block that is no JSON as it stands; give its value and its fixes, or None.
+
+    The fixes: a code fence around it is dropped, raw control characters in strings are escaped, commas before
+    a closing bracket are dropped, one brace missing at the very end is added, Python literals are read.
+    """
+    notes: tuple[str, ...] = ()
+    if match := _FENCE.match(body):
+        body, notes = match["body"], ("fenced_json",)
+    for ending in ("", "}"):
+        found = _fixed(f"{body}{ending}", limits, notes)
+        if found is not None:
+            return found if not ending else (found[0], (*found[1], "missing_brace"))
+    return None
+
+
+def _fixed(body: str, limits: Limits, notes: tuple[str, ...]) -> tuple[JSON, tuple[str, ...]] | None:
+    value = _whole(body, limits)
+    if value is not None:
+        return value, notes
+    for note, fix in _FIXES:
+        fixed = fix(body)
+        if fixed != body:
+            body, notes = fixed, (*notes, note)
+            value = _whole(body, limits)
+            if value is not None:
+                return value, notes
+    return _python(body, limits, notes)
+
+
+def _whole(body: str, limits: Limits) -> JSON | None:
+    try:
+        value, end = decode(body, skip_whitespace(body, 0), limits)
+    except CallParseError:
+        return None
+    return value if skip_whitespace(body, end) == len(body) else None
+
+
+def _python(body: str, limits: Limits, notes: tuple[str, ...]) -> tuple[JSON, tuple[str, ...]] | None:
+    if not fits(body, 0, len(body), limits):
+        return None
+    reader = LiteralReader(body, limits)
+    try:
+        value, end = reader.value(0)
+    except CallParseError:
+        return None
+    if reader.skip(end) != len(body) or not isinstance(value, dict | list):
+        return None
+    return cast("JSON", value), (*notes, "python_literals")
+
+
+def _escape_control(body: str) -> str:
+    return _STRING.sub(lambda string: _CONTROL.sub(lambda c: f"\\u{ord(c[0]):04x}", string[0]), body)
+
+
+def _drop_commas(body: str) -> str:
+    if any(match[0][0] != '"' for match in _STRING_OR_EMPTY_ITEM.finditer(body)):
+        return body  # a comma behind nothing is a value that is missing
+    return _STRING_OR_TRAILING_COMMA.sub(lambda match: match[1] or "", body)
+
+
+_FIXES: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("raw_control_characters", _escape_control),
+    ("trailing_comma", _drop_commas),
+)

@@ -10,7 +10,7 @@ from torchrl_agentic.messages import ParseResult
 from torchrl_agentic.parsers.base import Tokenizer
 
 
-class Tokens:
+class MarkerTokens:
     """The text of some tokens. exact: marker → the places at which it is one token, or a part of it is.
 
     A marker of which the tokenizer has no token is not in `exact`: its characters are all there is.

@@ -11,9 +11,14 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser
 from torchrl_agentic.parsers.control_tokens import AddedTokens
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, over_limit
-from torchrl_agentic.parsers.engine.fences import FENCES, closed_fence
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.markdown import FENCES, closed_fence
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallParseError,
+    PartialCall,
+    call_error,
+    over_limit_error,
+)
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.reasoning import opens_thought
 
 _SHORT = 4096
@@ -56,7 +61,7 @@ class TextScanner(ToolCallParser):
     think_end_proves: ClassVar[bool] = True
     other_thinks: ClassVar[tuple[tuple[str, str], ...]] = ()
     turn_end: ClassVar[tuple[str, ...]] = ()
-    forged: tuple[str, str] = ("", "")
+    result_tags: tuple[str, str] = ("", "")
     other_openers: ClassVar[tuple[str, ...]] = ()
     more_markers: ClassVar[tuple[str, ...]] = ()
     fences_are_text: ClassVar[bool] = True
@@ -94,7 +99,7 @@ class TextScanner(ToolCallParser):
 
     def opens_thought(self, tokenizer: Any, **template_kwargs: Any) -> bool:
         """Return whether a tokenizer's chat template begins the model's answer inside a thought."""
-        return any(opens_thought(tokenizer, pair, **template_kwargs) for pair in self.thinks.items())
+        return any(opens_thought(tokenizer, pair, **template_kwargs) for pair in self.reasoning_tags.items())
 
     def closes_unopened_thought(self, reader: Reader) -> bool:
         """Return whether a message ends a thought that it did not begin; then the prompt has opened it.
@@ -103,7 +108,7 @@ class TextScanner(ToolCallParser):
         """
         if reader.reasoning_open or not self.think_end_proves:
             return False
-        for think in self.thinks:
+        for think in self.reasoning_tags:
             if reader.at(think, 0):
                 return False
         for end in self._think_ends:
@@ -112,7 +117,7 @@ class TextScanner(ToolCallParser):
         else:
             return False
         closed, _ = reader.first(self._think_ends, 0)
-        if closed < 0 or any(0 <= reader.seek(think, 0) < closed for think in self.thinks):
+        if closed < 0 or any(0 <= reader.seek(think, 0) < closed for think in self.reasoning_tags):
             return False
         spans = [call.span for call in reader.calls if call.error is None and call.span is not None]
         return not any(begin <= closed < end for begin, end in spans)
@@ -120,26 +125,26 @@ class TextScanner(ToolCallParser):
     # What a subclass supplies
 
     @abstractmethod
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read the block whose opener stands at `start`: `reader.add` what it holds, give where it ends.
 
         Raises:
-            Unreadable: the block is no call; it ends where `end_of_bad` says.
+            CallParseError: the block is no call; it ends where `end_of_malformed` says.
         """
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: whether what looks like an opener at `start` begins an attempt."""
         del reader, start
         return True
         yield
 
-    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: handle one of `other_openers`; return where to go on. By default it is text."""
         del reader
         return place + len(marker)
         yield
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: give the end of the unreadable block at `start`: its closer, or the end of the text.
 
         Looked for from where it broke; nothing inside is taken for an opener.
@@ -151,28 +156,28 @@ class TextScanner(ToolCallParser):
 
     # One pass over the message
 
-    def scan(self, reader: Reader) -> Steps[None]:
+    def scan(self, reader: Reader) -> Incremental[None]:
         """Step: read the message."""
         at = 0
         longest = self._longest
         if reader.reasoning_open:
-            at = yield from self._reason(reader, 0)
+            at = yield from self._read_reasoning(reader, 0)
         while True:
             place, marker = self._next_marker(reader, at)
             if place < 0:
                 if reader.is_whole:
-                    reader.say(len(reader.text))
+                    reader.emit_text(len(reader.text))
                     if reader.suspects and self.has_call_behind_prose(reader):
                         reader.note("call_behind_prose")
                     return
                 at = max(at, len(reader.text) - longest + 1)
                 if not self._may_belong(reader, at):
-                    reader.say(at)
+                    reader.emit_text(at)
                 yield
                 continue
             if not (marker == self.section[1] and self._may_belong(reader, place)):
-                reader.say(place)
-            at = yield from self._at_marker(reader, place, marker)
+                reader.emit_text(place)
+            at = yield from self._handle_marker(reader, place, marker)
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
         """Return whether one of `reader.suspects`, in the whole text, would be a call on its own line."""
@@ -183,7 +188,14 @@ class TextScanner(ToolCallParser):
     def _watched(self) -> tuple[str, ...]:
         """What `scan` stops at."""
         fences = FENCES if self.fences_are_text else ()
-        markers = [*self.openers, *self.other_openers, *self.section, *self.thinks, self.forged[0], *fences]
+        markers = [
+            *self.openers,
+            *self.other_openers,
+            *self.section,
+            *self.reasoning_tags,
+            self.result_tags[0],
+            *fences,
+        ]
         markers += self.turn_end
         return tuple(marker for marker in markers if marker and marker not in self.shapes)
 
@@ -227,7 +239,7 @@ class TextScanner(ToolCallParser):
                 place, marker = bracket, sign
         return place, marker
 
-    def has_shape(self, reader: Reader, start: int) -> Steps[bool]:
+    def has_shape(self, reader: Reader, start: int) -> Incremental[bool]:
         """Step: return whether the bracket at `start` looks like the opener of a call."""
         shape, part = self.shapes[reader.text[start]]
         while not shape.match(reader.text, start):
@@ -236,7 +248,7 @@ class TextScanner(ToolCallParser):
             yield
         return True
 
-    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def _handle_marker(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: do what a marker asks for; give where to go on."""
         if marker in self.openers:
             if (yield from self.opens(reader, place)):
@@ -250,46 +262,46 @@ class TextScanner(ToolCallParser):
             return (yield from self._open_section(reader, place))
         if marker == self.section[1]:
             return self._close_section(reader, place)
-        if marker in self.thinks:
-            return (yield from self._reason(reader, place + len(marker)))
+        if marker in self.reasoning_tags:
+            return (yield from self._read_reasoning(reader, place + len(marker)))
         if marker in FENCES:
-            return (yield from self._fence(reader, place, marker))
-        return (yield from self._forgery(reader, place, marker))
+            return (yield from self._read_fence(reader, place, marker))
+        return (yield from self._read_forgery(reader, place, marker))
 
     def attempt(
-        self, reader: Reader, start: int, read: Callable[[Reader, int], Steps[int]] | None = None
-    ) -> Steps[int]:
+        self, reader: Reader, start: int, read: Callable[[Reader, int], Incremental[int]] | None = None
+    ) -> Incremental[int]:
         """Step: read the block whose opener stands at `start`, with `read` if it needs another one."""
         index = len(reader.calls)
         if index >= reader.limits.calls:
-            end = yield from self.end_of_bad(reader, start, start)
-            reader.add(Attempt(error=over_limit(index, reader.limits.calls)), start, end)
+            end = yield from self.end_of_malformed(reader, start, start)
+            reader.add(PartialCall(error=over_limit_error(index, reader.limits.calls)), start, end)
             return end
         try:
             return (yield from (read or self.read)(reader, start))
-        except Unreadable as unreadable:
+        except CallParseError as unreadable:
             error = unreadable
         end = error.end
         if end is None:
-            find_end = self.end_of_odd if read == self.read_odd_section else self.end_of_bad
+            find_end = self.end_of_other_content if read == self.read_other_content else self.end_of_malformed
             end = yield from find_end(reader, start, start if error.at is None else error.at)
         if len(reader.calls) > index:  # the block held good calls before it broke
             start = reader.covered
-        why = explain(len(reader.calls), error, reader.text, self.shape, end)
-        reader.add(Attempt(error.tool, error=why, call_id=error.call_id), start, end)
+        why = call_error(len(reader.calls), error, reader.text, self.shape, end)
+        reader.add(PartialCall(error.tool, error=why, call_id=error.call_id), start, end)
         return end
 
     def named_call(
-        self, reader: Reader, start: int, name: str, read: Steps[tuple[Attempt, int]]
-    ) -> Steps[int]:
+        self, reader: Reader, start: int, name: str, read: Incremental[tuple[PartialCall, int]]
+    ) -> Incremental[int]:
         """Step: add the call whose name is known and whose arguments `read` reads; give where it ends.
 
         Raises:
-            Unreadable: the arguments cannot be read; it says whose they are.
+            CallParseError: the arguments cannot be read; it says whose they are.
         """
         try:
             attempt, end = yield from read
-        except Unreadable as error:
+        except CallParseError as error:
             error.tool = name
             raise
         attempt.tool = name
@@ -299,15 +311,17 @@ class TextScanner(ToolCallParser):
     # What is no call
 
     @cached_property
-    def thinks(self) -> Mapping[str, str]:
+    def reasoning_tags(self) -> Mapping[str, str]:
         """All tags of reasoning: what opens a thought → what closes it."""
         return dict(pair for pair in (self.think, *self.other_thinks) if all(pair))
 
     @cached_property
     def _think_ends(self) -> tuple[str, ...]:
-        return tuple(self.thinks.values())
+        return tuple(self.reasoning_tags.values())
 
-    def closing(self, reader: Reader, markers: str | Sequence[str], start: int, since: int) -> Steps[int]:
+    def closing(
+        self, reader: Reader, markers: str | Sequence[str], start: int, since: int
+    ) -> Incremental[int]:
         """Step: like `Reader.find`, for the first of some markers, any of which ends the wait.
 
         Text up to the first opener from `since` on is certain meanwhile. Should no marker come, that opener
@@ -323,7 +337,7 @@ class TextScanner(ToolCallParser):
             if opener < 0:
                 opener = self._next_calling(reader, searched)
                 searched = max(searched, end)
-            reader.say(opener if opener >= 0 else end)
+            reader.emit_text(opener if opener >= 0 else end)
             yield
         return found
 
@@ -353,28 +367,28 @@ class TextScanner(ToolCallParser):
         """What begins calls."""
         return tuple(filter(None, (*self.openers, *self.other_openers, self.section[0])))
 
-    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
+    def _read_reasoning(self, reader: Reader, inside: int) -> Incremental[int]:
         """Step: read what the model thinks, from `inside` on."""
         closers = self._thought_ends(reader, inside)
         closed = yield from self.closing(reader, closers, inside, inside)
         if closed >= 0 and len(closers) == 1 and self._is_plain(reader.text, inside, closed):
             reader.reasoning.append(reader.text[inside:closed])
-            reader.margin = closed + len(closers[0])
-            return reader.margin
+            reader.reasoning_end = closed + len(closers[0])
+            return reader.reasoning_end
         opener, _ = self._first_call(reader, inside)
         if closed < 0:
             if opener >= 0:
                 reader.note("unclosed_reasoning")
             return inside
-        forged = yield from self.invented_turn(reader, inside, closed)
+        forged = yield from self.find_invented_turn(reader, inside, closed)
         if forged >= 0:
-            return (yield from self._forgery(reader, forged, reader.first(self.turn_end, forged)[1]))
+            return (yield from self._read_forgery(reader, forged, reader.first(self.turn_end, forged)[1]))
         reader.reasoning.append(reader.text[inside:closed])
-        at = reader.margin = closed + len(reader.first(closers, inside)[1])
+        at = reader.reasoning_end = closed + len(reader.first(closers, inside)[1])
         if 0 <= opener < closed:
             reader.note("call_in_reasoning")
             if self.parse_reasoning != "text":
-                at = max(at, (yield from self._drafts(reader, inside, closed)))
+                at = max(at, (yield from self._read_drafts(reader, inside, closed)))
         return at
 
     def _is_plain(self, text: str, start: int, end: int) -> bool:
@@ -388,23 +402,23 @@ class TextScanner(ToolCallParser):
 
     def _thought_ends(self, reader: Reader, inside: int) -> tuple[str, ...]:
         """Return what may end a thought: the tag of the pair that opened it, any if the prompt did."""
-        for think, think_end in self.thinks.items():
+        for think, think_end in self.reasoning_tags.items():
             if reader.text.endswith(think, 0, inside):
                 return (think_end,)
         return self._think_ends
 
-    def _drafts(self, reader: Reader, at: int, closed: int) -> Steps[int]:
+    def _read_drafts(self, reader: Reader, at: int, closed: int) -> Incremental[int]:
         """Step: read the calls inside a closed thought; give where the last of them ends."""
-        reader.drafts = self.parse_reasoning
+        reader.draft_policy = self.parse_reasoning
         while True:
             place, marker = self._first_call(reader, at)
             if not 0 <= place < closed:
                 break
-            at = yield from self._at_marker(reader, place, marker)
-        reader.drafts = ""
+            at = yield from self._handle_marker(reader, place, marker)
+        reader.draft_policy = ""
         return at
 
-    def invented_turn(self, reader: Reader, at: int, before: int) -> Steps[int]:
+    def find_invented_turn(self, reader: Reader, at: int, before: int) -> Incremental[int]:
         """Step: give where, before `before`, the turn ends and another one or nothing follows; or -1."""
         while True:
             place, marker = reader.first(self.turn_end, at)
@@ -415,7 +429,7 @@ class TextScanner(ToolCallParser):
             if after == len(reader.text) or reader.text[after] in "<[]":
                 return place
 
-    def _fence(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def _read_fence(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: read a Markdown fence; what it holds is text."""
         end = yield from closed_fence(reader, place, marker, self.closing)
         inside = place + len(marker)
@@ -423,25 +437,25 @@ class TextScanner(ToolCallParser):
             reader.note("call_in_fence")
         return inside if end < 0 else end
 
-    def _forgery(self, reader: Reader, place: int, marker: str) -> Steps[int]:
+    def _read_forgery(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
         """Step: read a result, or an end of the turn, that the model wrote itself."""
         inside = place + len(marker)
-        if marker == self.forged[0]:
+        if marker == self.result_tags[0]:
             reader.note("forged_result")
-            closed = yield from reader.find(self.forged[1], inside)
+            closed = yield from reader.find(self.result_tags[1], inside)
             if closed >= 0:
-                return closed + len(self.forged[1])
+                return closed + len(self.result_tags[1])
         elif (yield from reader.skip(inside)) < len(reader.text):
             reader.note("forged_turn")
         return (yield from self.end_of_text(reader))
 
-    def end_of_text(self, reader: Reader) -> Steps[int]:
+    def end_of_text(self, reader: Reader) -> Incremental[int]:
         """Step: give the end of the text, when all of it has come."""
         while not reader.is_whole:
             yield
         return len(reader.text)
 
-    def _open_section(self, reader: Reader, place: int) -> Steps[int]:
+    def _open_section(self, reader: Reader, place: int) -> Incremental[int]:
         """Step: read what opens a section of calls, and the first call in it."""
         inside = yield from reader.past_repeated(self.section[0], place + len(self.section[0]))
         after = yield from reader.skip(inside)
@@ -451,12 +465,12 @@ class TextScanner(ToolCallParser):
             return (yield from self.attempt(reader, after))
         opened, is_prose = yield from self._first_in_section(reader, after)
         if not is_prose:
-            return (yield from self.attempt(reader, after, self.read_odd_section))
+            return (yield from self.attempt(reader, after, self.read_other_content))
         reader.note("text_in_section")
         reader.opened_at = None
         return (yield from self.attempt(reader, opened))
 
-    def _first_in_section(self, reader: Reader, start: int) -> Steps[tuple[int, bool]]:
+    def _first_in_section(self, reader: Reader, start: int) -> Incremental[tuple[int, bool]]:
         """Step: return where the first call of a section is, or -1, and whether there is prose before it.
 
         The text from `start` on may also be a call in another dialect that contains an opener as data: then a
@@ -482,20 +496,20 @@ class TextScanner(ToolCallParser):
         markers = (*self._watched, *self._think_ends)
         return tuple(marker for marker in markers if marker and marker not in FENCES)
 
-    def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
+    def read_other_content(self, reader: Reader, start: int) -> Incremental[int]:
         """Raise the error for a section that holds something else than a call at `start`.
 
         Raises:
-            Unreadable: always.
+            CallParseError: always.
         """
         if start == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", start)
+            raise CallParseError("unclosed", "the message ends inside the call", start)
         if (yield from reader.which(self.section[1:], start)):
-            raise Unreadable("empty", f"there is nothing between {self.section[0]} and its closer", start)
-        raise Unreadable("wrong_dialect", "this is not how calls are written here", start)
+            raise CallParseError("empty", f"there is nothing between {self.section[0]} and its closer", start)
+        raise CallParseError("wrong_dialect", "this is not how calls are written here", start)
         yield
 
-    def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
+    def end_of_other_content(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Step: return the end of text in a section: the first call, the closer, or the next section."""
         at = max(start, broke)
         opened, _ = yield from self._first_in_section(reader, at)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from torchrl_agentic.messages import JSON, is_encodable
 from torchrl_agentic.parsers.base import Limits
-from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _SPACE = re.compile("[ \\t\\r\\n\\f\\ufeff]*+")
 _WORD = re.compile(r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+")
@@ -45,7 +45,7 @@ class LiteralReader:
         """Read `name(key=value, …)` at a place; give the name, the arguments and where it ends.
 
         Raises:
-            Unreadable: anything else stands there.
+            CallParseError: anything else stands there.
         """
         name = _WORD.match(self._text, at)
         if name is None:
@@ -59,7 +59,7 @@ class LiteralReader:
             at = self._after(self.skip(key.end()), "=", "expecting argument=value", name[0], key.start())
             try:
                 args[key[0]], at = self.argument(at, name[0], args)
-            except Unreadable as error:
+            except CallParseError as error:
                 error.tool = name[0]
                 raise
             at = self.skip(at)
@@ -78,13 +78,13 @@ class LiteralReader:
         """Read a literal at a place; give it and where it ends.
 
         Raises:
-            Unreadable: it is none, or is beyond the limits.
+            CallParseError: it is none, or is beyond the limits.
         """
         text = self._text
         at = self.skip(at)
         first = text[at : at + 1]
         if depth > self._limits.depth:
-            raise Unreadable("too_deep", f"its values are nested deeper than {self._limits.depth}", at)
+            raise CallParseError("too_deep", f"its values are nested deeper than {self._limits.depth}", at)
         if first in ("'", '"'):
             return self._string(at)
         if first == "[" or first == "(":
@@ -169,7 +169,7 @@ class LiteralReader:
         return at
 
     def _refuse(self, reason: str, at: int, tool: str = "") -> NoReturn:
-        raise Unreadable("not_literal", reason, at, tool=tool)
+        raise CallParseError("not_literal", reason, at, tool=tool)
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from torchrl_agentic.parsers.engine.literals import STRING_BODIES
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of, finish
+from torchrl_agentic.parsers.engine.python_literals import STRING_BODIES
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of, finish
 
 _SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
@@ -13,7 +13,7 @@ _NEAR = 1000
 _IN_STRING = {quote: re.compile(body, re.DOTALL) for quote, body in STRING_BODIES.items()}
 
 
-def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
+def bracket_end(reader: Reader, place: int, *closers: str) -> Incremental[int]:
     """Step: give where the bracket that opens at `place` has closed, behind it; -1 if it never does.
 
     closers: what to look for instead, outside strings; then the place of the first of them is given.
@@ -76,7 +76,7 @@ def _closed_string(text: str, place: int) -> int:
     return end + 1 if text.startswith(quote, end) else -1
 
 
-def string_end(reader: Reader, place: int) -> Steps[int]:
+def string_end(reader: Reader, place: int) -> Incremental[int]:
     """Step: give where the string that begins at `place` ends.
 
     A quote that closes nothing on its line is a character like others, and ends behind itself.
@@ -117,7 +117,7 @@ def open_string(text: str, begin: int, stop: int) -> int:
     return -1
 
 
-def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
+def split_items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
     """Give where the items between `start` and `end` stand; brackets and strings are not taken apart."""
     found: list[tuple[int, int]] = []
     opened, at = list[str](), start
