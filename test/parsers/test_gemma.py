@@ -87,8 +87,8 @@ def test_what_loses_nothing_is_mended_and_noted(text, note):
         ("<|tool_call>call:f<tool_call|>", "bad_arguments", "the name of the tool and {"),
         ("<|tool_call>:f no brace<tool_call|>", "bad_arguments", "the name of the tool and {"),
         ("<|tool_call>call:f(a=1)<tool_call|>", "bad_arguments", "the name of the tool and {"),
-        ('<|tool_call>{"name": "f"}<tool_call|>', "wrong_dialect", "here a call is call:tool_name{…}"),
-        (wrapped("a:1}"), "extra_data", "something else than <tool_call|>"),
+        ('<|tool_call>{"name": "f"}<tool_call|>', "wrong_dialect", "a call must be call:tool_name{…}"),
+        (wrapped("a:1}"), "extra_data", "expecting <tool_call|>"),
     ],
 )
 def test_errors_say_what_is_wrong(text, code, said):
@@ -218,7 +218,7 @@ def test_it_says_what_it_can_and_refuses_the_rest():
     (call,) = GEMMA.parse(GEMMA.render_call(ParsedCall("f", args, "c"))).calls
     assert (call.args, call.notes) == (args, ())
     for tool_name, bad in (("f", {"a": f"x{Q}y"}), ("f", {Q: 1}), ("f", {"a": float("nan")}), ("a b", {})):
-        with pytest.raises(ValueError, match=r"cannot hold|has no escapes|JSON compliant"):
+        with pytest.raises(ValueError, match=r"cannot express|has no escapes|JSON compliant"):
             GEMMA.render_call(ParsedCall(tool_name, bad, "c"))
 
 

@@ -1,7 +1,7 @@
-"""Parsers: one file per family of models in `formats/`, and the names they are known by in `registry`.
+"""Parsers of tool calls: one file per model family in `formats/`; `registry` maps names to parsers.
 
-To add one: subclass what comes nearest in `engine/`, such as `JSONBlockParser` or `TextParser`, in a file in
-`formats/`; add its class to `registry.FORMATS`; let a test inherit `testing.ParserContract`.
+To add a parser, subclass `JSONBlockParser`, `TextParser` or another base from `engine/` in `formats/`, add
+the class to `registry.FORMATS`, and write a test class that inherits `testing.ParserContract`.
 """
 
 from torchrl_agentic.parsers.auto import Mismatch, check_parser

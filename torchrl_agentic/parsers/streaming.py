@@ -1,4 +1,4 @@
-"""What a stream tells while a message is being written."""
+"""Read a message while the model is still writing it: streams and the events they emit."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text that belongs to no call."""
+    """The next piece of text outside of calls.
+
+    Attributes:
+        text: The new characters.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallReady:
-    """A call has been written to its end, and may start.
+    """A complete call, which may start.
 
-    Of its span and notes the `ParseResult` may say more, such as the closer of a section around it.
+    The final `ParseResult` may extend its span (over the closer of its section, say) and add notes.
+
+    Attributes:
+        call: The call, without an error.
     """
 
     call: ParsedCall
@@ -32,7 +39,11 @@ class CallReady:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """An attempt to call has ended that cannot be read; `call.error` says why."""
+    """A call that has ended and cannot be read.
+
+    Attributes:
+        call: The call; `call.error` holds the reason.
+    """
 
     call: ParsedCall
 
@@ -41,50 +52,59 @@ Event: TypeAlias = TextDelta | CallReady | CallFailed
 
 
 def event_of(call: ParsedCall) -> Event:
-    """Give the event that tells of a call."""
+    """Return the event for a finished call."""
     return CallReady(call) if call.error is None else CallFailed(call)
 
 
 def events_of(calls: Iterable[ParsedCall]) -> list[Event]:
-    """Give the events that tell of some calls."""
+    """Return the events for finished calls."""
     return list(map(event_of, calls))
 
 
 class Stream(ABC):
-    """A message that is being written: `feed` what arrives, act on the events, then `close`."""
+    """A message that is still being written: `feed` each chunk, act on the events, then `close`.
+
+    Attributes:
+        last_events: After `close`, the events that only the end of the message made certain.
+    """
 
     @abstractmethod
     def feed(self, chunk: str) -> list[Event]:
-        """Take the next piece of text, of any size; give what is certain by now.
+        """Append a chunk of text of any size and return the events that it makes certain.
 
-        A call comes as one event, when its block has closed; never a part of one.
+        Each call is one event, emitted when its block has closed.
         """
 
     @abstractmethod
     def close(self) -> ParseResult:
-        """Say that nothing more comes. The result is that of `parse` on all the text.
+        """End the message and return the same result as `parse` on the whole text.
 
-        What became certain only by the end is not among the events: `last_events` has it.
+        Events that only the end made certain are in `last_events`.
         """
 
     last_events: Sequence[Event] = ()
-    """After `close`: what became certain by the end alone."""
 
 
 class WholeStream(Stream):
-    """The stream of a format that can only be read as a whole."""
+    """A stream that reads the whole message at its end, for formats that cannot be read in part.
+
+    Args:
+        parser: Parser of the message.
+        tools: Tools that may be called.
+        turn: Number of the turn, for ids of calls that have none.
+    """
 
     def __init__(self, parser: ToolCallParser, tools: Tools | None, turn: int) -> None:
         self._parser, self._tools, self._turn = parser, tools, turn
         self._chunks: list[str] = []
 
     def feed(self, chunk: str) -> list[Event]:
-        """Keep it."""
+        """Store the chunk and return no events."""
         self._chunks.append(chunk)
         return []
 
     def close(self) -> ParseResult:
-        """Read it."""
+        """Parse the stored text; all events are in `last_events`."""
         result = self._parser.parse("".join(self._chunks), tools=self._tools, turn=self._turn)
         text: list[Event] = [TextDelta(result.text)] if result.text else []
         self.last_events = [*text, *events_of(result.calls)]

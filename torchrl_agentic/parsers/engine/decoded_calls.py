@@ -1,4 +1,4 @@
-"""Read calls that come as data: messages of API servers, and histories that keep calls apart from text."""
+"""Read calls that are already decoded: those of API servers, and of histories with separate calls."""
 
 from __future__ import annotations
 
@@ -37,10 +37,15 @@ def read_calls(
     *,
     is_checked: bool = True,
 ) -> list[PartialCall]:
-    """Read a list of calls, each `{"name", "arguments"}` or OpenAI's; unreadable ones become error entries.
+    """Read decoded calls, each `{"name", "arguments"}` or in OpenAI's shape; report malformed ones.
 
-    first: the index that the first of them has in its message. is_checked: whether each is known to be within
-    the limits, as what was read from text is.
+    Args:
+        items: The decoded calls.
+        shape: A correct call, for error messages.
+        notes: Notes for each call.
+        limits: Bounds on the message.
+        first: Index of the first item among the calls of the message.
+        is_checked: Whether each call is known to be within the limits, as calls read from text are.
     """
     attempts: list[PartialCall] = []
     for index, item in enumerate(items, first):
@@ -51,7 +56,7 @@ def read_calls(
             attempt = read_call(item, limits=limits)
             if not is_checked:
                 check_data(attempt.args, limits)
-            usual = ("openai_shape", "string_args")  # here they are no liberty
+            usual = ("openai_shape", "string_args")  # usual in this shape, not deviations
             attempt.notes = (*(note for note in attempt.notes if note not in usual), *notes)
             attempts.append(attempt)
         except CallParseError as error:
@@ -67,13 +72,13 @@ def read_calls(
 
 
 def find_id(item: JSON) -> str | None:
-    """The id of an unreadable call: servers refuse a history in which a call with an id has no answer."""
+    """Return the id of a malformed call, or None; servers refuse histories with calls that have no answer."""
     fields = fields_of(item)
     return text_of(fields.get("id")) if fields is not None else None
 
 
 def find_name(item: JSON) -> str:
-    """Return the name of the tool of an unreadable call, or "" if it names none."""
+    """Return the tool's name of a malformed call, or ""."""
     fields = fields_of(item)
     if fields is None:
         return ""
@@ -82,7 +87,12 @@ def find_name(item: JSON) -> str:
 
 
 def read_message_calls(message: Mapping[str, JSON], limits: Limits = LIMITS) -> list[PartialCall]:
-    """Read the calls that a message keeps apart from its text: "tool_calls", or the older "function_call"."""
+    """Read the calls of a message mapping: "tool_calls", or the older "function_call".
+
+    Args:
+        message: The message.
+        limits: Bounds on the message.
+    """
     calls = message.get("tool_calls") or message.get("function_call")
     if not calls:
         return []
@@ -91,7 +101,7 @@ def read_message_calls(message: Mapping[str, JSON], limits: Limits = LIMITS) -> 
 
 
 def find_message(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Find the message in a server's response; text that is the JSON of a message or of calls is one too."""
+    """Return the message of a server's response, a mapping or the JSON of a message or of calls."""
     if isinstance(response, str):
         start = skip_whitespace(response, 0)
         if response[start : start + 1] not in ("{", "["):
@@ -116,7 +126,7 @@ def find_message(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
 
 
 def _are_calls(items: Sequence[JSON]) -> bool:
-    """Return whether all items of a message of JSON are calls: objects with a function or a name."""
+    """Return whether all items are calls: objects with a function or a name."""
     found = [fields_of(item) for item in items]
     return bool(found) and all(fields is not None and _is_call(fields) for fields in found)
 

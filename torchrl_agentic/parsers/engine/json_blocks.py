@@ -1,4 +1,4 @@
-"""The engine of formats whose calls are JSON between markers: `{"name": …, "arguments": {…}}`."""
+"""Base classes of formats whose calls are JSON between markers, such as `<tag>{…}</tag>`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ _OTHER_DIALECTS = ("<function=", "<invoke", "<parameter", "<arg_key>")
 
 
 class JSONTextParser(TextParser):
-    """A format that holds JSON: what its blocks share, whatever else stands in them."""
+    """A format whose blocks contain JSON: reading the opener, the JSON and the closer."""
 
     def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener at `start`; give where the body begins, and notes.
+        """Read the opener at `start`; return the start of the body and notes.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            CallParseError: there is no body.
+            CallParseError: If the message ends there.
         """
         at, notes = start, ()
         while opener := (yield from reader.which(self.openers, at)):
@@ -36,10 +40,14 @@ class JSONTextParser(TextParser):
         return at, notes
 
     def json(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
-        """Step: read the JSON of a block; give it, where it ends, and a note for each fix.
+        """Read the JSON of a block; return its value, its end and a note per repair.
+
+        Args:
+            reader: The message as read so far.
+            at: Index where the JSON begins.
 
         Raises:
-            CallParseError: it is broken, or cut off.
+            CallParseError: If it is malformed or cut off.
         """
         try:
             value, end = yield from reader.json(at, (self.closer,) if self.closer else ())
@@ -54,7 +62,13 @@ class JSONTextParser(TextParser):
         raise broken
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Step: give the end of the unreadable block at `start`: its closer, or that of its brackets."""
+        """Return the end of the malformed block at `start`: its closer or that of its brackets.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         if self.closer:
             return (yield from super().end_of_malformed(reader, start, broke))
         opener = yield from reader.which(self.openers, start)
@@ -63,10 +77,14 @@ class JSONTextParser(TextParser):
         return end if end >= 0 else (yield from super().end_of_malformed(reader, start, broke))
 
     def tail(self, reader: Reader, end: int) -> Incremental[tuple[int, tuple[str, ...]]]:
-        """Step: read what ends a block, behind its JSON; give the end of the block, and notes.
+        """Read the closer after the JSON; return the end of the block and notes.
+
+        Args:
+            reader: The message as read so far.
+            end: Index just after the JSON.
 
         Raises:
-            CallParseError: something else stands there.
+            CallParseError: If other text follows.
         """
         if not self.closer:
             return end, ()
@@ -76,19 +94,28 @@ class JSONTextParser(TextParser):
         following = (*self.openers, *filter(None, self.section[1:]), *self.turn_end)
         rest = reader.text[after:]
         part = rest != self.closer and self.closer not in reader.exact and self.closer.startswith(rest)
-        is_cut_off = not rest or part  # a closer that is a token cannot come in part
+        is_cut_off = not rest or part  # a closer that is a token is never cut in two
         if is_cut_off or (yield from reader.which(following, after)):
             return end, ("unclosed_tag",)
-        raise CallParseError("extra_data", f"after its JSON comes something else than {self.closer}", after)
+        raise CallParseError("extra_data", f"unexpected text after the JSON, expecting {self.closer}", after)
 
 
 class JSONBlockParser(JSONTextParser):
-    """Blocks of JSON, each one call or a list of calls, with text around.
+    """A format of blocks of JSON, each with one call or a list of calls, and text around them.
 
-    JSON ends itself, so a closer inside a string is data. A missing closer is forgiven where the JSON is
-    complete and the next block or the end follows. arguments_key: the key of the arguments in this format.
-    list_notes: the notes of a block that is a list; empty where the format has lists. fast: whether a message
-    may be read by the fast path, for formats with nothing but JSON between the tags.
+        <tag>
+        {"name": "f", "arguments": {"a": 1}}
+        </tag>
+
+    A subclass names the markers; see `TextScanner` for them. JSON marks its own end, so a closer inside a
+    string is data. A missing closer is accepted if the JSON is complete and the next block or the end of the
+    message follows.
+
+    Attributes:
+        arguments_key: Key of the arguments in this format.
+        list_notes: Notes of a block with a list of calls; empty if the format has lists.
+        fast: Whether well-formed messages take the fast path; only for formats with JSON alone in their
+            blocks.
     """
 
     arguments_key: ClassVar[str] = "arguments"
@@ -99,14 +126,20 @@ class JSONBlockParser(JSONTextParser):
     _end: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Note how a clean call begins and ends."""
+        """Store the strings that begin and end a well-formed call."""
         super().__init_subclass__(**options)
         cls._begin, cls._end = f"{''.join(cls.openers[:1])}\n", f"\n{cls.closer}"
 
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read one assistant message."""
+        """Read one assistant message.
+
+        Args:
+            response: Its text, or a mapping.
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         if type(response) is str and self.fast and self.closer and not self.reasoning_open:
             result = self._clean(response, schemas_of(tools), turn)
             if result is not None:
@@ -114,10 +147,10 @@ class JSONBlockParser(JSONTextParser):
         return super().parse(response, tools=tools, turn=turn)
 
     def _clean(self, text: str, tools: Mapping[str, Fields] | None, turn: int) -> ParseResult | None:
-        """Read a message as trained models mostly write it, at a third of the cost; None if it is not so.
+        """Read a well-formed message at a third of the cost; return None for any other.
 
-        That is: a closed thought or none, text without markup, and up to the end calls in the form that chat
-        templates show.
+        Well-formed is: optional closed reasoning, text without markup, then calls to the end of the message,
+        written as chat templates write them.
         """
         begin, end_mark = self._begin, self._end
         first = at = text.find(begin)
@@ -171,16 +204,21 @@ class JSONBlockParser(JSONTextParser):
         return bool(text) and not text.isspace() and self._pattern.search(text) is not None
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one block."""
+        """Read one block.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         at, notes = yield from self.begin(reader, start)
         if self.closer and (yield from reader.which((self.closer,), at)):
             raise CallParseError("empty", "there is nothing between the tags", at)
         if (yield from reader.which(_OTHER_DIALECTS, at)):
-            raise CallParseError("wrong_dialect", "here a call is JSON, not XML", at)
+            raise CallParseError("wrong_dialect", "calls in this format are JSON, not XML", at)
         value, end, fixes = yield from self.json(reader, at)
         end, more = yield from self.tail(reader, end)
         try:
-            # A list may be larger than one call: then each of its calls is measured.
+            # A list may be larger than the limit on one call; each of its calls is then checked.
             small = fits(reader.text, at, end, self.limits)
             found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls), is_checked=small)
         except CallParseError as error:
@@ -194,10 +232,16 @@ class JSONBlockParser(JSONTextParser):
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
     ) -> list[PartialCall]:
-        """Give the calls of a block.
+        """Return the calls of a block.
+
+        Args:
+            value: The decoded JSON.
+            notes: Notes for each of the calls.
+            first: Index of the first of them in the message.
+            is_checked: Whether each call is known to be within the limits.
 
         Raises:
-            CallParseError: it holds a single one, which cannot be read.
+            CallParseError: If the block holds a single, malformed call.
         """
         if isinstance(value, list) and value:
             items = cast("list[JSON]", value)
@@ -214,9 +258,9 @@ class JSONBlockParser(JSONTextParser):
 
 
 class JSONListParser(JSONBlockParser):
-    """A block of JSON that lists all calls of a message: `<tags>[{…}, {…}]</tags>`.
+    """A format with one block that lists all calls: `<tag>[{…}, {…}]</tag>`.
 
-    A subclass writes the tags and brackets in `around`. A call without the list is read too, and noted.
+    A subclass puts the tags and brackets into `around`. A single call without a list is read and noted.
     """
 
     list_notes = ()
@@ -228,10 +272,10 @@ class JSONListParser(JSONBlockParser):
         """Return the calls of a block.
 
         Raises:
-            CallParseError: It holds a single one, which cannot be read, or none.
+            CallParseError: If the list is empty or holds a single, malformed call.
         """
         if value == []:
-            raise CallParseError("empty", "the list holds no call")
+            raise CallParseError("empty", "the list contains no call")
         if not isinstance(value, list):
             notes = ("no_list", *notes)
         return super().attempts(value, notes, first, is_checked=is_checked)

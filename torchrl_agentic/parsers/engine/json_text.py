@@ -1,4 +1,7 @@
-"""Reading JSON that a model wrote: strict, in linear time, with the surprises of `json` taken out."""
+"""Read JSON written by a model: strictly and in linear time, or with a fixed list of repairs.
+
+Repairs are only for blocks with a closer: nothing is added to a block that was cut off.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ _BEGIN, _END = ("{", "["), ("}", "]")
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise CallParseError("invalid_json", f"{name} is no JSON")
+    raise CallParseError("invalid_json", f"{name} is not valid JSON")
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value in (float("inf"), float("-inf")):  # 1e999, about which `parse_constant` is not asked
+    if value in (float("inf"), float("-inf")):  # 1e999 does not reach `parse_constant`
         raise CallParseError("invalid_json", f"the number {text[:20]} is too large")
     return value
 
@@ -40,17 +43,17 @@ def _finite(text: str) -> float:
 _decoder: Any = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 _odd_decoder: Any = json.JSONDecoder(parse_int=str)
 scan_once: Callable[[str, int], tuple[JSON, int]] = _decoder.scan_once
-"""`decode` without its checks, and with the errors of `json`."""
+"""Like `decode`, without its checks and with the errors of `json`."""
 
 
 def _scan_piece(
     text: str, at: int, scan: Callable[[str, int], tuple[JSON, int]] = scan_once
 ) -> tuple[JSON, int]:
-    """Read a value like `scan_once`, at a cost that does not grow with the text in front of it.
+    """Read a value like `scan_once`, at a cost independent of the text before it.
 
-    To report an error `json` counts the newlines from the beginning of the text, so that many errors in a
-    long one would take time in the square of its length. Far into a text only a piece of it is shown to
-    `json`, and the rest if what broke may be due to the cut.
+    `json` counts newlines from the beginning of the text to report an error, so many errors in a long text
+    would take quadratic time. Far into a text, `json` gets a slice of it, and the rest only if the slice may
+    have caused the error.
     """
     if at < _FAR:
         return scan(text, at)
@@ -71,7 +74,12 @@ def _scan_piece(
 
 
 def end_of_odd_value(text: str, at: int) -> tuple[int, int]:
-    """Return where a value ends that holds numbers which are no JSON; -1 if it breaks, and where it does."""
+    """Return the end (-1 if malformed) of a value with numbers such as NaN, and the place of the error.
+
+    Args:
+        text: Text of the message.
+        at: Index where the value begins.
+    """
     try:
         end = _scan_piece(text, at, _odd_decoder.scan_once)[1]
     except StopIteration as error:
@@ -84,18 +92,28 @@ def end_of_odd_value(text: str, at: int) -> tuple[int, int]:
 
 
 def skip_whitespace(text: str, at: int) -> int:
-    """Give the place of the next character that is no white space."""
-    if text[at : at + 1] > " " and text[at] != "\ufeff":  # by far the most frequent, and cheap to see
+    """Return the place of the next character that is not white space.
+
+    Args:
+        text: Text of the message.
+        at: Index to start from.
+    """
+    if text[at : at + 1] > " " and text[at] != "\ufeff":  # by far the most frequent case
         return at
     found = _WHITESPACE.match(text, at)
     return found.end() if found is not None else at
 
 
 def decode(text: str, at: int, limits: Limits = LIMITS) -> tuple[JSON, int]:
-    """Read the JSON object or array that begins at `at`; give it and where it ends.
+    """Read the JSON object or array that begins at `at`; return its value and its end.
+
+    Args:
+        text: Text of the message.
+        at: Index where the value begins.
+        limits: Bounds on size and depth.
 
     Raises:
-        CallParseError: there is none, or it is nested too deep or too large, or holds what JSON cannot say.
+        CallParseError: If there is no valid JSON object or array, or it is beyond the limits.
     """
     if text[at : at + 1] not in _BEGIN:
         raise CallParseError("invalid_json", "invalid JSON, expecting an object", at)
@@ -117,10 +135,14 @@ def decode(text: str, at: int, limits: Limits = LIMITS) -> tuple[JSON, int]:
 
 
 def decode_any(text: str, limits: Limits = LIMITS) -> JSON:
-    """Read a text that is one JSON value of any kind, white space aside.
+    """Read a text that is one JSON value of any type, white space aside.
+
+    Args:
+        text: The JSON.
+        limits: Bounds on size and depth.
 
     Raises:
-        CallParseError: it is not.
+        CallParseError: If the text is not valid JSON or is beyond the limits.
     """
     start = skip_whitespace(text, 0)
     try:
@@ -131,17 +153,24 @@ def decode_any(text: str, limits: Limits = LIMITS) -> JSON:
     except (StopIteration, ValueError, RecursionError):
         raise CallParseError("invalid_json", "invalid JSON", start) from None
     if skip_whitespace(text, end) != len(text):
-        raise CallParseError("extra_data", "behind the JSON stands something else", end)
+        raise CallParseError("extra_data", "unexpected text after the JSON", end)
     return value
 
 
 def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
-    """See that a value that was read from `start` to `end` is within the limits, and is JSON to everybody.
+    """Check that a decoded value is within the limits and has no unpaired surrogates.
+
+    Args:
+        value: The decoded value.
+        text: The text it was read from.
+        start: Index where it begins.
+        end: Index where it ends.
+        limits: Bounds on size and depth.
 
     Raises:
-        CallParseError: it is not.
+        CallParseError: If the check fails.
     """
-    # Only text with as many brackets can be nested as deep, and only an escape can hide a lone surrogate.
+    # Deep nesting takes as many characters, and only an escape can hide an unpaired surrogate.
     if end - start > limits.depth and _is_too_deep(text, start, end, limits):
         raise CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
     if not isinstance(value, list):
@@ -152,14 +181,18 @@ def check(value: JSON, text: str, start: int, end: int, limits: Limits) -> None:
         and _HALF.search(text, escape, end)
         and not is_encodable(json.dumps(value, ensure_ascii=False))
     ):
-        raise CallParseError("invalid_json", "invalid JSON, half of a surrogate pair", start)
+        raise CallParseError("invalid_json", "invalid JSON, an unpaired surrogate", start)
 
 
 def check_data(value: JSON, limits: Limits) -> None:
-    """See that a value that did not come as text is JSON to everybody, and within the limits.
+    """Check that a value that did not come as text is valid JSON and within the limits.
+
+    Args:
+        value: The value.
+        limits: Bounds on size and depth.
 
     Raises:
-        CallParseError: it is not.
+        CallParseError: If the check fails.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -170,28 +203,42 @@ def check_data(value: JSON, limits: Limits) -> None:
     if _is_too_deep(text, 0, len(text), limits):
         raise CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}")
     if not is_encodable(text):
-        raise CallParseError("invalid_json", "invalid JSON, half of a surrogate pair")
+        raise CallParseError("invalid_json", "invalid JSON, an unpaired surrogate")
     try:
         check_size(text, 0, len(text), limits)
     except CallParseError as error:
-        error.at = None  # a place in what was just written, not in the message
+        error.at = None  # an index in the dumped JSON, not in the message
         raise
 
 
 def check_size(text: str, start: int, end: int, limits: Limits, *, tool: str = "") -> None:
-    """See that the arguments of one call, from `start` to `end`, are within the limit.
+    """Check that the arguments of one call are within the limit on bytes.
+
+    Args:
+        text: Text of the message.
+        start: Index where they begin.
+        end: Index where they end.
+        limits: Bounds on the message.
+        tool: Name of the tool, for the error.
 
     Raises:
-        CallParseError: they are not.
+        CallParseError: If they are too large.
     """
     if not fits(text, start, end, limits):
         raise CallParseError(
-            "too_large", f"a call has at most {limits.argument_bytes} bytes", start, tool=tool
+            "too_large", f"a call may have at most {limits.argument_bytes} bytes", start, tool=tool
         )
 
 
 def fits(text: str, start: int, end: int, limits: Limits) -> bool:
-    """Whether a piece of text is within the limit on arguments."""
+    """Return whether a part of the text has at most `limits.argument_bytes` bytes in UTF-8.
+
+    Args:
+        text: Text of the message.
+        start: Index where the part begins.
+        end: Index where it ends.
+        limits: Bounds on the message.
+    """
     size = end - start
     if size * 4 <= limits.argument_bytes or text.isascii():
         return size <= limits.argument_bytes
@@ -199,14 +246,14 @@ def fits(text: str, start: int, end: int, limits: Limits) -> bool:
 
 
 def _broken(text: str, start: int, reason: str, at: int, limits: Limits) -> CallParseError:
-    """What to say of JSON that breaks at `at`.
+    """Return the error for malformed JSON.
 
-    How deep Python reads before it gives up depends on its version; what we say must not.
+    Python versions differ in how deep they read before they fail; the error must not.
     """
     if at - start > limits.depth and _is_too_deep(text, start, at, limits):
         return CallParseError("too_deep", f"its JSON is nested deeper than {limits.depth}", start)
     before = len(text[start:at].rstrip()) + start - 1 if text[at : at + 1] in _END else at
-    if text[before : before + 1] == ",":  # newer versions say so themselves, and at the comma
+    if text[before : before + 1] == ",":  # newer versions of Python report this at the comma
         return CallParseError("invalid_json", "invalid JSON, a comma too many", before)
     return CallParseError("invalid_json", f"invalid JSON, {reason}", at)
 
@@ -226,17 +273,20 @@ def _is_too_deep(text: str, start: int, end: int, limits: Limits) -> bool:
 
 
 def dumps(value: JSON) -> str:
-    r"""Write JSON that nobody takes for markup: `</` inside strings becomes `<\/`, which means the same."""
+    r"""Write JSON without closing tags: `</` in strings becomes `<\/`, which is equal."""
     return json.dumps(value, ensure_ascii=False).replace("</", "<\\/")
 
 
 def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> PartialCall:
-    """Read a decoded call: `{"name", "arguments"}`, or the same under "function" as OpenAI has it.
+    """Read a decoded call: `{"name", "arguments"}`, or the same under "function" as OpenAI writes it.
 
-    key: what the format calls the arguments; "arguments" and "parameters" are both read.
+    Args:
+        value: The decoded JSON.
+        key: Key of the arguments in the format; "arguments" and "parameters" are read in any case.
+        limits: Bounds on size and depth.
 
     Raises:
-        CallParseError: it has no name, or its arguments are no object.
+        CallParseError: If it has no name, or its arguments are not an object.
     """
     if not isinstance(value, dict):
         raise CallParseError("missing_name", f'a call is an object with "name" and "{key}"')
@@ -261,15 +311,19 @@ def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> P
 
 
 def text_of(value: JSON) -> str | None:
-    """Give a value that is a string and not empty, such as an id or a tag that counts."""
+    """Return the value if it is a string and not empty, else None."""
     return value if isinstance(value, str) and value else None
 
 
 def read_name(fields: Mapping[str, JSON], key: str = "name") -> str:
-    """Read the name of the tool that a call is for.
+    """Return the name of the called tool.
+
+    Args:
+        fields: The decoded call.
+        key: Key of the name.
 
     Raises:
-        CallParseError: it has none.
+        CallParseError: If there is no name.
     """
     name = fields.get(key)
     if not isinstance(name, str) or not name.strip():
@@ -278,10 +332,14 @@ def read_name(fields: Mapping[str, JSON], key: str = "name") -> str:
 
 
 def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
-    """Read arguments: an object, an object as a JSON string, or nothing at all for no arguments.
+    """Return the arguments, given as an object, as a JSON string of one or not at all, and notes.
+
+    Args:
+        value: The decoded arguments.
+        limits: Bounds on size and depth.
 
     Raises:
-        CallParseError: anything else.
+        CallParseError: If they have another type.
     """
     if isinstance(value, dict):
         return cast("dict[str, JSON]", value), ()
@@ -294,7 +352,7 @@ def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, J
         except CallParseError as error:
             near = one_line(value[error.at or 0 :][:EXCERPT], EXCERPT)
             raise CallParseError(
-                error.code, f'in the string of its arguments: {error}, near "{near}"'
+                error.code, f'in the string with its arguments: {error}, near "{near}"'
             ) from None
         if isinstance(decoded, dict) and skip_whitespace(value, end) == len(value):
             return cast("dict[str, JSON]", decoded), ("string_args",)
@@ -302,10 +360,14 @@ def read_arguments(value: JSON, limits: Limits = LIMITS) -> tuple[Mapping[str, J
 
 
 def repair_json(body: str, limits: Limits) -> tuple[JSON, tuple[str, ...]] | None:
-    """Read the body of a block that is no JSON as it stands; give its value and its fixes, or None.
+    """Read the body of a block that is not valid JSON; return its value and a note per repair, or None.
 
-    The fixes: a code fence around it is dropped, raw control characters in strings are escaped, commas before
-    a closing bracket are dropped, one brace missing at the very end is added, Python literals are read.
+    The repairs: drop a code fence around it, escape raw control characters in strings, drop commas before
+    closing brackets, add one missing brace at the end, read Python literals.
+
+    Args:
+        body: Text of the block, up to its closer.
+        limits: Bounds on size and depth.
     """
     notes: tuple[str, ...] = ()
     if match := _FENCE.match(body):
@@ -358,7 +420,7 @@ def _escape_control(body: str) -> str:
 
 def _drop_commas(body: str) -> str:
     if any(match[0][0] != '"' for match in _STRING_OR_EMPTY_ITEM.finditer(body)):
-        return body  # a comma behind nothing is a value that is missing
+        return body  # an item is missing before the comma
     return _STRING_OR_TRAILING_COMMA.sub(lambda match: match[1] or "", body)
 
 

@@ -1,4 +1,4 @@
-"""The engine of formats that name the tool first and then give its arguments as JSON."""
+"""Base class of formats that write the tool's name before its arguments as JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 
 class NamedJSONParser(JSONTextParser):
-    """Opener, header with the name, separator, JSON of the arguments, closer.
+    """A format of blocks with a header that names the tool, and JSON arguments.
 
-    separator: what ends the header. json_end: what stands between the JSON and the closer, if it likes.
+        <opener>f<separator>{"a": 1}<closer>
+
+    Attributes:
+        separator: End of the header.
+        json_end: Marker that may follow the JSON before the closer.
     """
 
     separator: ClassVar[str] = ""
@@ -23,14 +27,22 @@ class NamedJSONParser(JSONTextParser):
 
     @abstractmethod
     def header(self, text: str) -> tuple[str, str | None]:
-        """Give the name of the tool and the call's own id, of what stands between opener and separator.
+        """Return the name of the tool and the model's id of the call, or None.
+
+        Args:
+            text: Text between opener and separator.
 
         Raises:
-            CallParseError: they cannot be read.
+            CallParseError: If the text contains no name.
         """
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one call."""
+        """Read one call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         at, notes = yield from self.begin(reader, start)
         separator, before = yield from self._header_end(reader, at)
         if not before or before in self.turn_end:
@@ -52,7 +64,7 @@ class NamedJSONParser(JSONTextParser):
         return end
 
     def _header_end(self, reader: Reader, at: int) -> Incremental[tuple[int, str]]:
-        """Step: find what ends the header: the separator, or in its place another marker, or the end."""
+        """Return the place and text of the marker that ends the header, "" at the end of the message."""
         markers = (self.separator, self.closer, *self.openers, *filter(None, self.section), *self.turn_end)
         place, marker = yield from reader.find_first(markers, at)
         return (len(reader.text) if place < 0 else place), marker
@@ -75,7 +87,7 @@ class NamedJSONParser(JSONTextParser):
         endings = (self.closer, self.json_end) if self.json_end else (self.closer,)
         if (yield from reader.which(endings, at)):
             value, end = None, at
-        elif reader.text[at] in 'n"':  # no arguments at all, or an object as a string
+        elif reader.text[at] in 'n"':  # null, or an object as a JSON string
             value, end = yield from self._scalar(reader, at, self.json_end or self.closer)
         else:
             value, end, notes = yield from self.json(reader, at)

@@ -1,4 +1,4 @@
-"""Attempts to call, as they are read: what was found, why it cannot be read, and the ids they get."""
+"""Calls while they are being read, the errors of malformed ones, and the ids they get."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from torchrl_agentic.text import one_line
 
 REASON = 160
 EXCERPT = 40
-"""How many characters of the model's text an error message quotes."""
+"""Maximum lengths of the reason and of the quoted text in an error message, in characters."""
 
 
 @dataclass(slots=True)
 class PartialCall:
-    """What a format found at one place of a message, before it has an id; still being written."""
+    """A call, malformed or not, before it has an id; fields are filled in while it is read.
+
+    Attributes:
+        tool: Name of the tool, "" if it could not be read.
+        args: Arguments of the call.
+        error: Why the call cannot run, or None.
+        call_id: Id that the model wrote, or None.
+        tag: Tag that the model wrote, in formats with tags.
+        span: Start and end in the text of the message, in characters.
+        notes: Deviations from the format that were accepted.
+    """
 
     tool: str = ""
     args: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
@@ -27,10 +37,15 @@ class PartialCall:
 
 
 class CallParseError(ValueError):
-    """An attempt cannot be read.
+    """A call is malformed.
 
-    at: where in the text it broke, in characters. end: where the attempt ends, if that is known. tool,
-    call_id: as far as they could be read.
+    Args:
+        code: Code for `CallError.code`.
+        reason: Reason, for the model to read.
+        at: Index in the text where reading failed, in characters; None if unknown.
+        end: Index where the malformed call ends; None to search for it.
+        tool: Name of the tool if it was read.
+        call_id: Id of the call if it was read.
     """
 
     def __init__(
@@ -52,7 +67,7 @@ class CallParseError(ValueError):
 
 
 class CallIds:
-    """The ids of one message's calls: the model's own, or `call_{turn}_{index}`, no two the same."""
+    """Ids of one message's calls: the model's own or `call_{turn}_{index}`, without duplicates."""
 
     __slots__ = ("_taken", "_turn")
 
@@ -61,7 +76,12 @@ class CallIds:
         self._taken: dict[str, int] = {}
 
     def call(self, attempt: PartialCall, index: int) -> ParsedCall:
-        """Give an attempt, the `index`th of its message, its id."""
+        """Return the call with its id.
+
+        Args:
+            attempt: The call that was read.
+            index: Its index in the message.
+        """
         wanted = attempt.call_id or f"call_{self._turn}_{index}"
         call_id, notes = claim_id(wanted, self._taken), attempt.notes
         if call_id != wanted:
@@ -79,15 +99,25 @@ class CallIds:
 
 
 def assign_ids(attempts: Sequence[PartialCall], turn: int) -> tuple[ParsedCall, ...]:
-    """Give the attempts of a message their ids."""
+    """Return the calls of a message with their ids.
+
+    Args:
+        attempts: Calls in the order written.
+        turn: Number of the turn, for ids of calls that have none.
+    """
     numbering = CallIds(turn)
     return tuple(numbering.call(attempt, index) for index, attempt in enumerate(attempts))
 
 
 def call_error(index: int, error: CallParseError, text: str, shape: str, end: int | None = None) -> CallError:
-    """Tell the model what was read, where it broke, and what a right call looks like.
+    """Return the error message for the model: the reason, the place, and a correct call as example.
 
-    end: where the attempt ends in the text; nothing behind it is quoted.
+    Args:
+        index: Index of the call in its message.
+        error: What is wrong.
+        text: Text of the message, to quote the place from.
+        shape: A correct call of the format.
+        end: Index where the malformed call ends; text after it is not quoted.
     """
     where = ""
     if error.at is not None:
@@ -104,11 +134,16 @@ def _quoted(excerpt: str) -> str:
 
 
 def over_limit_error(index: int, limit: int) -> CallError:
-    """Tell the model that it wrote too many calls."""
+    """Return the error of a call beyond the limit on calls per message.
+
+    Args:
+        index: Index of the call in its message.
+        limit: The limit.
+    """
     return CallError("over_limit", f"call {index + 1} was not run: at most {limit} calls per message")
 
 
 def in_reasoning_error(index: int) -> CallError:
-    """Tell the model that it called a tool while it was thinking."""
-    reason = "it stands in your reasoning. Send it again behind it"
+    """Return the error of a call that the model wrote inside its reasoning."""
+    reason = "it is inside your reasoning. Send it again after your reasoning"
     return CallError("call_in_reasoning", f"call {index + 1} was not run: {reason}")

@@ -1,4 +1,4 @@
-"""Formats in which calls stand in the text, each behind an opener."""
+"""The base class of formats whose calls are part of the text, each after an opener."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from torchrl_agentic.parsers.streaming import Event, Stream, events_of
 
 
 class TextParser(TextScanner):
-    """A format with an opener. A subclass says what opens a call, reads the block behind it, and writes one.
+    """A format whose calls begin with an opener; a subclass names markers, reads and writes blocks.
 
-    What opens and closes, and what is made of thoughts and fences, is described in `TextScanner`. around:
-    what is written before, between and after the calls of a message. trigger: what a grammar watches for, if
-    that is neither the first of these nor the first opener.
+    `TextScanner` describes the markers and options. If the text of a message mapping contains no calls, its
+    "tool_calls" are read.
 
-    Calls of a message mapping ("tool_calls") count where its text has none.
+    Attributes:
+        around: Text before, between and after the calls of a message.
+        trigger: String at which a grammar begins a call; by default the first of `around` or of `openers`.
     """
 
     around: ClassVar[tuple[str, str, str]] = ("", "\n", "")
@@ -33,23 +34,27 @@ class TextParser(TextScanner):
 
     @abstractmethod
     def write(self, call: ParsedCall) -> str:
-        """Write one call as the model would, without what stands around all calls of a message.
+        """Write one call as the model would, without the text around all calls of a message.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
 
     def frame(self, name: str) -> Frame | None:
-        """Give what stands around the arguments in a call of this tool; None if no grammar can say it."""
+        """Return the text around the arguments in a call of this tool; None if no grammar exists."""
         before, arguments, after = self.write(ParsedCall(name, {}, "call_0_0")).rpartition("{}")
         return Frame(before, after) if arguments else None
-
-    # Three ways in
 
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read one assistant message."""
+        """Read one assistant message; see `ToolCallParser.parse`.
+
+        Args:
+            response: Its text, or a mapping.
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         found = self._whole(message_text(response), tools, turn).result(response)
         if isinstance(response, str) or found.calls:
             return found
@@ -58,13 +63,25 @@ class TextParser(TextScanner):
     def parse_tokens(
         self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read the tokens that a model sampled; see `ToolCallParser.parse_tokens`."""
+        """Read the token ids that a model sampled; see `ToolCallParser.parse_tokens`.
+
+        Args:
+            ids: Sampled token ids.
+            tokenizer: The tokenizer of the model.
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         tokens = MarkerTokens(ids, tokenizer, self.control_markers())
         reader = self._whole(tokens.text, tools, turn, tokens.exact)
         return tokens.with_token_spans(reader.result(tokens.text))
 
     def stream(self, *, tools: Tools | None = None, turn: int = 0) -> Stream:
-        """Read a message while it is being written."""
+        """Return a stream that reads a message while it is being written.
+
+        Args:
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         reader = self._reader("", tools, turn, is_whole=False)
         return TextStream(self, reader)
 
@@ -90,13 +107,13 @@ class TextParser(TextScanner):
     def _whole(
         self, text: str, tools: Tools | None, turn: int, exact: Mapping[str, Sequence[int]] | None = None
     ) -> Reader:
-        """Read a whole message."""
+        """Read a complete message."""
         reader = self._reader(text, tools, turn, exact)
         finish(self.scan(reader))
         return self.read_again_if_reasoning(reader)
 
     def read_again_if_reasoning(self, reader: Reader) -> Reader:
-        """Read a message again if the end of a thought proves that it began inside one."""
+        """Read a message again if the end of its reasoning proves that it began inside it."""
         if not self.closes_unopened_thought(reader):
             return reader
         again = Reader(
@@ -115,15 +132,15 @@ class TextParser(TextScanner):
         """Write a call as the model would.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
         return self.render_calls([call])
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls as one message would hold them.
+        """Write several calls as they appear in one message.
 
         Raises:
-            ValueError: the format cannot say one of them.
+            ValueError: If the format cannot express one of them.
         """
         if not calls:
             return ""
@@ -135,7 +152,13 @@ class TextParser(TextScanner):
     def structural_tag(
         self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
     ) -> dict[str, JSON] | None:
-        """Describe the calls of these tools as a structural tag; see `ToolCallParser.structural_tag`."""
+        """Return the structural tag of these tools; see `ToolCallParser.structural_tag`.
+
+        Args:
+            tools: Tools that may be called.
+            tool_choice: "auto", or "required" for at least one call.
+            parallel: Whether a message may have several calls.
+        """
         schemas = parameters(tools)
         frames = [self.frame(name) for name in schemas]
         tags = [frame.tag(schema) for frame, schema in zip(frames, schemas.values(), strict=True) if frame]
@@ -145,9 +168,9 @@ class TextParser(TextScanner):
         return structural_tag(tags, self.around, trigger, tool_choice=tool_choice, parallel=parallel)
 
     def control_markers(self) -> tuple[str, ...]:
-        """Return the markers of this format, which must not come out of a tool.
+        """Return the markers of this format, which tool results must not contain.
 
-        A bracket that opens calls is no marker: data is full of them, and tokens that hold one hold more.
+        Single brackets that open calls are left out: they are frequent in data, and part of larger tokens.
         """
         markers = [*self.openers, self.closer, *self.turn_end]
         markers += [marker for pair in self.reasoning_tags.items() for marker in pair]
@@ -156,11 +179,15 @@ class TextParser(TextScanner):
 
 
 class TextStream(Stream):
-    """A message in a text format that is being written.
+    """A stream of a text format.
 
-    If the message ends a thought that the prompt opened, and `reasoning_open` is False, events for the calls
-    in that thought have been sent already. In the result of `close` those calls are part of the thought, and
-    `last_events` has the calls without an event so far.
+    If the message ends reasoning that the prompt opened, and `reasoning_open` is False, events for calls in
+    that reasoning have been emitted before the proof. The result of `close` has those calls as part of the
+    reasoning, and `last_events` has the calls without an event so far.
+
+    Args:
+        parser: Parser of the format.
+        reader: Reader of an empty message.
     """
 
     def __init__(self, parser: TextParser, reader: Reader) -> None:
@@ -169,16 +196,16 @@ class TextStream(Stream):
         self._steps = parser.scan(reader)
 
     def feed(self, chunk: str) -> list[Event]:
-        """Take the next piece of text; give what is certain by now."""
+        """Append a chunk of text and return the events that it makes certain."""
         if self._reader.is_whole:
-            raise ValueError("the stream is closed; make another for the next message")
+            raise ValueError("the stream is closed; create another for the next message")
         if chunk:
             self._reader.append(chunk)
             next(self._steps)
         return self._taken()
 
     def close(self) -> ParseResult:
-        """Say that nothing more comes; give what `parse` gives."""
+        """End the message and return the same result as `parse`."""
         if not self._reader.is_whole:
             self._reader.end()
             finish(self._steps)

@@ -1,4 +1,4 @@
-"""The engine of formats in which each argument has tags of its own and its value stands raw between them."""
+"""Base class of formats in which each argument has its own tags, with the raw value between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from torchrl_agentic.text import one_line
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The opening tag of an argument: its name, where its value begins, and what the tag says of its type."""
+    """The opening tag of an argument.
+
+    Attributes:
+        name: Name of the argument.
+        value_at: Index where its value begins.
+        is_string: Whether the tag declares a string; None if it declares no type.
+    """
 
     name: str
     value_at: int
@@ -27,17 +33,23 @@ class Parameter:
 
 
 class XMLParamsParser(TextParser):
-    """A call with one element per argument, whose values stand as they are.
+    """A format with one element per argument, whose values are not escaped.
 
-    A parameter's closer counts only where another parameter or the end of the call follows, so that code
-    which prints one survives. A parameter without a closer ends before the next one if the tool has that one,
-    which is noted. A new call at the start of a line ends an unfinished one, which is an error.
+        <call name="f"><parameter name="a">1</parameter></call>
 
-    parameter, parameter_end: how the tag of an argument begins, and what closes it. newlines: whether the
-    first and the last newline of a value are "data", or belong to the format, "each" or only as a "pair".
-    own_lines: whether each parameter begins a line, so that the newline before it is never data. markup:
-    what all tags of the format hold, and no value: a value with it ends at the next argument, or is an error.
-    style: xgrammar's name of the format.
+    The closer of a parameter counts only if another parameter or the end of the call follows, so code that
+    contains the closer survives. A parameter without a closer ends before the next one if the tool has that
+    argument, which is noted. A new call at the start of a line ends an unfinished one, which is an error.
+
+    Attributes:
+        parameter: Beginning of an argument's opening tag.
+        parameter_end: Closing tag of an argument.
+        newlines: Whether the first and the last newline of a value are "data", or part of the format: "each"
+            of them, or only both as a "pair".
+        own_lines: Whether each parameter begins a line, so that the newline before it is never data.
+        markup: String that all tags contain and no value does; a value with it ends at the next argument, or
+            is an error.
+        style: xgrammar's name of the format; "" if it has none.
     """
 
     parameter: ClassVar[str] = ""
@@ -49,22 +61,35 @@ class XMLParamsParser(TextParser):
 
     @abstractmethod
     def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
-        """Step: read the tool's name off the tag at `start`; give it and where the arguments begin.
+        """Read the tool's name from the tag at `start`; return it and the start of the arguments.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            CallParseError: there is none.
+            CallParseError: If there is no name.
         """
 
     @abstractmethod
     def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
-        """Step: read the opening tag of an argument.
+        """Read the opening tag of an argument.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the tag.
 
         Raises:
-            CallParseError: it has no end, or no name.
+            CallParseError: If the tag is not closed or has no name.
         """
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one call."""
+        """Read one call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         name, at = yield from self.read_name(reader, start)
         schema = None if reader.tools is None else reader.tools.get(name)
         return (yield from self.named_call(reader, start, name, self._read_arguments(reader, at, schema)))
@@ -106,35 +131,44 @@ class XMLParamsParser(TextParser):
         raise CallParseError("extra_data", f"expecting {self.parameter} or {self.closer}", at)
 
     def json_body(self, reader: Reader, at: int) -> Incremental[tuple[PartialCall, int]]:
-        """Step: read arguments that are one JSON object in place of parameters.
+        """Read arguments written as one JSON object instead of parameters.
+
+        Args:
+            reader: The message as read so far.
+            at: Index of the object.
 
         Raises:
-            CallParseError: always, but for formats that have both.
+            CallParseError: Always, except in formats that allow both.
         """
         del reader
-        raise CallParseError("wrong_dialect", "here each argument has a tag of its own", at)
+        raise CallParseError("wrong_dialect", "each argument needs its own tag", at)
         yield
 
     def past_closer(self, reader: Reader, end: int, *, tool: str = "") -> Incremental[int]:
-        """Step: return the place behind the closer, which has to follow JSON that ends at `end`.
+        """Return the index after the closer, which must follow the JSON.
+
+        Args:
+            reader: The message as read so far.
+            end: Index just after the JSON.
+            tool: Name of the tool, for the error.
 
         Raises:
-            CallParseError: Something else follows, or nothing.
+            CallParseError: If other text follows, or nothing.
         """
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
             code = "unclosed" if after == len(reader.text) else "extra_data"
-            reason = f"after its JSON comes something else than {self.closer}"
+            reason = f"unexpected text after the JSON, expecting {self.closer}"
             raise CallParseError(code, reason, after, tool=tool)
         return after + len(self.closer)
 
     def _value_end(
         self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
     ) -> Incremental[tuple[int, int, bool]]:
-        """Step: give where a value ends, where to go on, and whether its closer is there.
+        """Return the end of a value, where to continue, and whether its closer is present.
 
         Raises:
-            CallParseError: it does not end.
+            CallParseError: If the value does not end.
         """
         at = parameter.value_at
         name = one_line(parameter.name, 40)
@@ -146,7 +180,7 @@ class XMLParamsParser(TextParser):
                 after = yield from reader.skip(end)
                 if (yield from reader.which((self.parameter, self.closer), after)):
                     return closer, after, True
-            # What may end the value before that closer does: the end of the turn, the next call or argument.
+            # The end of the turn, the next call or argument may end the value before that closer.
             before = yield from self.find_invented_turn(reader, at, closer)
             cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
             cut_off = before if cut_off < 0 else cut_off
@@ -161,19 +195,20 @@ class XMLParamsParser(TextParser):
             after = yield from reader.skip(at)
             if (yield from reader.which((self.parameter, self.closer), after)):
                 return closer, after, True
-            reason = f"behind {name} stands neither {self.parameter} nor {self.closer}"
+            reason = f"expecting {self.parameter} or {self.closer} after {name}"
 
     @cached_property
     def _signs(self) -> frozenset[str]:
-        """The first characters of what may end a value."""
+        """Return the first characters of markers that may end a value."""
         return frozenset(marker[0] for marker in (*self._calling, *self.turn_end, self.parameter))
 
     def _next_parameter(
         self, reader: Reader, at: int, before: int, schema: Fields | None, known: tuple[str, dict[str, JSON]]
     ) -> Incremental[int]:
-        """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
+        """Return the place of the next parameter before `before` that the tool has and the call lacks, or -1.
 
-        Where parameters begin lines, it must too. Where no value holds markup, an unknown tool has any.
+        Where parameters begin lines, this one must too. Where values contain no markup, unknown tools have
+        any argument.
         """
         properties = fields_of((schema or {}).get("properties"))
         takes_any = bool(self.markup) and schema is None
@@ -194,9 +229,9 @@ class XMLParamsParser(TextParser):
         return -1
 
     def _next_call(self, reader: Reader, at: int, before: int) -> Incremental[int]:
-        """Step: give where, before `before`, another call begins; or -1.
+        """Return the place of the next call before `before`, or -1.
 
-        That is: on a line of its own, with its section, or behind what closes a call.
+        It must begin a line, open its section, or follow the closer of a call.
         """
         section, closers = self.section[0], tuple(filter(None, (self.closer, self.section[1])))
         while True:
@@ -219,7 +254,7 @@ class XMLParamsParser(TextParser):
         while text[at - 1] in "</" and at > parameter.value_at:
             at -= 1
         name = one_line(parameter.name, 40)
-        reason = f"the value of {name} holds {self.markup}, or has no {self.parameter_end}"
+        reason = f"the value of {name} contains {self.markup}, or has no {self.parameter_end}"
         return CallParseError("unclosed", reason, at)
 
     def unwrapped(self, text: str) -> str:
@@ -243,7 +278,13 @@ class XMLParamsParser(TextParser):
         return value, (("odd_schema_type",) if is_odd else ()) + (("python_literals",) if is_python else ())
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
+        """Return the end of the malformed call at `start`: its closer, or the start of the next call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         end = yield from super().end_of_malformed(reader, start, broke)
         at = max(start + 1, broke)
         turn_end = yield from self.find_invented_turn(reader, at, end)
@@ -254,16 +295,20 @@ class XMLParamsParser(TextParser):
     def raw(self, name: str, value: JSON) -> str:
         """Write the value of an argument.
 
+        Args:
+            name: Name of the argument.
+            value: Its value.
+
         Raises:
-            ValueError: it holds what would end it.
+            ValueError: If the value contains a string that would end it.
         """
         text = value if isinstance(value, str) else dumps(value)
         if self._would_end(text):
-            raise ValueError(f"the value of {name!r} holds tags of the format, which has no escapes")
+            raise ValueError(f"the value of {name!r} contains tags of the format, which has no escapes")
         return text
 
     def _would_end(self, text: str) -> bool:
-        """Return whether a value would be read as something else, whichever arguments the tool has."""
+        """Return whether a value would be read as something else, for any arguments of the tool."""
         if self.markup and self.markup in text:
             return True
         if (f"\n{self.parameter}" in f"\n{text}") if self.own_lines else (self.parameter in text):
@@ -271,7 +316,7 @@ class XMLParamsParser(TextParser):
         return not self.reads_back(text)
 
     def reads_back(self, text: str) -> bool:
-        """Return whether the reader finds the end of a value where it ends, in a call that ends behind it."""
+        """Return whether the reader finds the correct end of a value, in a call that ends after it."""
         begin = len(self.parameter) + (self.newlines == "each")
         written = f"{self.parameter}\n"[:begin] + f"{text}{self.parameter_end}\n{self.closer}"
         try:

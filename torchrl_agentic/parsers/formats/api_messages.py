@@ -1,4 +1,4 @@
-"""Calls of API servers: OpenAI's `message.tool_calls` and Anthropic's `tool_use` blocks."""
+"""Parsers of messages of API servers: OpenAI's `message.tool_calls` and Anthropic's `tool_use` blocks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def warn_of_harmony() -> None:
-    """Log once that a text is GPT-OSS's own, which vLLM's parser "openai" reads but ours does not."""
+    """Log once that the text is GPT-OSS's own, which vLLM's parser "openai" reads but ours does not."""
     logger.warning(
         "parser 'openai' reads messages of an API, whose calls are apart from the text; this is text of "
         "GPT-OSS, which parser 'harmony' reads. vLLM calls that one 'openai'"
@@ -51,11 +51,15 @@ def warn_of_harmony() -> None:
 
 
 class OpenAIToolCallParser(ToolCallParser):
-    """`message.tool_calls` as OpenAI's chat completions and the servers after them have it.
+    r"""Messages of OpenAI's chat completions and compatible servers.
 
-    Takes the message, the choice or the whole response, arguments as JSON strings or objects, and Qwen's flat
-    `{"name", "arguments"}`. Text alone has no calls, unless it is the JSON of a message or of calls. What
-    vLLM calls "openai" is `harmony` here; its text is noted "harmony_text", with a warning in the log.
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]}
+
+    A message, a choice or a whole response is read; arguments may be JSON strings or objects, and calls flat
+    `{"name", "arguments"}` as Qwen writes them. Text has no calls unless it is the JSON of a message or of
+    calls. The parser that vLLM calls "openai" is `harmony` here; its text gets the note "harmony_text" and a
+    warning in the log. Source: OpenAI's API reference of chat completions.
     """
 
     name: ClassVar[str] = "openai"
@@ -77,10 +81,10 @@ class OpenAIToolCallParser(ToolCallParser):
         return ParseResult(text, calls, response)
 
     def render_call(self, call: ParsedCall) -> str:
-        """Write a call as an item of `tool_calls`, in JSON.
+        """Write a call as the JSON of an item of `tool_calls`.
 
         Raises:
-            ValueError: The name of the tool does not read back.
+            ValueError: If the name of the tool does not read back.
         """
         require_name(call)
         function = {"name": call.tool, "arguments": dumps(call.args)}
@@ -92,7 +96,13 @@ class OpenAIToolCallParser(ToolCallParser):
 
 
 class AnthropicToolUseParser(ToolCallParser):
-    """`tool_use` content blocks as Anthropic's messages have them; all results go into one user message."""
+    """Messages of Anthropic's API, whose calls are content blocks; one user message holds all results.
+
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}]}
+
+    Source: Anthropic's API reference of messages.
+    """
 
     name: ClassVar[str] = "anthropic"
     models = "messages of an API"
@@ -135,10 +145,10 @@ class AnthropicToolUseParser(ToolCallParser):
         return PartialCall(name, args, call_id=find_id(block), notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
-        """Write a call as a content block, in JSON.
+        """Write a call as the JSON of a content block.
 
         Raises:
-            ValueError: The name of the tool does not read back.
+            ValueError: If the name of the tool does not read back.
         """
         require_name(call)
         return dumps({"type": "tool_use", "id": call.call_id, "name": call.tool, "input": call.args})
@@ -148,12 +158,12 @@ class AnthropicToolUseParser(ToolCallParser):
         return f"[{', '.join(map(self.render_call, calls))}]"
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as a user message of one block."""
+        """Write one result as a user message with one block."""
         block = {"type": "tool_result", "tool_use_id": call_id, "content": result.text}
         return {"role": "user", "content": [{**block, "is_error": True} if result.is_error else block]}
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
-        """Write all results of a turn as one user message; servers refuse them in several."""
+        """Write all results of a turn as one user message; servers reject several."""
         blocks: list[JSON] = []
         for message in super().render(calls, results):
             blocks += message["content"]

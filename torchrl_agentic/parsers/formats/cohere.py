@@ -1,4 +1,4 @@
-"""Calls of Cohere's Command R, R7B, A and 4. Formats: their chat templates."""
+"""Parsers of Cohere's Command R, R7B, A and 4."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ _OURS = re.compile(r"call_\d+_(\d+)")
 
 
 class CohereParser(JSONBlockParser):
-    """`<|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]<|END_ACTION|>`, a list of calls.
+    """The format of Command R7B, A and 4: a JSON list of calls with ids.
 
-    Ids count the calls of the conversation. The tags around the answer to the user stay in the text:
-    `<|START_RESPONSE|>` of Command R7B and A, `<|START_TEXT|>` of Command 4. Their templates take the ids of
-    results from the `tool_calls` of messages; where calls are part of the text, results get an empty id.
+        <|START_ACTION|>[
+            {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}
+        ]<|END_ACTION|>
+
+    Ids count the calls of the conversation. The tags around the answer to the user, `<|START_RESPONSE|>` of
+    Command R7B and A and `<|START_TEXT|>` of Command 4, stay in the text. The chat templates take ids of
+    results from the `tool_calls` of messages; if calls are part of the text, results get an empty id. Source:
+    the chat templates.
     """
 
     name: ClassVar[str] = "cohere_command3"
@@ -51,7 +56,7 @@ class CohereParser(JSONBlockParser):
         """Return the calls of a block: a list, or one call without a list.
 
         Raises:
-            CallParseError: There is none.
+            CallParseError: If there is no readable call.
         """
         items = cast("list[JSON]", value if isinstance(value, list) else [value])
         named = [_named(item) for item in items]
@@ -68,7 +73,7 @@ class CohereParser(JSONBlockParser):
 
 
 def _named(item: JSON) -> JSON:
-    """Return a call under the names that other formats have for its fields."""
+    """Return a call with the field names of other formats."""
     fields = fields_of(item)
     if fields is None:
         return item
@@ -87,7 +92,15 @@ def wire_id(call: ParsedCall) -> str:
 
 
 class CommandRParser(CohereParser):
-    """`Action:` and a Markdown fence with a list of `{"tool_name", "parameters"}`, without ids."""
+    """The format of Command R and R+: a Markdown fence with a list of calls, without ids.
+
+        Action: ```json
+        [
+            {"tool_name": "f", "parameters": {"a": 1}}
+        ]```
+
+    Source: the tool-use prompt of c4ai-command-r-v01 and its chat template.
+    """
 
     name: ClassVar[str] = "command_r"
     aliases = ("command_r_plus",)
@@ -101,15 +114,24 @@ class CommandRParser(CohereParser):
     shape = f'{trigger}\n[{{"tool_name": "tool name", "parameters": {{"argument": "value"}}}}]{closer}'
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Step: return whether a fence of JSON follows."""
+        """Return whether a fence of JSON follows.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         after = yield from reader.skip(start + len(self.openers[0]))
         return bool((yield from reader.which((_FENCE,), after)))
 
     def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener and the fence at `start`; return where the body begins, and notes.
+        """Read the opener and the fence at `start`; return the start of the body and notes.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            CallParseError: There is no body.
+            CallParseError: If the message ends there.
         """
         fence = yield from reader.skip(start + len(self.openers[0]))
         at = yield from reader.skip(fence + len(_FENCE))
@@ -118,7 +140,13 @@ class CommandRParser(CohereParser):
         return at, ()
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Step: return the end of the unreadable call at `start`: the end of its fence."""
+        """Return the end of the malformed call at `start`: the end of its fence.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         fence = yield from reader.skip(start + len(self.openers[0]))
         return (yield from super().end_of_malformed(reader, start, max(broke, fence + len(_FENCE))))
 

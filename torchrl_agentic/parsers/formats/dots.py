@@ -1,4 +1,4 @@
-"""Calls of dots. Format: the parsers of vLLM and SGLang."""
+"""Parser of dots."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from torchrl_agentic.parsers.formats.invoke import MiniMaxM2Parser
 
 
 class DotsParser(MiniMaxM2Parser):
-    """`<invoke name="f"><parameter name="k">v</parameter></invoke>` in one `<dots_function_call>`.
+    """The format of dots: `invoke` elements in one section.
 
-    In place of these a section may hold one call as JSON. Values are taken as they are, their newlines too.
+        <dots_function_call>
+        <invoke name="f">
+        <parameter name="a">1</parameter>
+        </invoke>
+        </dots_function_call>
+
+    A section may hold one call as JSON instead. All newlines in values are data. Source: the parsers of vLLM
+    and SGLang.
     """
 
     name: ClassVar[str] = "dots"
@@ -30,10 +37,14 @@ class DotsParser(MiniMaxM2Parser):
     shape = MiniMaxM2Parser.shape.replace("minimax:tool_call", "dots_function_call")
 
     def read_other_content(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read a section that holds JSON.
+        """Read a section that contains JSON.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the content.
 
         Raises:
-            CallParseError: it holds something else, or no call.
+            CallParseError: If it contains something else, or no call.
         """
         if not reader.at("{", start):
             return (yield from super().read_other_content(reader, start))
@@ -42,7 +53,7 @@ class DotsParser(MiniMaxM2Parser):
         after = yield from reader.skip(end)
         if not (yield from reader.which(self.section[1:], after)):
             if after < len(reader.text):
-                reason = f"after its JSON comes something else than {self.section[1]}"
+                reason = f"unexpected text after the JSON, expecting {self.section[1]}"
                 raise CallParseError("extra_data", reason, after, tool=attempt.tool)
             attempt.notes = (*attempt.notes, "unclosed_tag")
         reader.add(attempt, start, end)

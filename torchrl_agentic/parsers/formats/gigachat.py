@@ -1,7 +1,4 @@
-"""Calls of GigaChat: JSON behind a marker (3 and 3.1), and the "GCML" of 3.5.
-
-Formats: the chat templates of GigaChat 3 and 3.1, and SGLang's reader of 3.5.
-"""
+"""Parsers of GigaChat 3, 3.1 and 3.5."""
 
 from __future__ import annotations
 
@@ -17,10 +14,13 @@ _ROLE = f"function call{_ROLE_END}"
 
 
 class GigaChat3Parser(JSONBlockParser):
-    """`<|function_call|>{"name": …, "arguments": {…}}` (3.1), or the same in a message of its own (3).
+    """The format of GigaChat 3.1: JSON after a marker.
 
-    That message begins with `<|message_sep|>`, two newlines and `function call<|role_sep|>`; elsewhere
-    `<|message_sep|>` ends the turn. It stays in the text. `render_call` writes calls as 3.1 does.
+        <|function_call|>{"name": "f", "arguments": {"a": 1}}
+
+    GigaChat 3 writes the JSON in a message of its own, which begins with `<|message_sep|>`, two newlines and
+    `function call<|role_sep|>`; this is read too and stays in the text. Elsewhere `<|message_sep|>` ends the
+    turn. Source: the chat templates of both.
     """
 
     name: ClassVar[str] = "gigachat3"
@@ -34,12 +34,17 @@ class GigaChat3Parser(JSONBlockParser):
     shape = '<|function_call|>{"name": "tool name", "arguments": {"argument": "value"}}'
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Step: return whether a marker opens a call; the name of the role must end with its token."""
+        """Return whether a marker opens a call; the name of the role must end with its token.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         return not reader.at(_ROLE, start) or reader.at(_ROLE_END, start + len(_ROLE) - len(_ROLE_END))
         yield
 
     def _handle_marker(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
-        """Step: do what a marker asks for; the end of one message may begin the message of a call."""
+        """Handle a marker; the end of one message may begin the message of a call."""
         if marker == _MESSAGE_END:
             after = yield from reader.skip(place + len(marker))
             if (yield from reader.which((_ROLE,), after)) and (yield from self.opens(reader, after)):
@@ -52,7 +57,16 @@ class GigaChat3Parser(JSONBlockParser):
 
 
 class GigaChat35Parser(DeepSeekV4Parser):
-    """DeepSeek V4's calls with `GCML` in place of `DSML`."""
+    """The format of GigaChat 3.5: that of DeepSeek V4 with `GCML` instead of `DSML`.
+
+        <｜GCML｜tool_calls>
+        <｜GCML｜invoke name="f">
+        <｜GCML｜parameter name="a" string="false">1</｜GCML｜parameter>
+        </｜GCML｜invoke>
+        </｜GCML｜tool_calls>
+
+    Source: SGLang's detector.
+    """
 
     name: ClassVar[str] = "gigachat35"
     models = "GigaChat 3.5"

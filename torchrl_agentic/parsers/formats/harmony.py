@@ -1,4 +1,4 @@
-"""Calls of GPT-OSS, in messages of channels and recipients. Format: OpenAI's harmony response format."""
+"""Parser of GPT-OSS: OpenAI's harmony format of messages with channels and recipients."""
 
 from __future__ import annotations
 
@@ -30,14 +30,20 @@ _ENDS = any_of((END, CALL, RETURN, START, CHANNEL))
 
 
 def _search(pattern: re.Pattern[str], text: str, start: int) -> tuple[int, int]:
-    """Return the place of a marker, or -1, and from where to look when more text has come."""
+    """Return the place of a marker, or -1, and where to search when more text arrives."""
     match = pattern.search(text, start)
     return (-1, max(start, len(text) - len(CHANNEL) + 1)) if match is None else (match.start(), start)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before `<|message|>`: who writes, to whom, in which channel."""
+    """The text before `<|message|>`.
+
+    Attributes:
+        role: Author of the message.
+        channel: Channel of the message, "" if it names none.
+        recipient: Recipient, such as a function, "" if it names none.
+    """
 
     role: str
     channel: str
@@ -45,14 +51,14 @@ class Header:
 
     @classmethod
     def read(cls, text: str) -> Header:
-        """Read it, whichever order its parts have."""
+        """Return the header of a text; its parts may have any order."""
         found = (pattern.search(text) for pattern in (_ROLE, _CHANNEL, _RECIPIENT))
         role, channel, recipient = (match[1] if match else "" for match in found)
         return cls(role or "assistant", channel, recipient)
 
     @property
     def is_call(self) -> bool:
-        """Whether a tool is meant."""
+        """Return whether the recipient is a tool."""
         return self.role == "assistant" and self.recipient not in ("", "assistant", "user", "all")
 
     @property
@@ -62,12 +68,20 @@ class Header:
 
 
 class HarmonyParser(TextParser):
-    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`, one message per call.
+    """The harmony format of GPT-OSS: one message per call, addressed to the tool.
 
-    The analysis channel is the reasoning. A function that is called there runs too, for `<|call|>` asks for
-    it, and the call is noted as "call_in_reasoning"; `parse_reasoning` says otherwise if it is "text" or
-    "error". The built-in `python` and `browser` are called from there by design. All markers stay in the
-    text.
+        <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
+
+    The analysis channel is the reasoning. A function called there runs too, because `<|call|>` waits for its
+    result, and the call is noted "call_in_reasoning"; set `parse_reasoning` to "text" or "error" to prevent
+    that. The built-in tools `python` and `browser` are called from there by design. All markers stay in the
+    text. Source: https://github.com/openai/harmony.
+
+    Args:
+        parse_reasoning: What to do with functions called in the analysis channel; see `TextScanner`.
+        reasoning_open: Unused; the channel of each message is explicit.
+        tolerance: Unused; accepted like by other formats.
+        limits: Bounds on what is read from one message.
     """
 
     name: ClassVar[str] = "harmony"
@@ -99,11 +113,11 @@ class HarmonyParser(TextParser):
         )
 
     def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format."""
+        """Return the control tokens of the format."""
         return (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
 
     def scan(self, reader: Reader) -> Incremental[None]:
-        """Step: read the message, which holds messages of its own."""
+        """Read the text, which consists of messages."""
         at = searched = 0
         while True:
             if reader.is_whole:
@@ -121,11 +135,11 @@ class HarmonyParser(TextParser):
             begin = place
             before = _BARE.match(reader.text, at)
             if before and before.end() == place:
-                begin = at  # the prompt ends with the role, and the recipient comes next
+                begin = at  # the prompt ends with the role; the recipient follows
             at = yield from self._message(reader, begin, place)
 
     def _message(self, reader: Reader, begin: int, place: int) -> Incremental[int]:
-        """Step: read the message whose first marker stands at `place`; give where to go on."""
+        """Read the message whose first marker is at `place`, and return where to continue."""
         body, marker = yield from reader.find_first((MESSAGE, END, CALL, RETURN), place)
         again = reader.seek(START, place + 1)
         if again >= 0 and (body < 0 or again < body):
@@ -164,9 +178,9 @@ class HarmonyParser(TextParser):
         return end + len(closer)
 
     def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Incremental[tuple[int, str]]:
-        """Step: give where the body of a message ends, and the marker that closes it.
+        """Return the end of a message's body and the marker that closes it.
 
-        is_text: whether it is known to be no call, and can be told while it comes.
+        With `is_text` the body is known not to be a call, and is emitted while it arrives.
         """
         searched = body
         while not reader.is_whole:
@@ -182,7 +196,12 @@ class HarmonyParser(TextParser):
         return place, "" if marker in (START, CHANNEL) else marker
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Harmony is read message by message, see `scan`."""
+        """Raise NotImplementedError: `scan` reads message by message.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         raise NotImplementedError
 
     def _without_body(self, reader: Reader, end: int) -> Incremental[int]:
@@ -218,7 +237,7 @@ class HarmonyParser(TextParser):
         if closer := (yield from reader.which((CALL, END, RETURN), after)):
             return self._read(value, at, after + len(closer))
         if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
-            raise CallParseError("extra_data", f"after its JSON comes something else than {CALL}", after)
+            raise CallParseError("extra_data", f"unexpected text after the JSON, expecting {CALL}", after)
         return self._read(value, at, stop, "unclosed_tag")
 
     def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[PartialCall, int]:
@@ -230,7 +249,13 @@ class HarmonyParser(TextParser):
         return PartialCall(args=args, notes=(*more, *notes)), end
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Step: give the end of the unreadable message at `start`."""
+        """Return the end of the malformed message at `start`.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         end, closer = yield from self._body_end(reader, max(start + 1, broke))
         return end + len(closer)
 
@@ -238,9 +263,9 @@ class HarmonyParser(TextParser):
         """Write a call as the model would.
 
         Raises:
-            ValueError: the name of the tool holds white space or markup.
+            ValueError: If the name of the tool contains white space or markup.
         """
         if not re.fullmatch(r"[^\s<]+", call.tool):
-            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+            raise ValueError(f"the format cannot express the name {call.tool!r}")
         header = f"{CHANNEL}commentary to={_FUNCTIONS}{call.tool} <|constrain|>json{MESSAGE}"
         return f"{header}{dumps(call.args)}{CALL}"

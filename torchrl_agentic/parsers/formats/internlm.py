@@ -1,4 +1,4 @@
-"""Calls of InternLM2 and Intern-S1: JSON behind `<|plugin|>`. Format: InternLM2's chat format."""
+"""Parser of InternLM2 and Intern-S1: JSON after `<|plugin|>`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ _PLUGIN, _INTERPRETER = "<|plugin|>", "<|interpreter|>"
 
 
 class InternLMParser(JSONBlockParser):
-    """`<|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>`, any number of them.
+    """The format of InternLM2, InternLM2.5 and Intern-S1.
 
-    Code behind `<|interpreter|>` names no tool: it becomes an error entry.
+        <|action_start|><|plugin|>
+        {"name": "f", "parameters": {"a": 1}}
+        <|action_end|>
+
+    Code after `<|interpreter|>` names no tool and becomes an error entry. Source: the chat format of
+    InternLM2 (`chat/chat_format.md` of its repository).
     """
 
     name: ClassVar[str] = "internlm"
@@ -36,15 +41,19 @@ class InternLMParser(JSONBlockParser):
     )
 
     def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener and `<|plugin|>` at `start`; return where the JSON begins, and notes.
+        """Read the opener and `<|plugin|>` at `start`; return the start of the JSON and notes.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            CallParseError: No plugin is called, or the message ends here.
+            CallParseError: If `<|plugin|>` is missing, or the message ends there.
         """
         at, notes = yield from super().begin(reader, start)
         called = yield from reader.which((_PLUGIN, _INTERPRETER), at)
         if called == _INTERPRETER:
-            raise CallParseError("wrong_dialect", f"tools are called behind {_PLUGIN}", at)
+            raise CallParseError("wrong_dialect", f"tools are called after {_PLUGIN}", at)
         if not called:
             raise CallParseError("missing_name", f"{_PLUGIN} is missing", at)
         at = yield from reader.skip(at + len(called))

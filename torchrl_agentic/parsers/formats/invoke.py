@@ -1,7 +1,4 @@
-"""Calls as `<invoke name="f">` with `<parameter name="k">`: MiniMax M2, and DeepSeek V3.2 to V4.1 ("DSML").
-
-Formats: the chat templates and encoding guides of these models.
-"""
+"""Parsers of `<invoke name="f">` elements: MiniMax M2, and DeepSeek V3.2 to V4.1 ("DSML")."""
 
 from __future__ import annotations
 
@@ -19,30 +16,38 @@ _TAG_END = re.compile(r"\s*+>")
 
 
 class InvokeParser(XMLParamsParser):
-    """A format with `invoke` and `parameter` elements that have a `name`.
+    """A format of `invoke` and `parameter` elements with a `name` attribute.
 
-    attribute: the pattern of an attribute and its value in quotes.
+        <invoke name="f"><parameter name="a">1</parameter></invoke>
+
+    Attributes:
+        attribute: Pattern of an attribute and its quoted value.
     """
 
     attribute: ClassVar[re.Pattern[str]] = re.compile(r'\s++(\w++)\s*+=\s*+("[^"<>]*+")')
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Step: whether it stands in a section or at a line start; elsewhere it is prose about calls."""
+        """Return whether the tag is in a section or begins a line; elsewhere it is prose about calls.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         return reader.in_section or reader.is_line_start(start)
         yield
 
     def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
-        """Step: read the name of the tool."""
+        """Read the name of the tool."""
         attributes, end = yield from self._tag(reader, start, self.openers[0])
         return attributes["name"], end
 
     def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
-        """Step: read the opening tag of an argument."""
+        """Read the opening tag of an argument."""
         attributes, end = yield from self._tag(reader, start, self.parameter)
         return Parameter(attributes["name"], end, self.is_string(attributes))
 
     def is_string(self, attributes: dict[str, str]) -> bool | None:
-        """Whether the tag says that its value is a string; None if it says nothing."""
+        """Return whether the tag declares a string; None if it declares no type."""
         del attributes
         return None
 
@@ -61,7 +66,7 @@ class InvokeParser(XMLParamsParser):
         return attributes, end.end()
 
     def _arguments(self, call: ParsedCall, after: str = "") -> str:
-        """Write the arguments of a call, with `after` behind each."""
+        """Write the arguments of a call, each followed by `after`."""
         end = f"{self.parameter_end}{after}"
         return "".join(
             f"{self._named(self.parameter, name, self.kind(value))}{self.raw(name, value)}{end}"
@@ -69,18 +74,27 @@ class InvokeParser(XMLParamsParser):
         )
 
     def kind(self, value: JSON) -> str:
-        """Return the attribute that tells the type of a value, behind a space; "" if there is none."""
+        """Return the attribute that declares a value's type, after a space; "" if there is none."""
         del value
         return ""
 
     def _named(self, tag: str, name: str, more: str = "") -> str:
         if not name.strip() or name != name.strip():
-            raise ValueError(f"the format cannot hold the name {name!r}")
+            raise ValueError(f"the format cannot express the name {name!r}")
         return f'{tag} name="{html.escape(name)}"{more}>'
 
 
 class MiniMaxM2Parser(InvokeParser):
-    """`<invoke name="f"><parameter name="k">v</parameter></invoke>` in one `<minimax:tool_call>`."""
+    """The format of MiniMax M2 and M2.5: any number of calls in one section.
+
+        <minimax:tool_call>
+        <invoke name="f">
+        <parameter name="a">1</parameter>
+        </invoke>
+        </minimax:tool_call>
+
+    Source: the chat template and the tool-calling guide of MiniMax M2.
+    """
 
     name: ClassVar[str] = "minimax_m2"
     aliases = ("minimax", "minimax-m2")
@@ -114,16 +128,23 @@ _DIALECTS = (
 
 
 def _dialects_but(*ours: str) -> tuple[str, ...]:
-    """Return what opens sections and calls only in other versions than the one with these markers."""
+    """Return the openers of sections and calls in versions other than the one with these markers."""
     return tuple(marker for marker in _DIALECTS if marker not in ours)
 
 
 class DeepSeekV32Parser(InvokeParser):
-    """The same with `<｜DSML｜` before each name; `string="false"` marks a value that is JSON.
+    """The format of DeepSeek V3.2 ("DSML"): any number of calls in one section.
 
-    In place of parameters a call may hold one JSON object. `｜DSML｜` is one token, which is never data.
-    Calls as another version writes them are read if only the section around them has another name, which is
-    noted on the message; others are an error.
+        <｜DSML｜function_calls>
+        <｜DSML｜invoke name="f">
+        <｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>
+        </｜DSML｜invoke>
+        </｜DSML｜function_calls>
+
+    `string="false"` marks a value that is JSON. A call may hold one JSON object instead of parameters.
+    `｜DSML｜` is a single token and never data. Calls of another version are read if only the section has
+    another name, which is noted on the message; other differences are an error. Source: the encoding guide of
+    DeepSeek V3.2.
     """
 
     name: ClassVar[str] = "deepseek_v32"
@@ -149,7 +170,13 @@ class DeepSeekV32Parser(InvokeParser):
     )
 
     def read_other_opener(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
-        """Step: read a call behind another version's section; report that version's calls as errors."""
+        """Read a call in another version's section; report that version's calls as errors.
+
+        Args:
+            reader: The message as read so far.
+            place: Index of the opener.
+            marker: The opener.
+        """
         if marker[-1] != ">" and not reader.is_line_start(place):
             return place + len(marker)
         inside = yield from reader.skip(place + len(marker))
@@ -160,25 +187,30 @@ class DeepSeekV32Parser(InvokeParser):
         return (yield from self.attempt(reader, place, self._read_other))
 
     def _read_other(self, reader: Reader, start: int) -> Incremental[int]:
-        """Refuse a call in the syntax of another version.
+        """Raise the error for a call in the syntax of another version.
 
         Raises:
             CallParseError: Always.
         """
         marker = yield from reader.which(self.other_openers, start)
         closer = f"</{marker[1:].removesuffix('>')}>"
-        error = CallParseError("wrong_dialect", "this is how other versions of DeepSeek write calls", start)
+        error = CallParseError("wrong_dialect", "this is the syntax of another DeepSeek version", start)
         found = yield from reader.find(closer, start)
         error.end = len(reader.text) if found < 0 else found + len(closer)
         raise error
 
     def is_string(self, attributes: dict[str, str]) -> bool | None:
-        """Whether the tag says that its value is a string."""
+        """Return whether the tag declares a string."""
         told = attributes.get("string")
         return None if told not in ("true", "false") else told == "true"
 
     def json_body(self, reader: Reader, at: int) -> Incremental[tuple[PartialCall, int]]:
-        """Step: read arguments that are one JSON object."""
+        """Read arguments written as one JSON object.
+
+        Args:
+            reader: The message as read so far.
+            at: Index of the object.
+        """
         value, end = yield from reader.json(at, (self.closer,))
         args, notes = read_arguments(value, self.limits)
         return PartialCall(args=args, notes=notes), (yield from self.past_closer(reader, end))
@@ -189,12 +221,21 @@ class DeepSeekV32Parser(InvokeParser):
         return f"{self._named(self.openers[0], call.tool)}\n{values}{self.closer}"
 
     def kind(self, value: JSON) -> str:
-        """Return the attribute that tells whether a value is a string or JSON."""
+        """Return the attribute that declares a value a string or JSON."""
         return f' string="{"true" if isinstance(value, str) else "false"}"'
 
 
 class DeepSeekV4Parser(DeepSeekV32Parser):
-    """V4's variant, whose section is called `tool_calls`."""
+    """The format of DeepSeek V4: that of V3.2 in a section called `tool_calls`.
+
+        <｜DSML｜tool_calls>
+        <｜DSML｜invoke name="f">
+        <｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>
+        </｜DSML｜invoke>
+        </｜DSML｜tool_calls>
+
+    Source: the encoding guide of DeepSeek V4.
+    """
 
     name: ClassVar[str] = "deepseek_v4"
     aliases = ("deepseekv4",)
@@ -214,7 +255,16 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
 
 
 class DeepSeekV41Parser(DeepSeekV4Parser):
-    """V4.1's variant, with a space before each name and a section called `calls`."""
+    """The format of DeepSeek V4.1: that of V4 with a space before each name, in a section called `calls`.
+
+        <｜DSML｜ calls>
+        <｜DSML｜ invoke name="f">
+        <｜DSML｜ parameter name="a" string="false">1</｜DSML｜ parameter>
+        </｜DSML｜ invoke>
+        </｜DSML｜ calls>
+
+    Source: the encoding guide of DeepSeek V4.1.
+    """
 
     name: ClassVar[str] = "deepseek_v41"
     aliases = ("deepseekv41",)

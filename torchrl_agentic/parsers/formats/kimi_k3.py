@@ -1,4 +1,4 @@
-"""Calls of Kimi K3, in elements that three control tokens make. Format: its chat template."""
+"""Parser of Kimi K3, whose elements are made of three control tokens."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ _JSON, _JSON_END = f"{_OPEN}json", f"{_CLOSE}json{_SEP}"
 
 
 class KimiK3Parser(XMLParamsParser):
-    """`<|open|>call tool="f" index="1"<|sep|>`, then an element per argument, in a channel called `tools`.
+    """The format of Kimi K3: any number of calls in a channel called `tools`.
 
-    Each argument states its type: strings have no escapes, other values are JSON. Instead of arguments a call
-    may contain one element with a JSON object. The tags of the channel `response` stay in the text.
+        <|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>
+        <|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>
+        <|close|>call<|sep|><|close|>tools<|sep|>
+
+    (Without the line breaks.) Each argument declares its type: strings have no escapes, other values are
+    JSON. A call may contain one element with a JSON object instead. The tags of the channel `response` stay
+    in the text. Source: the chat template.
     """
 
     name: ClassVar[str] = "kimi_k3"
@@ -49,12 +54,12 @@ class KimiK3Parser(XMLParamsParser):
     )
 
     def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
-        """Step: read the name of the tool."""
+        """Read the name of the tool."""
         attributes, end = yield from self._tag(reader, start, self.openers[0], "tool")
         return attributes["tool"], end
 
     def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
-        """Step: read the opening tag of an argument."""
+        """Read the opening tag of an argument."""
         attributes, end = yield from self._tag(reader, start, self.parameter, "key")
         kind = attributes.get("type")
         return Parameter(attributes["key"], end, None if kind is None else kind == "string")
@@ -105,7 +110,7 @@ class KimiK3Parser(XMLParamsParser):
         """Write a call without the channel around it.
 
         Raises:
-            ValueError: The format cannot hold a name, or a value.
+            ValueError: If the format cannot express a name or a value.
         """
         values = "".join(
             f"{self.parameter}{_attributes(key=name, type=_kind(value))}"
@@ -117,40 +122,40 @@ class KimiK3Parser(XMLParamsParser):
         )
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls as one message would hold them, counted from 1."""
+        """Write several calls, counted from 1, as they appear in one message."""
         return super().render_calls([replace(call, index=index) for index, call in enumerate(calls)])
 
     def raw(self, name: str, value: JSON) -> str:
         """Write the value of an argument.
 
         Raises:
-            ValueError: It holds what would end it.
+            ValueError: If the value contains a string that would end it.
         """
         text = super().raw(name, value)
         if self.parameter in text or self.openers[0] in text:
-            raise ValueError(f"the value of {name!r} holds tags of the format, which has no escapes")
+            raise ValueError(f"the value of {name!r} contains tags of the format, which has no escapes")
         return text
 
     def frame(self, name: str) -> Frame:
-        """Return what stands around the arguments of a call, which counts the calls of its message."""
+        """Return the text around the arguments of a call, with any number as its index."""
         before = f'{self.openers[0]}{_attributes(tool=name).removesuffix(_SEP)} index="'
         return Frame(before, self.closer, "kimi_k3_xml", infix=(r"\d{1,4}", f'"{_SEP}'))
 
 
 def _kind(value: JSON) -> str:
-    """Return what the format calls the type of a value."""
+    """Return the format's name of a value's type."""
     return kinds_of(value)[-1]
 
 
 def _attributes(**attributes: str) -> str:
-    """Write attributes, and the end of the tag.
+    """Write attributes and the end of the tag.
 
     Raises:
-        ValueError: One is empty, or holds the end of the tag.
+        ValueError: If one is empty or contains the end of the tag.
     """
     for value in attributes.values():
         if not value.strip() or _SEP in value:
-            raise ValueError(f"the format cannot hold the name {value!r}")
+            raise ValueError(f"the format cannot express the name {value!r}")
     written = (
         (name, value.replace("&", "&amp;").replace('"', "&quot;")) for name, value in attributes.items()
     )

@@ -1,4 +1,4 @@
-"""Calls of LFM2 and LFM2.5, like Python or as JSON. Formats: their chat templates and model cards."""
+"""Parser of LFM2 and LFM2.5: calls in Python syntax or as JSON."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ _TWO_DIGITS = re.compile(r"0[0-9](?![\w.])")
 
 
 class LFM2Parser(CallListParser):
-    """`<|tool_call_start|>[f(a='x')]<|tool_call_end|>`, as LFM2 and LFM2.5 write it.
+    """The format of LFM2 and LFM2.5: a list of calls in Python syntax.
 
-    LFM2.5's chat template puts quotes around a string and escapes nothing in it. A string that is no Python
-    literal is read as such a raw one, character by character, and noted as "raw_string"; if it could end at
-    more than one place the call is an error. `RawCallReader` says how its end is found.
-    In place of calls like Python a list of JSON calls is read, or a single one.
+        <|tool_call_start|>[f(a='x', n=3), g()]<|tool_call_end|>
+
+    LFM2.5's chat template puts quotes around a string and escapes nothing in it. A string that is not a
+    Python literal is therefore read as a raw one and noted "raw_string"; see `RawCallReader`. If its end is
+    ambiguous, the call is an error. JSON calls, one or a list, are read too. Source: the chat templates and
+    model cards.
     """
 
     name: ClassVar[str] = "lfm2"
@@ -51,7 +53,7 @@ class LFM2Parser(CallListParser):
     shape = "<|tool_call_start|>[tool_name(argument='value')]<|tool_call_end|>"
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one list, or one JSON call."""
+        """Read one list of calls, or JSON."""
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         at = yield from reader.skip(begin)
@@ -81,7 +83,7 @@ class LFM2Parser(CallListParser):
         return end
 
     def _raw_attempts(self, reader: Reader, at: int, stop: int) -> Sequence[PartialCall] | None:
-        """Read the list at a place with raw strings, up to the closer; None if it cannot be read."""
+        """Read the list at a place with raw strings, up to the closer; return None if it cannot be read."""
         if stop < 0 or not reader.text.startswith("[", at):
             return None
         try:
@@ -90,7 +92,7 @@ class LFM2Parser(CallListParser):
             return None
 
     def _json_calls(self, reader: Reader, start: int, at: int) -> Incremental[int]:
-        """Step: read calls as JSON; return where their block ends."""
+        """Read calls as JSON and return the end of their block."""
         value, end = yield from reader.json(at, (self.closer,))
         after, notes = (yield from reader.skip(end)), ()
         if (yield from reader.which((self.closer,), after)):
@@ -99,7 +101,7 @@ class LFM2Parser(CallListParser):
             notes = ("unclosed_tag",)
         else:
             raise CallParseError(
-                "extra_data", f"after its JSON comes something else than {self.closer}", after
+                "extra_data", f"unexpected text after the JSON, expecting {self.closer}", after
             )
         try:
             found = self._of_json(value, notes, len(reader.calls), fits(reader.text, at, end, self.limits))
@@ -122,15 +124,18 @@ class LFM2Parser(CallListParser):
 
 
 class RawCallReader(LiteralReader):
-    """Reads a list of calls whose strings may be raw, and notes where one was.
+    """A reader of a list of calls whose strings may be raw: any text between quotes, without escapes.
 
-    A string that is a Python literal, with the next argument, the next call or the end of the list behind it,
-    is one. Any other ends at the first quote that has one of these behind it while the brackets and quotes of
-    the string are balanced; the tools' schemas say which arguments and calls there are. A quote that could
-    end the string too, other than one inside brackets, makes it unreadable, for then either value would be
-    a guess.
+    A string that is a Python literal is read as one if the next argument, the next call or the end of the
+    list follows. Any other string ends at the first quote that one of these follows while brackets and quotes
+    in the string are balanced; the tools' schemas tell which arguments and calls exist. If another quote
+    outside of brackets could end the string too, the call is an error, since either value would be a guess.
 
-    stop: the place of the closer behind the list. tools: name → JSON Schema, None if unknown.
+    Args:
+        text: Text of the message.
+        stop: Index of the closer after the list.
+        limits: Bounds on size and depth.
+        tools: JSON Schema by name of the tool, None if unknown.
     """
 
     def __init__(self, text: str, stop: int, limits: Limits, tools: Mapping[str, Fields] | None) -> None:
@@ -143,7 +148,7 @@ class RawCallReader(LiteralReader):
         """Read the list whose bracket opens at `at`.
 
         Raises:
-            CallParseError: it holds something else than calls, or a string whose end is not certain.
+            CallParseError: If it contains something else than calls, or a string whose end is ambiguous.
         """
         attempts: list[PartialCall] = []
         at = self.skip(at + 1)
@@ -158,10 +163,10 @@ class RawCallReader(LiteralReader):
         return attempts
 
     def argument(self, at: int, name: str, args: Mapping[str, JSON]) -> tuple[JSON, int]:
-        """Read the value of an argument: a literal, or a raw string.
+        """Read the value of an argument: a literal or a raw string.
 
         Raises:
-            CallParseError: it is neither.
+            CallParseError: If it is neither.
         """
         at = self.skip(at)
         if not self._text.startswith(("'", '"'), at):
@@ -172,12 +177,12 @@ class RawCallReader(LiteralReader):
         end = self._raw_end(at, name, args)
         value = self._text[at + 1 : end - 1]
         if not is_encodable(value):
-            self._refuse("half of a surrogate pair", at)
+            self._refuse("an unpaired surrogate", at)
         self._notes.append("raw_string")
         return value, end
 
     def value(self, at: int, depth: int = 1) -> tuple[JSON, int]:
-        """Read a literal; also a number such as 07, and a set, which becomes a list."""
+        """Read a literal, a number such as 07, or a set, which becomes a list."""
         at = self.skip(at)
         if number := _TWO_DIGITS.match(self._text, at):
             self._notes.append("leading_zero")
@@ -195,7 +200,7 @@ class RawCallReader(LiteralReader):
         return self._list(at, "}", depth)
 
     def _ends_at(self, place: int, name: str, args: Mapping[str, JSON]) -> bool:
-        """Return whether the text at a place, behind a quote, may follow the value of an argument."""
+        """Return whether the text at a place, after a quote, may follow the value of an argument."""
         behind = _BEHIND.match(self._text, place, self._stop)
         if behind is None:
             return False
@@ -215,9 +220,9 @@ class RawCallReader(LiteralReader):
         return self._tools.get(name, self._tools.get(name.rpartition(".")[2]))
 
     def _raw_end(self, start: int, name: str, args: Mapping[str, JSON]) -> int:
-        """Return where the raw string that opens at `start` ends, behind its quote."""
+        """Return the end of the raw string that opens at `start`, after its quote."""
         text = self._text
-        if text[start] == '"':  # no template writes these raw; a newline is all that is forgiven
+        if text[start] == '"':  # templates do not write these raw; only newlines are accepted
             match = _DOUBLE_QUOTED.match(text, start)
             if match is None or not self._ends_at(match.end(), name, args):
                 self._refuse("the string is not closed on its line", start)
@@ -243,18 +248,16 @@ class RawCallReader(LiteralReader):
                     opened.append(sign)
                 elif opened and opened[-1] == _PAIRS[sign]:
                     opened.pop()
-                else:  # nothing balances this one any more
+                else:  # an unbalanced bracket
                     opened.insert(0, "!") if not opened or opened[0] != "!" else None
         if len(ends) != 1:
-            self._refuse("it is not certain where the string ends; escape the quotes in it", start)
+            self._refuse("the end of the string is ambiguous; escape the quotes in it", start)
         if has_escape and not has_quote:
-            self._refuse(
-                "the string has escaped quotes but newlines that are none; write them as escapes", start
-            )
+            self._refuse("the string has escaped quotes but unescaped newlines; escape these too", start)
         return ends[0]
 
     def _is_apostrophe(self, start: int, place: int) -> bool:
-        """Return whether a quote is an apostrophe, as in "it's", and not the begin of f'', r'' and such."""
+        """Return whether a quote is an apostrophe, as in "it's", and does not begin f'', r'' and such."""
         if self._text[place] != "'" or not _APOSTROPHE.match(self._text, place - 1):
             return False
         return _PREFIX.search(self._text, max(start + 1, place - 3), place) is None

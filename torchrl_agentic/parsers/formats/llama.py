@@ -1,4 +1,4 @@
-"""Calls of Llama 3.1 to 3.3 as JSON. Format: Meta's prompt formats and the chat template."""
+"""Parser of Llama 3.1 to 3.3: JSON objects without an opener."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ _PART_OF_BUILTIN = re.compile(r"[A-Za-z_][\w.]{0,200}+ ?+\Z")
 
 
 class Llama3JSONParser(JSONBlockParser):
-    """`{"name": …, "parameters": {…}}` on a line of its own, or behind `<|python_tag|>`; `; ` between calls.
+    """The format of Llama 3.1 to 3.3: JSON objects on lines of their own or after `<|python_tag|>`.
 
-    There is no opener, so an object is an attempt if it begins with a key of a call and has a name and
-    parameters, or breaks after them. Behind prose on the same line it is text; if it could be read, the
-    result is noted as "call_behind_prose".
-    Behind `<|python_tag|>` a built-in call `f.call(query="x")` is read too.
+        {"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}
+
+    Without an opener, an object is a call if it begins with a key of a call and has a name and parameters, or
+    is malformed after them. After prose on the same line it is text; if it is a readable call, the message is
+    noted "call_behind_prose". After `<|python_tag|>` a built-in call `f.call(query="x")` is read too. Source:
+    Meta's prompt formats and the chat template.
     """
 
     name: ClassVar[str] = "llama3_json"
@@ -48,7 +50,12 @@ class Llama3JSONParser(JSONBlockParser):
     shape = '{"name": "tool name", "parameters": {"argument": "value"}}'
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Step: whether an object stands where a call may, and begins like one."""
+        """Return whether an object is where a call may be, and begins like one.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if reader.at(_PYTHON_TAG, start):
             return True
         covered = reader.covered
@@ -61,7 +68,7 @@ class Llama3JSONParser(JSONBlockParser):
         return False
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Return whether an object behind prose can be read as a call of a tool."""
+        """Return whether an object after prose can be read as a call of a tool."""
         passed = 0
         for place in reader.suspects:
             try:
@@ -75,7 +82,7 @@ class Llama3JSONParser(JSONBlockParser):
         return False
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one object or built-in call; what turns out to be none is left as text."""
+        """Read one object or built-in call; an object that is not a call stays text."""
         if (yield from reader.which((_PYTHON_TAG,), start)):
             return (yield from self._behind_tag(reader, start))
         try:
@@ -88,7 +95,7 @@ class Llama3JSONParser(JSONBlockParser):
             raise broken
         broke = start if broken.at is None else broken.at
         closed = -1
-        if broke == start:  # what is wrong is a value, such as NaN, and the object may go on behind it
+        if broke == start:  # the error is a value such as NaN; the object may continue after it
             closed, broke = end_of_odd_value(reader.text, start)
         if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
             return broke
@@ -97,7 +104,7 @@ class Llama3JSONParser(JSONBlockParser):
         raise broken
 
     def _closed(self, reader: Reader, start: int) -> Incremental[int]:
-        """Step: like `reader.balanced`, but not for ever: each time may take as long as the text."""
+        """Return `reader.balanced`, or -1 after too many such searches of the whole text."""
         reader.failed_searches += 1
         if reader.failed_searches > 2 * self.limits.calls:
             return -1
@@ -139,7 +146,13 @@ class Llama3JSONParser(JSONBlockParser):
         return end
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Step: give the end of the unreadable call at `start`: that of its brackets."""
+        """Return the end of the malformed call at `start`: that of its brackets.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         at, tags = start, (_PYTHON_TAG,)
         while tag := (yield from reader.which(tags, at)):
             at = yield from reader.skip(at + len(tag))
@@ -151,7 +164,7 @@ class Llama3JSONParser(JSONBlockParser):
 
 
 def _is_call(value: JSON) -> bool:
-    """Return whether an object has the keys of a call, readable or not."""
+    """Return whether an object has the keys of a call."""
     fields: Any = value
     name, inner = fields.get("name"), fields.get("function")
     return (isinstance(name, str) and bool(fields.keys() & {"parameters", "arguments"})) or (

@@ -1,4 +1,4 @@
-"""Calls of MiniMax M1: JSON objects, one a line, between `<tool_calls>` tags. Format: its chat template."""
+"""Parser of MiniMax M1: one JSON object per line between `<tool_calls>` tags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 
 class MiniMaxM1Parser(JSONBlockParser):
-    """`<tool_calls>`, a call `{"name": …, "arguments": {…}}` on each line, `</tool_calls>`."""
+    """The format of MiniMax M1: one call per line.
+
+        <tool_calls>
+        {"name": "f", "arguments": {"a": 1}}
+        {"name": "g", "arguments": {}}
+        </tool_calls>
+
+    Source: the chat template.
+    """
 
     name: ClassVar[str] = "minimax_m1"
     models = "MiniMax M1"
@@ -26,7 +34,7 @@ class MiniMaxM1Parser(JSONBlockParser):
     shape = '<tool_calls>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_calls>'
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one block: calls that were read count, also if the block breaks behind them."""
+        """Read one block; calls before a malformed line count."""
         at, notes = yield from self.begin(reader, start)
         if (yield from reader.which((self.closer,), at)):
             raise CallParseError("empty", "there is nothing between the tags", at)

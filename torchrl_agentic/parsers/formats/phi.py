@@ -1,7 +1,4 @@
-"""Calls of Phi-4-mini and FireFunction v2: a JSON list behind `functools`, or between tags.
-
-Formats: the model cards, and the chat templates of vLLM and llama.cpp for them.
-"""
+"""Parser of Phi-4-mini and FireFunction v2: a JSON list after `functools`, or between tags."""
 
 from __future__ import annotations
 
@@ -14,7 +11,13 @@ _TAG, _TAG_END = "<|tool_call|>", "<|/tool_call|>"
 
 
 class Phi4MiniParser(JSONBlockParser):
-    """`functools[{"name": …, "arguments": {…}}, …]`; or that list, or one object, in `<|tool_call|>` tags."""
+    """The format of Phi-4-mini and FireFunction v2: one list of all calls.
+
+        functools[{"name": "f", "arguments": {"a": 1}}]
+
+    The list, or one object, between `<|tool_call|>` and `<|/tool_call|>` is read too. Source: the model
+    cards, and the chat templates of vLLM and llama.cpp.
+    """
 
     name: ClassVar[str] = "phi4_mini"
     aliases = ("phi4_mini_json", "firefunction_v2")
@@ -28,7 +31,7 @@ class Phi4MiniParser(JSONBlockParser):
     shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one list, and the tag behind it if there is one before it."""
+        """Read one list, and the closing tag if there is an opening one."""
         end = yield from super().read(reader, start)
         if not reader.at(_TAG, start):
             return end

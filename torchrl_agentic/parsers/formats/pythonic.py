@@ -1,6 +1,6 @@
-"""The engine of formats whose calls look like Python: `[f(a='x', n=3), g()]`. Nothing is compiled or run.
+"""Parsers of calls in Python syntax: Llama 4, Llama 3.2, ToolACE and OLMo 3; `lfm2` has LFM2.
 
-Formats: the prompt formats and chat templates of Llama 4, Llama 3.2 and OLMo 3; `lfm2` has LFM2.
+Nothing that the model wrote is compiled or run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,25 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 class CallListParser(TextParser):
-    """A list of calls between markers; its arguments are literals, by keyword."""
+    """A format with a list of calls between markers, whose arguments are literals passed by keyword.
+
+        <opener>[f(a='x', n=3), g()]<closer>
+
+    Attributes:
+        in_brackets: Whether the list has brackets.
+        separators: Characters that separate calls.
+    """
 
     in_brackets: ClassVar[bool] = True
     separators: ClassVar[str] = ","
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one list."""
+        """Read one list.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         inside, end, notes = yield from self._list(reader, begin)
@@ -40,14 +52,14 @@ class CallListParser(TextParser):
         return end
 
     def _list(self, reader: Reader, begin: int) -> Incremental[tuple[tuple[int, int], int, tuple[str, ...]]]:
-        """Step: return where the calls behind an opener begin and stop, where the block ends, and notes.
+        """Return the bounds of the calls after an opener, the end of the block, and notes.
 
         Raises:
-            CallParseError: the message ends inside the list.
+            CallParseError: If the message ends inside the list.
         """
         stop = yield from bracket_end(reader, begin, self.closer, self.openers[0], *self.turn_end)
         at_end = stop < 0 or not reader.at(self.closer, stop)
-        quoted = len(reader.text) if stop < 0 else None  # a closer that is there stands in a string
+        quoted = len(reader.text) if stop < 0 else None  # the only closer, if any, is in a string
         if stop < 0:
             stop = len(reader.text)
         inside = self._trimmed(reader.text, begin, stop)
@@ -61,10 +73,10 @@ class CallListParser(TextParser):
     def _refuse_open_string(
         self, reader: Reader, begin: int, stop: int, attempts: Sequence[PartialCall] | None = None
     ) -> None:
-        """Refuse a broken list if the message ends inside a string of it, which may quote what follows.
+        """Raise an error if the message ends inside a string, which may quote later calls.
 
         Raises:
-            CallParseError: it does.
+            CallParseError: If it does.
         """
         is_broken = attempts is None or any(attempt.error for attempt in attempts)
         if is_broken and reader.text.find(self.openers[0], stop) >= 0:
@@ -75,7 +87,7 @@ class CallListParser(TextParser):
                 )
 
     def _is_complete(self, reader: Reader, inside: tuple[int, int], begin: int) -> bool:
-        """Return whether a list without its closer was written to its end."""
+        """Return whether a list without its closer is complete."""
         begin = reader.text.find("[", begin, inside[0])
         if self.in_brackets and (
             begin < 0 or finish(bracket_end(Reader(reader.text), begin)) != inside[1] + 1
@@ -85,7 +97,7 @@ class CallListParser(TextParser):
         return bool(attempts) and all(attempt.error is None for attempt in attempts[-1:])
 
     def _trimmed(self, text: str, begin: int, stop: int) -> tuple[int, int]:
-        """Leave out white space and the brackets around the list."""
+        """Return bounds without white space and the brackets of the list."""
         inside = text[begin:stop]
         begin += len(inside) - len(inside.lstrip(_BLANKS))
         stop -= len(inside) - len(inside.rstrip(_BLANKS))
@@ -107,13 +119,13 @@ class CallListParser(TextParser):
         end: int,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """Add the calls of a list; the first has the span of all of it.
+        """Add the calls of a list; the span of the first one covers the whole list.
 
         Raises:
-            CallParseError: there is none.
+            CallParseError: If the list is empty.
         """
         if not attempts:
-            raise CallParseError("empty", "the list holds no call", inside[0])
+            raise CallParseError("empty", "the list contains no call", inside[0])
         for attempt in attempts:
             attempt.notes += notes
             reader.add(attempt, start, end)
@@ -125,7 +137,7 @@ class CallListParser(TextParser):
             check_size(reader.text, begin, stop, self.limits)
             name, args, end = literal.call(literal.skip(begin))
             if (after := literal.skip(end)) < stop:
-                raise CallParseError("extra_data", "behind the call comes something else", after, tool=name)
+                raise CallParseError("extra_data", "unexpected text after the call", after, tool=name)
         except CallParseError as error:
             return PartialCall(error.tool, error=call_error(index, error, reader.text, self.shape, stop))
         return PartialCall(name, args)
@@ -134,20 +146,26 @@ class CallListParser(TextParser):
         """Write a call without the list around it.
 
         Raises:
-            ValueError: an argument has a name that no keyword argument can have.
+            ValueError: If a name is not a Python identifier.
         """
         for name in (call.tool, *call.args):
             if not _IDENTIFIER.fullmatch(name):
-                raise ValueError(f"a pythonic call cannot hold the name {name!r}")
+                raise ValueError(f"a pythonic call cannot express the name {name!r}")
         return f"{call.tool}({', '.join(f'{key}={value!r}' for key, value in call.args.items())})"
 
     def frame(self, name: str) -> None:
-        """Give none: no grammar for Python literals is at hand."""
+        """Return None: there is no grammar for Python literals."""
         del name
 
 
 class OLMo3Parser(CallListParser):
-    r"""`<function_calls>f(a='x')\ng()</function_calls>`, a call a line, as OLMo 3 writes it."""
+    """The format of OLMo 3: one call per line, without brackets.
+
+        <function_calls>f(a='x')
+        g()</function_calls>
+
+    Source: the chat template.
+    """
 
     name: ClassVar[str] = "olmo3"
     models = "OLMo 3"
@@ -164,10 +182,14 @@ class OLMo3Parser(CallListParser):
 
 
 class PythonicParser(CallListParser):
-    """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
+    """The format of Llama 4, Llama 3.2 and ToolACE: a list on a line of its own.
 
-    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool. Behind
-    prose on the same line it is text; if it could be read, the result is noted as "call_behind_prose".
+        [f(a='x', n=3), g()]
+
+    `<|python_start|>` and `<|python_end|>` may surround it. A bare list is a call if one of its items can be
+    read, or its first name is that of a tool. After prose on the same line it is text; if it is readable, the
+    message is noted "call_behind_prose". Source: Meta's prompt formats of Llama 3.2 and 4, and the chat
+    templates.
     """
 
     name: ClassVar[str] = "pythonic"
@@ -184,7 +206,12 @@ class PythonicParser(CallListParser):
     shape = "[tool_name(argument='value')]"
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Step: whether a list stands where calls may, and begins like one."""
+        """Return whether a list is where calls may be, and begins like one.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if reader.at(self.openers[0], start):
             return True
         if not (_FIRST.match(reader.text, start) or (yield from self.has_shape(reader, start))):
@@ -195,7 +222,7 @@ class PythonicParser(CallListParser):
         return False
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Return whether a list behind prose calls a known tool, or any with an argument if none is known."""
+        """Return whether a list after prose calls a known tool, or has arguments if no tools are known."""
         passed = 0
         for place in reader.suspects:
             first = _FIRST.match(reader.text, place)
@@ -210,7 +237,7 @@ class PythonicParser(CallListParser):
         return False
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one list; a bare one that turns out to be none is left as text."""
+        """Read one list; a bare one without calls stays text."""
         if (yield from reader.which(self.openers[:1], start)):
             return (yield from super().read(reader, start))
         passed = len(reader.unclosed)
@@ -218,7 +245,7 @@ class PythonicParser(CallListParser):
         first = _FIRST.match(reader.text, start)
         is_known = first is not None and reader.tools is not None and first[1] in reader.tools
         if end < 0:
-            # To go over the rest of the text costs more than to know of this bracket from an earlier time.
+            # A search of the rest of the text costs more than a known unclosed bracket.
             reader.failed_searches += 1 if len(reader.unclosed) == passed else 16
             line_end = reader.text.find("\n", start)
             line = reader.text[start : line_end if line_end >= 0 else len(reader.text)]
@@ -235,7 +262,13 @@ class PythonicParser(CallListParser):
         return end
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Step: give the end of the unreadable list at `start`."""
+        """Return the end of the malformed list at `start`.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         if (yield from reader.which(self.openers[:1], start)):
             return (yield from super().end_of_malformed(reader, start, broke))
         end = yield from bracket_end(reader, start)

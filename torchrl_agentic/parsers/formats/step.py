@@ -1,4 +1,4 @@
-"""Calls of Step-3. Format: the parsers of vLLM and SGLang. Step-3.5 and later write those of `qwen_coder`."""
+"""Parser of Step-3; Step-3.5 and later use the parser `qwen3_coder`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ _INVOKE = "<steptml:invoke"
 
 
 class Step3Parser(InvokeParser):
-    """`<steptml:invoke name="f"><steptml:parameter name="k">v</steptml:parameter></steptml:invoke>`.
+    """The format of Step-3: `steptml` elements, each between markers of a call, in one section.
 
-    Each call is between `<｜tool_call_begin｜>function<｜tool_sep｜>` and `<｜tool_call_end｜>`, and all
-    are between `<｜tool_calls_begin｜>` and `<｜tool_calls_end｜>`; a complete call without these counts.
+        <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">
+        <steptml:parameter name="a">1</steptml:parameter></steptml:invoke>
+        <｜tool_call_end｜><｜tool_calls_end｜>
+
+    (Without the line breaks.) A complete `steptml:invoke` without these markers is a call too. Source: the
+    parsers of vLLM and SGLang.
     """
 
     name: ClassVar[str] = "step3"
@@ -36,11 +40,11 @@ class Step3Parser(InvokeParser):
     )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Step: return whether it begins a call: `<｜tool_call_begin｜>` does anywhere."""
+        """Return whether the marker begins a call: `<｜tool_call_begin｜>` does at any place."""
         return reader.at(_BEGIN, start) or (yield from super().opens(reader, start))
 
     def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
-        """Step: read the name of the tool, and the kind of the call before it."""
+        """Read the kind of the call and the name of the tool."""
         if reader.at(_BEGIN, start):
             begin = yield from reader.past_repeated(_BEGIN, start + len(_BEGIN))
             markers = (_INVOKE, _BEGIN, _END, self.section[1], *self.turn_end)
@@ -50,7 +54,7 @@ class Step3Parser(InvokeParser):
                 raise CallParseError("unclosed", f"it ends before {self.closer}", broke)
             kind = reader.text[begin:start].strip()
             if not kind and marker != _INVOKE:
-                raise CallParseError("empty", f"there is nothing behind {_BEGIN}", begin)
+                raise CallParseError("empty", f"nothing follows {_BEGIN}", begin)
             if marker != _INVOKE or kind.removesuffix(_SEPARATOR).strip() not in ("", _KIND):
                 raise CallParseError("wrong_dialect", f"expecting {_KIND}{_SEPARATOR}{_INVOKE}", begin)
         attributes, end = yield from self._tag(reader, start, _INVOKE)
@@ -63,7 +67,7 @@ class Step3Parser(InvokeParser):
         return attempt, (yield from self._past_end(reader, end))
 
     def _past_end(self, reader: Reader, end: int) -> Incremental[int]:
-        """Step: return the place behind the end of a call, if it is at `end`."""
+        """Return the index after the end marker of a call, if it follows `end`."""
         after = yield from reader.skip(end)
         return after + len(_END) if (yield from reader.which((_END,), after)) else end
 
@@ -74,7 +78,13 @@ class Step3Parser(InvokeParser):
         return place if is_inside and found < 0 else found
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Step: return the end of the unreadable call at `start`: its closer, or the next call."""
+        """Return the end of the malformed call at `start`: its closer, or the next call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         end = yield from super().end_of_malformed(reader, start, broke)
         place, marker = yield from reader.find_first((_END, self.section[1]), max(start + 1, broke))
         if 0 <= place < end:

@@ -1,4 +1,4 @@
-"""TorchRL's own JSON: the whole message is `{"message": …, "tools": [{"tool", "args", "id"}]}`."""
+"""Parser of TorchRL's own JSON messages."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ _FENCES = ("```json", "```")
 
 
 class JSONToolCallParser(ToolCallParser):
-    """`{"message": "text", "tools": [{"tool": "f", "args": {…}, "id": "c1"}]}`, in a code fence or bare.
+    """TorchRL's own JSON: the whole message is one object, bare or in a code fence.
 
-    Anything else is text without calls; what begins with "{" and speaks of "tools", but is broken, is one
-    unreadable attempt.
+        {"message": "text", "tools": [{"tool": "f", "args": {"a": 1}, "id": "c1"}]}
+
+    Any other text has no calls; malformed JSON that begins with "{" and contains "tools" is one error entry.
+    Source: `JSONToolCallParser` of TorchRL.
     """
 
     name: ClassVar[str] = "json"
@@ -83,7 +85,7 @@ class JSONToolCallParser(ToolCallParser):
         items = cast("list[JSON]", tools) if isinstance(tools, list) else [tools] if tools else []
         attempts = [self._attempt(item, index) for index, item in enumerate(items)]
         if rest.startswith("{") and '"tools"' in rest:
-            error = CallParseError("extra_data", "behind the JSON stands another; all calls go into one")
+            error = CallParseError("extra_data", "a second JSON object follows; put all calls into one")
             attempts.append(PartialCall(error=call_error(len(attempts), error, "", self.shape)))
         return ParseResult(f"{text}\n{rest}" if rest else text, assign_ids(attempts, turn), raw)
 
@@ -102,18 +104,18 @@ class JSONToolCallParser(ToolCallParser):
         return PartialCall(name, args, call_id=call_id, tag=tag, notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
-        """Write a whole message that holds one call.
+        """Write a whole message with one call.
 
         Raises:
-            ValueError: The name of the tool does not read back.
+            ValueError: If the name of the tool does not read back.
         """
         return self.render_calls([call])
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write a whole message that holds these calls.
+        """Write a whole message with these calls.
 
         Raises:
-            ValueError: The name of a tool does not read back.
+            ValueError: If the name of a tool does not read back.
         """
         for call in calls:
             require_name(call)

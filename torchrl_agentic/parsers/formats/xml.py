@@ -1,4 +1,4 @@
-"""TorchRL's own tags: `<tool name="f" tag="A">{"a": 1}</tool>`."""
+"""Parser of TorchRL's own tags."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialC
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 
-# Possessive quantifiers (`++`, `*+`) take what they match for good, so that a failed match costs linear time.
+# Possessive quantifiers (`++`, `*+`) never backtrack, so a failed match takes linear time.
 _ATTRIBUTE = re.compile(r"""\s++([\w:-]++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
 _TAG_END = re.compile(r"\s*+(/?)>")
 _TAG = "<tool"
 
 
 class XMLToolCallParser(TextParser):
-    """`<tool name="f" tag="A">{json}</tool>`, with attributes in any order and either kind of quotes.
+    """TorchRL's own tags, with attributes in any order and either kind of quotes.
 
-    An empty body stands for no arguments. The tag is the call's id too. `<tool name="f"/>` is a call without
-    arguments. Results come as `<tool_result>`.
+        <tool name="f" tag="A">{"a": 1}</tool>
+
+    An empty body or `<tool name="f"/>` is a call without arguments. The tag is also the call's id. Results
+    are written as `<tool_result>` elements. Source: `XMLToolCallParser` of TorchRL.
     """
 
     name: ClassVar[str] = "xml"
@@ -35,24 +37,34 @@ class XMLToolCallParser(TextParser):
     shape = '<tool name="tool name">{"argument": "value"}</tool>'
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Step: whether it is the tag of a call: a bare `<tool>` that nothing closes is prose about tools."""
+        """Return whether the tag begins a call; a bare `<tool>` that is never closed is prose.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if not reader.at("<tool>", start):
             return True
         return (yield from reader.find(self.closer, start)) >= 0
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
-        """Read one element."""
+        """Read one element.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         at = start + len(_TAG)
         yield from reader.find(">", at)
         attributes: dict[str, str] = {}
         while match := _ATTRIBUTE.match(reader.text, at):
             if match[1] in attributes:
-                raise CallParseError("missing_name", f"its tag has two attributes {match[1]}", at)
+                raise CallParseError("missing_name", f"its tag has the attribute {match[1]} twice", at)
             attributes[match[1]] = html.unescape(match[2][1:-1])
             at = match.end()
         end_of_tag = _TAG_END.match(reader.text, at)
         if end_of_tag is None:
-            raise CallParseError("unclosed", "its opening tag cannot be read", at)
+            raise CallParseError("unclosed", "its opening tag is malformed", at)
         name, tag = attributes.get("name", "").strip(), attributes.get("tag") or None
         if not name:
             raise CallParseError("missing_name", "its tag has no name attribute", start, call_id=tag)
@@ -85,7 +97,7 @@ class XMLToolCallParser(TextParser):
                 error.end = after
                 raise error
             raise CallParseError(
-                "extra_data", f"after its JSON comes something else than {self.closer}", after
+                "extra_data", f"unexpected text after the JSON, expecting {self.closer}", after
             )
         end = after + len(self.closer)
         if not isinstance(value, dict):
@@ -95,10 +107,10 @@ class XMLToolCallParser(TextParser):
         return cast("dict[str, JSON]", value), end
 
     def _escaped(self, reader: Reader, start: int, error: CallParseError) -> Incremental[tuple[JSON, int]]:
-        """Step: read a body that is JSON once its entities are resolved, as models write that know XML.
+        """Read a body that is JSON once its XML entities are resolved, and return it with its end.
 
         Raises:
-            CallParseError: it is not.
+            CallParseError: If it is not.
         """
         closer = yield from reader.find(self.closer, start)
         body = reader.text[start : max(start, closer)]
@@ -124,7 +136,12 @@ class XMLToolCallParser(TextParser):
         return f'<tool name="{html.escape(call.tool)}"{tag}>{body}</tool>'
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as a `<tool_result>` element, errors marked."""
+        """Write one result as a `<tool_result>` element, errors marked.
+
+        Args:
+            call_id: Id of the call, control tokens escaped.
+            result: Result of the call, control tokens escaped.
+        """
         mark = "[error] " if result.is_error else ""
         content = f'<tool_result call_id="{html.escape(call_id)}">{mark}{result.text}</tool_result>'
         return {"role": "tool", "content": content, "tool_call_id": call_id}
