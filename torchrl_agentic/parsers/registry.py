@@ -1,4 +1,4 @@
-"""The names of the parsers."""
+"""Find a parser by name."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ FORMATS: tuple[type[ToolCallParser], ...] = (
     TagsParser,
     ReActParser,
 )
-"""The formats that come with the package, in the order of the table in the README."""
+"""The formats that come with the package, in the order of the table in `docs/howto/formats.md`."""
 
 PARSERS: dict[str, Callable[..., ToolCallParser]] = {parser.name: parser for parser in FORMATS}
-"""Registered name → what makes the parser. Other packages add entry points "torchrl_agentic.parsers"."""
+"""Factories of parsers by registered name. Other packages add entry points "torchrl_agentic.parsers"."""
 
 ALIASES = {alias: parser.name for parser in FORMATS for alias in vars(parser).get("aliases", ())}
-"""Other names → registered ones: those of vLLM, SGLang, verl and TorchRL, and of models."""
+"""Registered names by alias: names of vLLM, SGLang, verl and TorchRL, and of models."""
 
 _ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
 _ENGINE_FORMATS = {
@@ -133,10 +133,10 @@ _ENGINE_FORMATS = {
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
     "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1",
 }  # fmt: skip
-"""Names of vLLM 0.33 and SGLang 0.5 for formats that only these engines read → the adapter."""
+"""Adapters by name in vLLM 0.33 or SGLang 0.5, for formats that only these engines read."""
 
 _VLLM_NAMES = {"openai": "harmony"}
-"""Names that mean another format in vLLM than here."""
+"""Registered names by name in vLLM, where the same name is another format here."""
 
 _FAMILIES = {"llama": "llama3_json", "deepseek": "deepseek_v31"}
 
@@ -145,20 +145,20 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
     """Return a parser.
 
     Args:
-        parser: An object; a registered name or an entry point's; "auto", for the one that reads what the
-            tokenizer's chat template writes; "vllm:name", "sglang:name" or "transformers:" for theirs; or
-            "module:attribute". An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and
-            `render_result`.
-        tokenizer: The model's, for "auto", vLLM and transformers. A parser that is made here escapes its
-            control tokens in results, and learns whether its chat template opens a thought
-            (`ToolCallParser.with_tokenizer`).
+        parser: A parser object; a registered name, an alias or the name of an entry point; "auto" to detect
+            the format from the tokenizer's chat template; "vllm:name", "sglang:name" or "transformers:" for a
+            parser of that package; or "module:attribute". An object of another class needs the methods
+            `parse`, `render_call` and `render_result`.
+        tokenizer: The model's tokenizer, required by "auto", vLLM and transformers. A parser that is created
+            here escapes its control tokens in results, and learns whether its chat template opens the
+            reasoning (`ToolCallParser.with_tokenizer`).
         **options: Options of the parser's class; with "auto" those of the chat template, such as
             `enable_thinking`.
 
     Raises:
-        ValueError: no parser has that name; the message lists the known ones and the nearest. Or the chat
-            template writes calls that none of ours reads.
-        TypeError: it is no parser, or a tokenizer is needed.
+        ValueError: If the name is unknown (the message lists the known names and the nearest), or if no
+            parser reads the calls of the chat template.
+        TypeError: If the object is not a parser, or a required tokenizer is missing.
     """
     found = _found(parser, tokenizer, options)
     if isinstance(parser, str) and hasattr(tokenizer, "added_tokens_decoder"):
@@ -167,7 +167,7 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
 
 
 def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
-    """Return a parser, not yet set up for the tokenizer."""
+    """Return a parser that is not yet configured for the tokenizer."""
     if derives(parser, ToolCallParser):
         return parser if len(_keywords(parser.parse)) == 2 else _adapted(parser)
     if not isinstance(parser, str):
@@ -202,7 +202,7 @@ def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallP
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that was probably meant: a typing error away, never another version's."""
+    """Return the known name that was probably meant, never one with another version number."""
     if name in _FAMILIES:
         return _FAMILIES[name]
     digits = re.findall(r"\d+", name)
@@ -211,10 +211,10 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def _from_engine(name: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
-    """Return the adapter of a format that only an engine reads, and warn of it.
+    """Return the adapter of a format that only an engine reads, with a warning.
 
     Raises:
-        MissingExtra: The engine is not installed.
+        MissingExtra: If the engine is not installed.
     """
     adapter = _ENGINE_FORMATS[name]
     engine, _, format = adapter.partition(":")
@@ -238,33 +238,33 @@ def _instance(found: Any) -> Any:
 
 
 class _Adapted(ToolCallParser):
-    """A parser that is no `ToolCallParser`, or knows nothing of tools and turns, behind the interface."""
+    """Adapter of an object of another class, or one whose `parse` lacks `tools` or `turn`."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
         self.known = _keywords(target.parse)
 
     def parse(self, response: Any, *, tools: Tools | None = None, turn: int = 0) -> Any:
-        """Hand it on, with what the other knows of."""
+        """Call the object's `parse` with the keywords that it takes."""
         given = {"tools": tools, "turn": turn}
         return self.target.parse(response, **{name: given[name] for name in self.known})
 
     def render_call(self, call: Any) -> Any:
-        """Hand it on."""
+        """Call the object's `render_call`."""
         return self.target.render_call(call)
 
     def render_result(self, call_id: str, result: ToolResult) -> Any:
-        """Hand it on."""
+        """Call the object's `render_result`."""
         return self.target.render_result(call_id, result)
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> Any:
-        """Hand it on, if the other knows of it."""
+        """Call the object's `render` if it has one."""
         render = getattr(self.target, "render", super().render)
         return render(calls, results)
 
 
 def _keywords(parse: Callable[..., Any]) -> tuple[str, ...]:
-    """Which of our keyword arguments a `parse` takes."""
+    """Return which of the keywords `tools` and `turn` a `parse` takes."""
     taken = keywords_of(parse)
     return tuple(name for name in ("tools", "turn") if name in taken)
 
@@ -273,12 +273,12 @@ def _adapted(parser: Any) -> ToolCallParser:
     missing = lacking(parser, ToolCallParser)
     if isinstance(parser, type) or missing:
         hint = f"write {parser.__name__}()" if isinstance(parser, type) else f"it lacks {', '.join(missing)}"
-        raise TypeError(f"a parser is an object or a registered name; got {parser!r}: {hint}")
+        raise TypeError(f"a parser must be an object or a registered name; got {parser!r}: {hint}")
     return _Adapted(parser)
 
 
 def formats_table() -> str:
-    """Return the table of formats in Markdown, one row per format; the README holds it."""
+    """Return the Markdown table of formats in `docs/howto/formats.md`, one row per format."""
     rows = ["| parser | also known as | models | a call |", "| --- | --- | --- | --- |"]
     for parser in FORMATS:
         aliases = " ".join(f"`{alias}`" for alias in vars(parser).get("aliases", ()))
