@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrl_agentic import load_lazily
+from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.parsers.auto import Mismatch, check_parser
