@@ -56,7 +56,7 @@ class Boasting(UnsafeSubprocessSandbox):
     """The unsafe one, as if it could stop everything."""
 
     name: ClassVar[str] = "boasting"
-    cannot: ClassVar[frozenset[str]] = frozenset()
+    not_stopped: ClassVar[frozenset[str]] = frozenset()
 
 
 class Broken(UnsafeSubprocessSandbox):

@@ -12,7 +12,7 @@ from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl.base import Repl
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox.base import Sandbox
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.forkserver_sandbox import ForkServerSandbox
 from torchrl_agentic.sandbox.link import Link
 
@@ -71,7 +71,7 @@ class ForkServerRepl(SupervisedRepl):
         """Let these become copies; we and they are locked until then."""
         for clone, made in zip(clones, await super().fork(len(clones)), strict=True):
             assert isinstance(made, ForkServerRepl)
-            clone._sandbox.become(made._sandbox)
+            clone._sandbox.adopt(made._sandbox)
             clone.cells, clone._untold = made.cells, made._untold
 
     def _settle(self, clones: Sequence[ForkServerRepl], cloning: asyncio.Task[None]) -> None:
@@ -125,10 +125,10 @@ class ForkServerRepl(SupervisedRepl):
         self._losses = self._sandbox.losses
 
     async def _end(self) -> None:
-        await to_the_end(self._free())
+        await run_to_completion(self._free())
 
     async def _free(self) -> None:
-        await self._sandbox.settled()
+        await self._sandbox.wait_for_cloning()
         if self.sandbox.is_open and not self.owns_sandbox:
             with contextlib.suppress(SandboxError):
                 await (await self._sandbox.link()).ask("restart")

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
 from torchrl_agentic.repl.base import KEPT, ReplResult, ReplStatus
-from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
-from torchrl_agentic.repl.serial import NoStart, SerialRepl
+from torchrl_agentic.repl.kernel_link import CellOutput, KernelLink, text_of
+from torchrl_agentic.repl.serial import SerialRepl, StartFailed
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.bootstrap import GRACE_S
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside.wire import BadMessage
 from torchrl_agentic.sandbox.look_alike_sandbox import ensure_sandbox
 from torchrl_agentic.sandbox.python_runtime import clean_env, find_packages
@@ -114,19 +114,19 @@ class JupyterRepl(SerialRepl):
         """Run a cell. Where the kernel was lost, starting a new one does not count."""
         try:
             live = await self._ready()
-        except NoStart as error:  # what earlier code has left is in the way of the new one
+        except StartFailed as error:  # what earlier code has left is in the way of the new one
             if not self._seq:
                 raise
             return self._not_run(error)
         self.cells.append(code)
         self._seq += 1
         self._running = self._seq
-        answer = Answer(self._seq, self.sandbox.limits.output_bytes)
+        answer = CellOutput(self._seq, self.sandbox.limits.output_bytes)
         try:
             return await self._answered(live, answer, code, timeout, left)
         except asyncio.CancelledError:
             # Nobody else may read this answer.
-            await to_the_end(self._cancel(live, answer), however_often=True)
+            await run_to_completion(self._cancel(live, answer), always_wait=True)
             raise
         finally:
             self._running = 0
@@ -147,7 +147,7 @@ class JupyterRepl(SerialRepl):
         return self._live
 
     async def _answered(
-        self, live: KernelLink, answer: Answer, code: str, timeout: float | None, left: float | None
+        self, live: KernelLink, answer: CellOutput, code: str, timeout: float | None, left: float | None
     ) -> ReplResult:
         try:
             async with asyncio.timeout(left):
@@ -176,7 +176,7 @@ class JupyterRepl(SerialRepl):
                 message = "The interpreter broke off (its messages do not come through)"
                 return await self._lost(answer, "died", message)
 
-    async def _stop(self, live: KernelLink, answer: Answer, grace_s: float) -> bool:
+    async def _stop(self, live: KernelLink, answer: CellOutput, grace_s: float) -> bool:
         """Interrupt a cell and wait a moment for its answer; whether it came, and the kernel lives on."""
         try:
             # A little longer than the client waits for the kernel: what was printed comes in any case.
@@ -187,18 +187,18 @@ class JupyterRepl(SerialRepl):
             return False
         return answer.status == "ok"
 
-    async def _cancel(self, live: KernelLink, answer: Answer) -> None:
+    async def _cancel(self, live: KernelLink, answer: CellOutput) -> None:
         if self._live is live and not await self._stop(live, answer, GRACE_S / 2):
             self._untold = True
             await self._end()
 
-    async def _lost(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
+    async def _lost(self, answer: CellOutput, status: ReplStatus, message: str) -> ReplResult:
         self._untold = True  # unless this gets through
         await self._end()
         _, lost = self._take_loss()
         return answer.result(status, f"{message}; {lost}", lost=True)
 
-    def _told(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
+    def _told(self, answer: CellOutput, status: ReplStatus, message: str) -> ReplResult:
         untold, lost = self._take_loss()
         if untold:
             message = f"{message}\n" * bool(message) + f"Before this call, {lost}"
@@ -235,7 +235,7 @@ class JupyterRepl(SerialRepl):
             raise
         if reason:
             await live.end()
-            raise NoStart(reason)
+            raise StartFailed(reason)
         return live
 
     async def _end(self) -> None:

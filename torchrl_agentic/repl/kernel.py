@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
         os.environ.pop(name, None)
     warnings.filterwarnings("ignore", message="To exit: use")
     shell = app.shell
-    shell.user_ns["exit"] = shell.user_ns["quit"] = leave
+    shell.user_ns["exit"] = shell.user_ns["quit"] = end_cell
     shell.system = shell.system_raw  # the other one makes a terminal, which turns \n into \r\n
     change_displays(shell.display_formatter)
     change_cells(shell, Interrupts(app.kernel))
@@ -127,7 +127,7 @@ def change_cells(shell: Any, interrupts: Interrupts) -> None:
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
         if error is not None:
             raised.append(error)
-            shell._last_traceback = [trace(error)]
+            shell._last_traceback = [format_traceback(error)]
 
     def write(data: Any, *args: object, **kwargs: object) -> None:
         """Put the value into the answer, too, since other messages may be dropped."""
@@ -156,9 +156,9 @@ def change_cells(shell: Any, interrupts: Interrupts) -> None:
         for name in ("error_before_exec", "error_in_exec"):
             error = getattr(result, name)
             if error is not None:
-                setattr(result, name, told(error))
+                setattr(result, name, sendable_error(error))
         if result.success and raised:  # while a value was shown, or in a magic
-            result.error_in_exec = told(raised[-1])
+            result.error_in_exec = sendable_error(raised[-1])
         return result
 
     async def run_code(*args: Any, async_: bool = False, **kwargs: Any) -> Any:
@@ -223,12 +223,12 @@ def wake(number: int, frame: object) -> None:
     """Do nothing: having a handler, the signal ends a system call, see `kernel_client.Courier.nudge`."""
 
 
-def leave(code: object = None) -> None:
+def end_cell(code: object = None) -> None:
     """End the cell; the kernel stays."""
     raise SystemExit(code)
 
 
-def told(error: BaseException) -> Exception:
+def sendable_error(error: BaseException) -> Exception:
     """Make an exception of the same name whose text can be had, is not long, and can be sent."""
     try:
         text = str(error)
@@ -237,16 +237,16 @@ def told(error: BaseException) -> Exception:
     return type(type(error).__name__, (Exception,), {})(sendable(clip(text, MAX_VALUE)))
 
 
-def since(frames: TracebackType | None, prefix: str) -> TracebackType | None:
+def skip_frames(frames: TracebackType | None, prefix: str) -> TracebackType | None:
     """Leave out the frames before the first whose file's name begins in a certain way."""
     while frames is not None and not frames.tb_frame.f_code.co_filename.startswith(prefix):
         frames = frames.tb_next
     return frames
 
 
-def trace(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Write a traceback that begins in the code's own cells, or in its files where a magic ran one."""
-    frames = since(error.__traceback__, "<cell ") or since(error.__traceback__, FOLDER)
+    frames = skip_frames(error.__traceback__, "<cell ") or skip_frames(error.__traceback__, FOLDER)
     try:
         text = "".join(traceback.format_exception(type(error), error, frames)).rstrip("\n")
     except BaseException:

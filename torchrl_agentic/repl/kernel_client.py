@@ -110,7 +110,7 @@ class Cell:
         self.shown = 0
 
 
-class Courier:
+class KernelProxy:
     """Carries cells to the kernel, and what comes of them back."""
 
     def __init__(self, order: Fields) -> None:
@@ -166,7 +166,7 @@ class Courier:
                 command, stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1]
             )
         except OSError as error:
-            fail("kernel", f"{command[0]}: {error.strerror}")
+            report_failure("kernel", f"{command[0]}: {error.strerror}")
             raise
         for name, (reading, writing) in pipes.items():
             os.close(writing)
@@ -185,7 +185,7 @@ class Courier:
         """Tell of the kernel's end, and end with it."""
         if not self.ready:
             printed = b"\n".join(output.take()[0] for output in self.out.values())
-            fail("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
+            report_failure("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
         elif self.cell is not None:
             self.finish(self.cell, status="died", code=code)
         os._exit(0)
@@ -325,7 +325,7 @@ class Courier:
                 send({"seq": cell.seq, "stream": name, "data": "", "omitted": omitted})
         error = None
         if status == "ok":
-            error = raised(cell.reply or {"ename": "KernelError", "evalue": "the kernel gave no answer"})
+            error = error_of(cell.reply or {"ename": "KernelError", "evalue": "the kernel gave no answer"})
         send({"seq": cell.seq, "status": status, "code": code, "value": cell.value, "error": error})
 
 
@@ -344,7 +344,7 @@ def connection(folder: str) -> KernelConnectionInfo:
     }
 
 
-def raised(reply: Fields) -> Fields | None:
+def error_of(reply: Fields) -> Fields | None:
     """Say what a cell raised; None if nothing."""
     if reply.get("status") == "ok":
         return None
@@ -362,15 +362,15 @@ def can_start() -> bool:
     try:
         socket.socket(socket.AF_UNIX).close()
     except OSError as error:
-        fail("sockets", str(error))
+        report_failure("sockets", str(error))
         return False
     missing = [name for name in ("jupyter_client", "zmq") if importlib.util.find_spec(name) is None]
     if missing:
-        fail("import", f"no module named {missing[0]!r}")
+        report_failure("import", f"no module named {missing[0]!r}")
     return not missing
 
 
-def fail(what: str, text: str) -> None:
+def report_failure(what: str, text: str) -> None:
     """Say that there will be no kernel."""
     send({"seq": 0, "failed": what, "python": platform.python_version(), "text": text[-MAX_TEXT:]})
 
@@ -385,12 +385,12 @@ def send(message: Fields) -> None:
 
 def receive() -> Fields | None:
     """Read a frame; None when there are no more."""
-    head = exactly(4)
-    body = head and exactly(struct.unpack(">I", head)[0])
+    head = read_exactly(4)
+    body = head and read_exactly(struct.unpack(">I", head)[0])
     return json.loads(body.decode("ascii")) if body else None
 
 
-def exactly(size: int) -> bytes | None:
+def read_exactly(size: int) -> bytes | None:
     """Read so many bytes; None when stdin has ended."""
     data = bytearray()
     while len(data) < size:
@@ -406,7 +406,7 @@ async def main() -> None:
     order = receive()
     if order is None:
         return
-    courier = Courier(order)
+    courier = KernelProxy(order)
     frames: asyncio.Queue[Fields] = asyncio.Queue()
 
     def read() -> None:

@@ -18,7 +18,7 @@ from torchrl_agentic.repl.base import ReplDisplay, ReplError, ReplResult, ReplSt
 from torchrl_agentic.repl.supervised import KINDS, MAX_IMAGES, is_image
 from torchrl_agentic.sandbox import Process
 from torchrl_agentic.sandbox.inside.wire import BadMessage
-from torchrl_agentic.sandbox.process import Capture, exit_or_signal, how
+from torchrl_agentic.sandbox.process import Capture, describe_exit, signed_exit_code
 from torchrl_agentic.text import read_json
 
 MAX_FRAME = 4 << 20
@@ -74,7 +74,7 @@ class KernelLink:
         if not self.ended.done():
             return "it closed its connection"
         code = self.ended.result().removeprefix("exit code ")
-        return how(exit_or_signal(int(code))) if code.isdigit() else f"its sandbox was {code}"
+        return describe_exit(signed_exit_code(int(code))) if code.isdigit() else f"its sandbox was {code}"
 
     async def end(self) -> None:
         """Kill the client, the kernel, and all that they started."""
@@ -82,7 +82,7 @@ class KernelLink:
         await self.ended
 
 
-class Answer:
+class CellOutput:
     """What came of one cell, put together from its frames."""
 
     def __init__(self, seq: int, output_bytes: int) -> None:
@@ -100,7 +100,7 @@ class Answer:
     def how(self) -> str:
         """How a kernel that died did so."""
         code = self._last.get("code")
-        return how(code) if isinstance(code, int) else "no exit code"
+        return describe_exit(code) if isinstance(code, int) else "no exit code"
 
     async def read(self, link: KernelLink) -> None:
         """Take frames up to the last one of the cell."""

@@ -10,7 +10,7 @@ from torchrl_agentic.repl.base import Repl, ReplResult
 from torchrl_agentic.repl.forkserver_repl import ForkServerRepl
 from torchrl_agentic.repl.subprocess_repl import SubprocessRepl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, Sandbox, default_sandbox
-from torchrl_agentic.sandbox.look_alike_sandbox import DuckSandbox, Template, ensure_template
+from torchrl_agentic.sandbox.look_alike_sandbox import SandboxAdapter, Template, ensure_template
 
 
 def repl_in(sandbox: Sandbox) -> Repl:
@@ -23,7 +23,7 @@ def default_repl(limits: ResourceLimits | None = None) -> Repl:
     return repl_in(default_sandbox(limits))
 
 
-class DuckRepl(Repl):
+class ReplAdapter(Repl):
     """A look-alike of an interpreter behind the interface.
 
     Its `fresh` is the object's, or else a deep copy of the object as it was when it was adapted, which refers
@@ -37,11 +37,11 @@ class DuckRepl(Repl):
         self._template = template
         self._is_open = False
 
-    def fresh(self, sandbox: Sandbox | None = None) -> DuckRepl:
+    def fresh(self, sandbox: Sandbox | None = None) -> ReplAdapter:
         """Return another one with the same settings, not open yet, in a sandbox of its own or in this one."""
         sandbox = self.sandbox.fresh() if sandbox is None else sandbox
-        inner = sandbox.target if derives(sandbox, DuckSandbox) else sandbox
-        return DuckRepl(self._template.make(inner), sandbox, self._template)
+        inner = sandbox.target if derives(sandbox, SandboxAdapter) else sandbox
+        return ReplAdapter(self._template.make(inner), sandbox, self._template)
 
     async def open(self) -> None:
         """Open the object, and its sandbox before it."""
@@ -109,4 +109,4 @@ def ensure_repl(item: Any) -> Repl:
         )
     sandbox, template = ensure_template(item.sandbox), Template(item, item.sandbox)
     template.check()
-    return DuckRepl(item, sandbox, template)
+    return ReplAdapter(item, sandbox, template)

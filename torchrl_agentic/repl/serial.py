@@ -12,7 +12,7 @@ MAX_CODE = 16 << 20
 """The longest code that we send, in characters."""
 
 
-class NoStart(SandboxError):
+class StartFailed(SandboxError):
     """An interpreter does not start in a sandbox that works."""
 
 
@@ -48,7 +48,7 @@ class SerialRepl(Repl):
         untold, self._untold, self._losses = self._untold or emptied, False, self.sandbox.losses
         return untold, ALL_LOST if emptied else LOST
 
-    def _not_run(self, error: NoStart) -> ReplResult:
+    def _not_run(self, error: StartFailed) -> ReplResult:
         """Return the result of a cell that did not run: earlier code keeps the interpreter from starting."""
         _, lost = self._take_loss()
         return ReplResult(

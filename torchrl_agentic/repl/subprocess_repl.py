@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.repl.base import ReplResult
-from torchrl_agentic.repl.serial import NoStart
+from torchrl_agentic.repl.serial import StartFailed
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
 from torchrl_agentic.sandbox.bootstrap import BOOT, start_message, supervisor_settings
@@ -54,7 +54,7 @@ class SubprocessRepl(SupervisedRepl):
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
         try:
             return await super()._run(code, timeout, left)
-        except NoStart as error:  # what earlier code has left is in the way of the new one
+        except StartFailed as error:  # what earlier code has left is in the way of the new one
             if not self._has_run:
                 raise
             return self._not_run(error)
@@ -97,7 +97,7 @@ class SubprocessRepl(SupervisedRepl):
         except (SandboxError, EOFError):
             await process.kill()
             said = process.errors().strip() or await process.wait()
-            raise NoStart(f"Python does not start inside: {said}") from None
+            raise StartFailed(f"Python does not start inside: {said}") from None
         except BaseException:
             await process.kill()
             raise

@@ -12,7 +12,7 @@ from torchrl_agentic.messages import image_type
 from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox.bootstrap import FLOOD_BYTES, GRACE_S
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES as MAX_IMAGE
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAYS as MAX_IMAGES
 from torchrl_agentic.sandbox.link import Link, LinkLost
@@ -109,7 +109,7 @@ class SupervisedRepl(SerialRepl):
             async with asyncio.timeout(patience):
                 return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await to_the_end(self._give_up(link, answer), however_often=True)
+            await run_to_completion(self._give_up(link, answer), always_wait=True)
             raise
 
     async def _lost(self, link: Link, message: str, status: ReplStatus) -> ReplResult:

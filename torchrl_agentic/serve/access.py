@@ -16,7 +16,7 @@ from typing import ClassVar
 from torchrl_agentic.tools.service import check_token
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not served; the message is for whoever sent it."""
 
     status: ClassVar[int] = 422
@@ -27,23 +27,23 @@ class Refused(Exception):
         return {}
 
 
-class BadRequest(Refused):
+class BadRequest(RequestRefused):
     """A request that asks for what cannot be."""
 
 
-class Forbidden(Refused):
+class Forbidden(RequestRefused):
     """A request that comes from where none are taken."""
 
     status: ClassVar[int] = 403
 
 
-class Unsupported(Refused):
+class UnsupportedMediaType(RequestRefused):
     """A body of a kind that is not taken."""
 
     status: ClassVar[int] = 415
 
 
-class Unauthorized(Refused):
+class Unauthorized(RequestRefused):
     """A request without the token."""
 
     status: ClassVar[int] = 401
@@ -54,7 +54,7 @@ class Unauthorized(Refused):
         return {"WWW-Authenticate": "Bearer"}
 
 
-class Overloaded(Refused):
+class Overloaded(RequestRefused):
     """More is asked than can wait. retry_after_s: when it is worth asking again, in whole seconds."""
 
     status: ClassVar[int] = 429
@@ -158,7 +158,7 @@ _NEWEST = 0.1
 """How much the latest run counts in the mean."""
 
 
-class Admission:
+class RequestQueue:
     """At most `max_concurrency` runs at once, first come, first served, and at most `max_queue` that wait."""
 
     def __init__(self, *, max_concurrency: int, max_queue: int) -> None:
@@ -214,7 +214,7 @@ class Admission:
         self._mean_s = old + _NEWEST * (seconds - old)
 
 
-class Budget:
+class MemoryBudget:
     """The bytes that all requests together may take."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -62,7 +62,7 @@ Files = Annotated[
 Items = Annotated[list[str], Field(max_length=MAX_ITEMS)]
 
 
-class RunCode(BaseModel):
+class RunCodeRequest(BaseModel):
     """A program to run. files: what lies beside it. fetch_files: what is sent back of it."""
 
     code: str
@@ -75,7 +75,7 @@ class RunCode(BaseModel):
     fetch_files: Items = Field(default_factory=list)
 
 
-class RunJupyter(BaseModel):
+class RunJupyterRequest(BaseModel):
     """Cells to run one after the other in a new interpreter. cell_timeout: of each cell; 0 for none."""
 
     cells: Items

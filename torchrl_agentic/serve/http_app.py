@@ -12,7 +12,13 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.serve.access import Access, Admission, Budget, Refused, Unsupported
+from torchrl_agentic.serve.access import (
+    Access,
+    MemoryBudget,
+    RequestQueue,
+    RequestRefused,
+    UnsupportedMediaType,
+)
 
 try:
     from starlette.applications import Starlette
@@ -38,7 +44,7 @@ _MAX_SAID = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Post(Generic[Model]):
+class PostRoute(Generic[Model]):
     """What a path does: the model that bodies are checked with, and what makes the answer, as JSON."""
 
     model: type[Model]
@@ -64,10 +70,10 @@ class BodyLimits:
 
 
 def json_app(
-    posts: Mapping[str, Post[Any]],
+    posts: Mapping[str, PostRoute[Any]],
     *,
     access: Access,
-    admission: Admission,
+    admission: RequestQueue,
     limits: BodyLimits,
     start: Callable[[], Awaitable[object]],
 ) -> Starlette:
@@ -84,7 +90,7 @@ def json_app(
         start: awaited before the first request.
     """
     work = _Work(admission)
-    budget = Budget(limits.max_total_bytes)
+    budget = MemoryBudget(limits.max_total_bytes)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -102,7 +108,7 @@ def json_app(
         routes=[*routes, Route(PING, _ping)],
         middleware=[Middleware(_Guard, access=access)],
         lifespan=lifespan,
-        exception_handlers={HTTPException: _failed, Refused: _refused, Exception: _crashed},
+        exception_handlers={HTTPException: _failed, RequestRefused: _refused, Exception: _crashed},
     )
 
 
@@ -119,7 +125,7 @@ class _Guard:
                 headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
             try:
                 self._access.check(headers, needs_token=scope["path"] != PING)
-            except Refused as error:
+            except RequestRefused as error:
                 await (await _refused(Request(scope), error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -129,10 +135,10 @@ class _Guard:
 class _Endpoint:
     """One path: reads a body, makes the answer in a place, and keeps that until the client has read it."""
 
-    post: Post[Any]
+    post: PostRoute[Any]
     work: _Work
-    admission: Admission
-    budget: Budget
+    admission: RequestQueue
+    budget: MemoryBudget
     limits: BodyLimits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,7 +163,7 @@ class _Endpoint:
 class _Work:
     """What is being done for clients; it is cancelled once nobody waits for it."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: RequestQueue) -> None:
         self._admission = admission
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -216,7 +222,7 @@ def _length(headers: Headers, max_bytes: int) -> int:
         HTTPException: it is too long, or comes with two lengths, of which servers believe one or the other.
     """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Unsupported("the body has to be JSON: send the header Content-Type: application/json")
+        raise UnsupportedMediaType("the body has to be JSON: send the header Content-Type: application/json")
     length = headers.get("content-length", "")
     if length and "transfer-encoding" in headers:
         said = "a body has Content-Length or Transfer-Encoding, not both"
@@ -283,7 +289,7 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestRefused)
     return JSONResponse({"detail": _short(str(error))}, error.status, headers=error.headers)
 
 

@@ -11,7 +11,13 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import Repl, ReplDisplay, ReplResult
 from torchrl_agentic.repl.look_alikes import repl_in
 from torchrl_agentic.sandbox import Sandbox
-from torchrl_agentic.serve.fusion_protocol import CommandResult, Json, RunJupyter, jupyter_answer, refusal
+from torchrl_agentic.serve.fusion_protocol import (
+    CommandResult,
+    Json,
+    RunJupyterRequest,
+    jupyter_answer,
+    refusal,
+)
 from torchrl_agentic.serve.run_code import fetch, put
 
 KERNEL = "python3"
@@ -25,7 +31,9 @@ resource.setrlimit(resource.RLIMIT_AS, (_most if _hard < 0 else min(_most, _hard
 del _file, _most, _hard, resource"""
 
 
-async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox], max_bytes: int) -> Json:
+async def run_jupyter(
+    request: RunJupyterRequest, make_sandbox: Callable[[], Sandbox], max_bytes: int
+) -> Json:
     """Run cells, and give the answer for whoever sent them. Later cells run after an error.
 
     max_bytes: of what the cells show, the last one whole, and again of all files that are sent back.
@@ -46,7 +54,7 @@ async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox], 
         return refusal(jupyter_answer(None, []), str(error))
 
 
-async def _run(request: RunJupyter, repl: Repl, max_bytes: int) -> tuple[CommandResult, list[Json]]:
+async def _run(request: RunJupyterRequest, repl: Repl, max_bytes: int) -> tuple[CommandResult, list[Json]]:
     """Run the cells until they have ended, or their time has, or there is no room for what they show."""
     began = time.perf_counter()
     cells: list[Json] = []

@@ -21,7 +21,7 @@ from torchrl_agentic.serve.fusion_protocol import (
     Fetched,
     Json,
     Language,
-    RunCode,
+    RunCodeRequest,
     code_answer,
     refusal,
 )
@@ -120,7 +120,10 @@ MIN_S = 0.001
 
 
 async def run_code(
-    request: RunCode, make_sandbox: Callable[[], Sandbox], languages: Mapping[str, Language], max_bytes: int
+    request: RunCodeRequest,
+    make_sandbox: Callable[[], Sandbox],
+    languages: Mapping[str, Language],
+    max_bytes: int,
 ) -> Json:
     """Compile and run a program, and give the answer for whoever sent it.
 
@@ -144,7 +147,9 @@ async def run_code(
         return refusal(code_answer(None, None), str(error))
 
 
-async def _run_forked(request: RunCode, repl: ForkServerRepl, language: Language, max_bytes: int) -> Json:
+async def _run_forked(
+    request: RunCodeRequest, repl: ForkServerRepl, language: Language, max_bytes: int
+) -> Json:
     file = await _put(request, repl.sandbox, language)
     ran = await run_forked(
         repl,
@@ -156,7 +161,7 @@ async def _run_forked(request: RunCode, repl: ForkServerRepl, language: Language
     return code_answer(None, ran, await fetch(repl.sandbox, request.fetch_files, max_bytes))
 
 
-async def _run(request: RunCode, sandbox: Sandbox, language: Language, max_bytes: int) -> Json:
+async def _run(request: RunCodeRequest, sandbox: Sandbox, language: Language, max_bytes: int) -> Json:
     file = await _put(request, sandbox, language)
     compiled = None
     if language.compile:
@@ -173,7 +178,7 @@ async def _run(request: RunCode, sandbox: Sandbox, language: Language, max_bytes
     return code_answer(compiled, ran, await fetch(sandbox, request.fetch_files, max_bytes))
 
 
-async def _put(request: RunCode, sandbox: Sandbox, language: Language) -> str:
+async def _put(request: RunCodeRequest, sandbox: Sandbox, language: Language) -> str:
     """Write all files, and the program under a name of its own; give that."""
     await put(sandbox, request.files)
     file = unused(language.file, request.files)

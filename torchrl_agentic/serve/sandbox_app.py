@@ -8,8 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, default_sandbox
-from torchrl_agentic.serve.access import Access, Admission, BadRequest
-from torchrl_agentic.serve.fusion_protocol import Json, Language, RunCode, RunJupyter, languages_in
+from torchrl_agentic.serve.access import Access, BadRequest, RequestQueue
+from torchrl_agentic.serve.fusion_protocol import (
+    Json,
+    Language,
+    RunCodeRequest,
+    RunJupyterRequest,
+    languages_in,
+)
 from torchrl_agentic.serve.notebook import run_jupyter
 from torchrl_agentic.serve.run_code import run_code
 
@@ -83,17 +89,20 @@ def sandbox_app(
         MissingExtra: Starlette is not installed.
         ValueError: a number makes no sense.
     """
-    from torchrl_agentic.serve.http_app import BodyLimits, Post, json_app
+    from torchrl_agentic.serve.http_app import BodyLimits, PostRoute, json_app
 
     for name, number in (("max_run_timeout_s", max_run_timeout_s), ("max_answer_bytes", max_answer_bytes)):
         if not number > 0:
             raise ValueError(f"{name} must be above 0; got {number}")
     limits = BodyLimits(max_body_bytes, max_total_body_bytes, body_timeout_s)
     concurrency = default_concurrency() if max_concurrency is None else max_concurrency
-    admission = Admission(max_concurrency=concurrency, max_queue=max_queue)
+    admission = RequestQueue(max_concurrency=concurrency, max_queue=max_queue)
     runs = _Runs(make_sandbox or (lambda: default_sandbox(run_limits())), max_run_timeout_s, max_answer_bytes)
     return json_app(
-        {"/run_code": Post(RunCode, runs.code), "/run_jupyter": Post(RunJupyter, runs.jupyter)},
+        {
+            "/run_code": PostRoute(RunCodeRequest, runs.code),
+            "/run_jupyter": PostRoute(RunJupyterRequest, runs.jupyter),
+        },
         access=access or Access(),
         admission=admission,
         limits=limits,
@@ -123,17 +132,17 @@ class _Runs:
                     self._languages = await languages_in(sandbox)
         return self._languages
 
-    async def code(self, request: RunCode) -> Json:
+    async def code(self, request: RunCodeRequest) -> Json:
         """Run a program."""
         self._bound(request, "run_timeout", "compile_timeout")
         return await run_code(request, self._make_sandbox, await self.languages(), self._max_bytes)
 
-    async def jupyter(self, request: RunJupyter) -> Json:
+    async def jupyter(self, request: RunJupyterRequest) -> Json:
         """Run cells."""
         self._bound(request, "total_timeout", "cell_timeout")
         return await run_jupyter(request, self._make_sandbox, self._max_bytes)
 
-    def _bound(self, request: RunCode | RunJupyter, *names: str) -> None:
+    def _bound(self, request: RunCodeRequest | RunJupyterRequest, *names: str) -> None:
         """Refuse times that are too long; shorten those that were not asked for."""
         for name in names:
             asked = getattr(request, name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.serve.access import Access, Admission, BadRequest
+from torchrl_agentic.serve.access import Access, BadRequest, RequestQueue
 from torchrl_agentic.text import read_json
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def words(text: str) -> list[str]:
     return _WORD.findall(folded)
 
 
-class Ranking:
+class BM25Index:
     """An index of documents that does not change. For any thread.
 
     Raises:
@@ -171,7 +171,7 @@ MAX_ANSWER_BYTES = 16 << 20
 BODY_TIMEOUT_S = 60.0
 
 
-class Retrieve(BaseModel):
+class RetrieveRequest(BaseModel):
     """What is searched for. topk: how many documents for each query. return_scores: whether with scores."""
 
     queries: list[str] = Field(max_length=MAX_QUERIES)
@@ -212,19 +212,19 @@ def search_app(
         MissingExtra: Starlette or bm25s is not installed.
         ValueError: a number makes no sense.
     """
-    from torchrl_agentic.serve.http_app import BodyLimits, Post, json_app
+    from torchrl_agentic.serve.http_app import BodyLimits, PostRoute, json_app
 
     if not 1 <= topk <= MAX_TOPK:
         raise ValueError(f"topk must be from 1 to {MAX_TOPK}; got {topk}")
     if max_answer_bytes < 1:
         raise ValueError(f"max_answer_bytes must be above 0; got {max_answer_bytes}")
     concurrency = (os.cpu_count() or 1) if max_concurrency is None else max_concurrency
-    admission = Admission(max_concurrency=concurrency, max_queue=max_queue)
+    admission = RequestQueue(max_concurrency=concurrency, max_queue=max_queue)
     limits = BodyLimits(max_body_bytes, max_total_body_bytes, body_timeout_s)
-    ranking = Ranking(documents)
+    ranking = BM25Index(documents)
     threads = ThreadPoolExecutor(concurrency, thread_name_prefix="torchrl_agentic-search")
 
-    async def retrieve(request: Retrieve) -> dict[str, Any]:
+    async def retrieve(request: RetrieveRequest) -> dict[str, Any]:
         request.topk = request.topk or topk
         if request.topk * len(request.queries) > MAX_RESULTS:
             raise BadRequest(
@@ -242,7 +242,7 @@ def search_app(
         """There is nothing to start."""
 
     return json_app(
-        {"/retrieve": Post(Retrieve, retrieve)},
+        {"/retrieve": PostRoute(RetrieveRequest, retrieve)},
         access=access or Access(),
         admission=admission,
         limits=limits,
@@ -253,7 +253,7 @@ def search_app(
 class _Search:
     """The search for one request. is_over: set where nobody waits for it any more."""
 
-    def __init__(self, ranking: Ranking, request: Retrieve, max_bytes: int) -> None:
+    def __init__(self, ranking: BM25Index, request: RetrieveRequest, max_bytes: int) -> None:
         self._ranking, self._request, self._max_bytes = ranking, request, max_bytes
         self.is_over = threading.Event()
 
@@ -279,6 +279,6 @@ class _Search:
         return found
 
 
-def _shown(document: Document, score: float, request: Retrieve) -> dict[str, Any]:
+def _shown(document: Document, score: float, request: RetrieveRequest) -> dict[str, Any]:
     shown = {"id": document.id, "contents": document.contents}
     return {"document": shown, "score": score} if request.return_scores else shown

@@ -5,6 +5,6 @@ the cases of `repl.conformance`, and `await check(make)` anywhere.
 """
 
 from torchrl_agentic.sandbox.conformance.base import Case, Make
-from torchrl_agentic.sandbox.conformance.checking import CASES, Outcome, check
+from torchrl_agentic.sandbox.conformance.checking import CASES, CaseOutcome, check
 
-__all__ = ["CASES", "Case", "Make", "Outcome", "check"]
+__all__ = ["CASES", "Case", "CaseOutcome", "Make", "check"]

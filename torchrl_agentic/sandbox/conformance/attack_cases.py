@@ -64,7 +64,7 @@ async def python(
     return await sandbox.run([*sandbox.python_argv, "-c", program], limits=limits)
 
 
-async def nothing_gets_through(sandbox: Sandbox, code: str, *, before: str = "", **words: object) -> None:
+async def check_attacks_stopped(sandbox: Sandbox, code: str, *, before: str = "", **words: object) -> None:
     """Run attacks inside, and see that each was tried and stopped."""
     whole = f"{textwrap.dedent(code)}\nprint('all tried')"
     result = await python(sandbox, whole, before=f"{_given(words)}{ATTACKS}{before}")
@@ -77,7 +77,9 @@ async def nothing_gets_through(sandbox: Sandbox, code: str, *, before: str = "",
 
 
 @contextlib.asynccontextmanager
-async def holding(sandbox: Sandbox, code: str, *, at_end: str = "", **words: object) -> AsyncGenerator[str]:
+async def prepared_inside(
+    sandbox: Sandbox, code: str, *, at_end: str = "", **words: object
+) -> AsyncGenerator[str]:
     """Run Python inside that prepares something, and keeps it until the end; gives what it printed.
 
     code: where an OSError stops it, there is nothing that others could get at. at_end: code that clears up.

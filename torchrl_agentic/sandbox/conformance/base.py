@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchrl_agentic.sandbox.base import CLAIMS, Sandbox
+from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 CASE_S = 60.0
@@ -34,22 +34,22 @@ class Case:
 
     name: str
     group: str
-    claim: str | None
+    threat: str | None
     needs: frozenset[str]
     body: Callable[[Make], Awaitable[None]]
 
-    def excuse(self, sandbox: Sandbox, cannot: Collection[str] = ()) -> str | None:
+    def skip_reason(self, sandbox: Sandbox, untestable: Collection[str] = ()) -> str | None:
         """Say why this need not hold for a sandbox; None if it must.
 
         cannot: claims that cannot be shown here, besides what the sandbox itself says it cannot stop.
         """
-        if self.claim in sandbox.cannot:
-            return f"{sandbox.name} says that it does not stop this: {self.claim}"
-        if self.claim in cannot:
-            return f"cannot be shown here: {self.claim}"
-        return next(filter(None, (lack(sandbox, need) for need in sorted(self.needs))), None)
+        if self.threat in sandbox.not_stopped:
+            return f"{sandbox.name} says that it does not stop this: {self.threat}"
+        if self.threat in untestable:
+            return f"cannot be shown here: {self.threat}"
+        return next(filter(None, (missing_requirement(sandbox, need) for need in sorted(self.needs))), None)
 
-    async def hold(self, make: Make) -> None:
+    async def run(self, make: Make) -> None:
         """Try it.
 
         Raises:
@@ -68,7 +68,7 @@ class Case:
         return f"{self.group}: {self.name}"
 
 
-def lack(sandbox: Sandbox, need: str) -> str | None:
+def missing_requirement(sandbox: Sandbox, need: str) -> str | None:
     """Say what a sandbox lacks of something that a case needs; None if it has it.
 
     need: a name of `limits_enforced`; "files", "loopback", "pickle"; "linux" or "x86_64" for where it runs.
@@ -100,7 +100,7 @@ class Group:
         self.cases: list[Case] = []
 
     def case(
-        self, claim: str | None = None, *, limits: ResourceLimits | None = None, needs: Iterable[str] = ()
+        self, threat: str | None = None, *, limits: ResourceLimits | None = None, needs: Iterable[str] = ()
     ) -> Callable[[Callable[[Sandbox], Awaitable[None]]], Callable[[Sandbox], Awaitable[None]]]:
         """Make a case of a function of a fresh open sandbox, with these limits."""
 
@@ -109,18 +109,18 @@ class Group:
                 async with make() if limits is None else make(limits) as sandbox:
                     await function(sandbox)
 
-            self._add(function, claim, needs, body)
+            self._add(function, threat, needs, body)
             return function
 
         return note
 
     def factory_case(
-        self, claim: str | None = None, *, needs: Iterable[str] = ()
+        self, threat: str | None = None, *, needs: Iterable[str] = ()
     ) -> Callable[[Callable[[Make], Awaitable[None]]], Callable[[Make], Awaitable[None]]]:
         """Make a case of a function that makes its sandboxes itself."""
 
         def note(function: Callable[[Make], Awaitable[None]]) -> Callable[[Make], Awaitable[None]]:
-            self._add(function, claim, needs, function)
+            self._add(function, threat, needs, function)
             return function
 
         return note
@@ -128,11 +128,11 @@ class Group:
     def _add(
         self,
         function: Callable[..., object],
-        claim: str | None,
+        threat: str | None,
         needs: Iterable[str],
         body: Callable[[Make], Awaitable[None]],
     ) -> None:
-        if claim is not None and claim not in CLAIMS:
-            raise ValueError(f"no claim {claim!r}; there are {', '.join(CLAIMS)}")
+        if threat is not None and threat not in THREATS:
+            raise ValueError(f"unknown threat {threat!r}; expected one of {', '.join(THREATS)}")
         name = function.__name__.replace("_", " ")
-        self.cases.append(Case(name, self.name, claim, frozenset(needs), body))
+        self.cases.append(Case(name, self.name, threat, frozenset(needs), body))

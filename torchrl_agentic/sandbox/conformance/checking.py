@@ -45,7 +45,7 @@ _FOLDER = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What came of a case. reason: why it was not tried, or how it failed, in one line."""
 
     case: Case
@@ -58,9 +58,9 @@ async def check(
     make: Make,
     cases: Iterable[Case] = CASES,
     *,
-    cannot: Collection[str] = (),
-    on_outcome: Callable[[Outcome], None] | None = None,
-) -> list[Outcome]:
+    untestable: Collection[str] = (),
+    on_outcome: Callable[[CaseOutcome], None] | None = None,
+) -> list[CaseOutcome]:
     """Try cases over the sandboxes that are made, one after the other.
 
     cannot: claims that cannot be shown here, besides what the sandbox itself says it cannot stop. on_outcome:
@@ -68,26 +68,26 @@ async def check(
     """
     if not __debug__:
         raise RuntimeError("under 'python -O' nothing can fail: run the cases without it")
-    outcomes: list[Outcome] = []
+    outcomes: list[CaseOutcome] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for case in cases:
-            outcomes.append(await _outcome(case, make, cannot))
+            outcomes.append(await _outcome(case, make, untestable))
             if on_outcome is not None:
                 on_outcome(outcomes[-1])
     return outcomes
 
 
-async def _outcome(case: Case, make: Make, cannot: Collection[str]) -> Outcome:
+async def _outcome(case: Case, make: Make, untestable: Collection[str]) -> CaseOutcome:
     began = time.monotonic()
-    excuse = case.excuse(make(), cannot)
-    if excuse is not None:
-        return Outcome(case, "excused", excuse, 0.0)
+    skip_reason = case.skip_reason(make(), untestable)
+    if skip_reason is not None:
+        return CaseOutcome(case, "excused", skip_reason, 0.0)
     try:
-        await case.hold(make)
+        await case.run(make)
     except Exception as error:
-        return Outcome(case, "failed", _first_line(error), time.monotonic() - began)
-    return Outcome(case, "passed", "", time.monotonic() - began)
+        return CaseOutcome(case, "failed", _first_line(error), time.monotonic() - began)
+    return CaseOutcome(case, "passed", "", time.monotonic() - began)
 
 
 def _first_line(error: Exception) -> str:

@@ -46,7 +46,7 @@ def command_lines() -> dict[int, str]:
     return found
 
 
-async def gone(mark: str, within_s: float = 1.0) -> None:
+async def check_gone(mark: str, within_s: float = 1.0) -> None:
     """See that no process with this in its command line is left, after a moment; end those that are."""
     left: list[int] = []
     for _ in range(round(within_s / 0.02)):
@@ -161,7 +161,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def spared() -> int:
+def oom_score_adj() -> int:
     """Give how much rather than others the kernel ends this process when memory runs out."""
     return int(Path("/proc/self/oom_score_adj").read_text())
 
@@ -177,7 +177,7 @@ def peak_memory() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-async def settled(task: asyncio.Task[SandboxResult]) -> SandboxResult | SandboxError:
+async def result_or_error(task: asyncio.Task[SandboxResult]) -> SandboxResult | SandboxError:
     """Wait a while for a command that was disturbed; give its result, or the sandbox's error."""
     try:
         async with asyncio.timeout(5):
@@ -230,7 +230,7 @@ async def trainer(
         await process.communicate()
 
 
-async def says(process: asyncio.subprocess.Process, expected: str) -> None:
+async def expect_line(process: asyncio.subprocess.Process, expected: str) -> None:
     """See that a trainer prints this line next."""
     assert process.stdout is not None
     line = await process.stdout.readline()

@@ -10,13 +10,13 @@ from torchrl_agentic.sandbox.base import Process, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import until
 from torchrl_agentic.sandbox.conformance.base import Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
+    check_gone,
+    expect_line,
     file_appears,
     files_named,
-    gone,
     new_mark,
     open_files,
-    says,
-    settled,
+    result_or_error,
     trainer,
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
@@ -80,7 +80,7 @@ async def cancelling_leaves_no_process(sandbox: Sandbox) -> None:
         pass
     else:
         raise AssertionError("it was not cancelled")
-    await gone(mark)
+    await check_gone(mark)
     assert (await sandbox.run(["true"])).exit_code == 0
 
 
@@ -104,7 +104,7 @@ async def cancelling_at_any_moment_leaves_no_process(sandbox: Sandbox) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
     assert (await sandbox.run(["echo", "alive"])).stdout == "alive\n"
-    await gone(mark)
+    await check_gone(mark)
 
 
 @group.factory_case()
@@ -154,11 +154,11 @@ async def closing_ends_what_runs(make: Make) -> None:
     await file_appears(sandbox, "started")
     async with asyncio.timeout(5):
         await sandbox.close()
-    found = await settled(task)
+    found = await result_or_error(task)
     assert isinstance(found, SandboxError) or found.exit_code != 0, found
     await process.kill()
     for mark in marks:
-        await gone(mark)
+        await check_gone(mark)
 
 
 @group.factory_case(needs=["linux"])
@@ -258,4 +258,4 @@ async def one_that_is_not_open_travels_to_another_process(make: Make) -> None:
         asyncio.run(main())
     """
     async with trainer(make(), program) as process:
-        await says(process, "there")
+        await expect_line(process, "there")

@@ -11,9 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
-from torchrl_agentic.sandbox.conformance.attack_cases import nothing_gets_through, python
+from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, python
 from torchrl_agentic.sandbox.conformance.base import Group, Make
-from torchrl_agentic.sandbox.conformance.host_cases import forget_peak_memory, gone, new_mark, peak_memory
+from torchrl_agentic.sandbox.conformance.host_cases import (
+    check_gone,
+    forget_peak_memory,
+    new_mark,
+    peak_memory,
+)
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 group = Group("limits")
@@ -52,7 +57,7 @@ async def memory_of_a_process_is_bounded(make: Make) -> None:
         attempt('pieces', lambda: [bytes(1 << 20) for _ in range(400)])
     """
     async with make(ResourceLimits(memory_bytes=256 * MIB)) as sandbox:
-        await nothing_gets_through(sandbox, code)
+        await check_attacks_stopped(sandbox, code)
 
 
 def _stopped(result: SandboxResult, at_most: int) -> None:
@@ -267,7 +272,7 @@ async def a_fork_bomb_ends_with_its_command(make: Make) -> None:
         limits = replace(FEW, wall_seconds=0.7)
         result = await sandbox.run([*sandbox.python_argv, "-c", bomb, mark], limits=limits)
         assert result.timed_out, result
-        await gone(mark)
+        await check_gone(mark)
         result = await python(sandbox, FORKS)
         assert int(result.stdout) > 4, f"there is no room for processes any more: {result}"
 
@@ -287,7 +292,7 @@ async def the_size_of_a_file_is_bounded(make: Make) -> None:
             attempt('allocate ' + place, allocate)
     """
     async with make(ResourceLimits(disk_bytes=MIB)) as sandbox:
-        await nothing_gets_through(sandbox, code)
+        await check_attacks_stopped(sandbox, code)
         await sandbox.run(["sh", "-c", "head -c 3000000 /dev/zero > big"])
         if sandbox.files:
             assert len(await sandbox.read_file("big")) <= MIB
@@ -382,7 +387,7 @@ async def the_wall_limit_ends_a_command_and_its_children(sandbox: Sandbox) -> No
     assert result.timed_out, result
     assert result.exit_code != 0, result
     assert result.stdout == "begun\n", result
-    await gone(mark)
+    await check_gone(mark)
 
 
 @group.case()

@@ -11,8 +11,8 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import (
     ATTACKS,
-    holding,
-    nothing_gets_through,
+    check_attacks_stopped,
+    prepared_inside,
     python,
     until,
 )
@@ -40,7 +40,7 @@ async def processes_of_the_host_are_out_of_sight(sandbox: Sandbox) -> None:
     """
     # Put together inside, so that the secret does not stand in the command line of the attack itself.
     with host_process():
-        await nothing_gets_through(sandbox, code, before="secret = ''.join(secret)", secret=list(SECRET))
+        await check_attacks_stopped(sandbox, code, before="secret = ''.join(secret)", secret=list(SECRET))
 
 
 @group.case("host_processes")
@@ -53,7 +53,7 @@ async def processes_of_the_host_cannot_be_signalled(sandbox: Sandbox) -> None:
         attempt('group', lambda: (os.killpg(pid, 9), expect(is_it())))
     """
     with host_process() as process:
-        await nothing_gets_through(sandbox, code, pid=process.pid)
+        await check_attacks_stopped(sandbox, code, pid=process.pid)
         assert process.poll() is None, "it was killed"
 
 
@@ -128,7 +128,7 @@ async def taking_limits_away_from_everything_in_reach_costs_only_oneself(sandbox
     """Who clears up behind orphans needs time for that, and the kernel ends who may have none."""
     with host_process() as process:
         once = "import resource; attempt('host', lambda: resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0)))"
-        await nothing_gets_through(sandbox, once, pid=process.pid)
+        await check_attacks_stopped(sandbox, once, pid=process.pid)
     code = """
         import resource
         for pid in map(int, processes()):
@@ -155,8 +155,8 @@ async def two_sandboxes_are_out_of_each_others_sight(make: Make) -> None:
         for pid in processes():
             attempt(pid, lambda: expect(mark in open(f'/proc/{pid}/cmdline').read()))
     """
-    async with make() as sandbox, make() as other, holding(sandbox, "", mark=mark):
-        await nothing_gets_through(other, code, mark=list(mark))
+    async with make() as sandbox, make() as other, prepared_inside(sandbox, "", mark=mark):
+        await check_attacks_stopped(other, code, mark=list(mark))
 
 
 @group.factory_case("host_processes", needs=["linux"])
@@ -183,8 +183,8 @@ async def two_sandboxes_cannot_signal_each_other(make: Make) -> None:
 async def _share_nothing(make: Make, prepare: str, attack: str, at_end: str, words: Sequence[object]) -> None:
     async with make() as sandbox, make() as other:
         mark = words[0]
-        async with holding(sandbox, prepare, at_end=at_end, mark=mark):
-            await nothing_gets_through(other, attack, mark=mark)
+        async with prepared_inside(sandbox, prepare, at_end=at_end, mark=mark):
+            await check_attacks_stopped(other, attack, mark=mark)
 
 
 @group.factory_case("host_processes", needs=["x86_64"])

@@ -9,7 +9,7 @@ import json
 import random
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import CLAIMS, Sandbox
+from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import python, until
 from torchrl_agentic.sandbox.conformance.base import Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, files_named, host_folder, new_mark
@@ -311,11 +311,13 @@ async def limits_are_reported(make: Make) -> None:
 @group.factory_case()
 async def a_limit_that_is_said_to_hold_is_no_claim_that_is_given_up(make: Make) -> None:
     sandbox = make()
-    assert sandbox.cannot <= set(CLAIMS), f"no such claims: {sandbox.cannot - set(CLAIMS)}"
+    assert sandbox.not_stopped <= set(THREATS), f"unknown threats: {sandbox.not_stopped - set(THREATS)}"
     pairs = {
         "cpu": "cpu_seconds", "memory": "memory_bytes", "processes": "max_processes",
         "file_size": "disk_bytes", "network": "network",
     }  # fmt: skip
-    for claim, limit in pairs.items():
+    for threat, limit in pairs.items():
         held = sandbox.limits_enforced[limit]
-        assert held is (claim not in sandbox.cannot), f"{limit}: {held}, but cannot is {set(sandbox.cannot)}"
+        assert held is (threat not in sandbox.not_stopped), (
+            f"{limit}: {held}, not_stopped: {set(sandbox.not_stopped)}"
+        )
