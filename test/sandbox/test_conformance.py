@@ -20,13 +20,13 @@ HARMLESS = """
 protocol: a folder that is a link leads to nothing of the hosts
 filesystem: files of the host cannot be read
 filesystem: files and services of the host are out of sight
-filesystem: paths of the host do not show
-filesystem: the hosts temporary files are others than those inside
+filesystem: paths of the host are hidden
+filesystem: temporary files of the host are not those inside
 filesystem: paths through proc lead to no other root
 filesystem: files that others have open are out of reach
 filesystem: two sandboxes share no terminals
 leftovers: daemons end with their command
-leftovers: nothing is left of a trainer that was killed
+leftovers: a killed trainer leaves no processes
 process: processes of the host are out of sight
 process: no process in sight has the environment of the trainer
 process: two sandboxes are out of each others sight
@@ -35,7 +35,7 @@ process: two sandboxes share no message queues
 process: two sandboxes share no memory by name
 rights: no namespace can be made
 rights: keyrings cannot be used
-rights: parts of the kernel that only attacks need are shut
+rights: parts of the kernel that only attacks need are denied
 rights: other numbers of system calls lead no further
 network: tcp services of the host are out of reach
 network: datagrams do not arrive at the host
@@ -104,7 +104,7 @@ def test_the_sentences_are_many_and_no_two_are_alike():
 def test_a_case_is_left_out_only_for_a_reason():
     assert "host_files" in (named(HARMLESS[0]).skip_reason(UnsafeSubprocessSandbox()) or "")
     assert named(HARMLESS[0]).skip_reason(Undeclared()) is None
-    assert named(HARMLESS[0]).skip_reason(Undeclared(), {"host_files"}) == "cannot be shown here: host_files"
+    assert named(HARMLESS[0]).skip_reason(Undeclared(), {"host_files"}) == "cannot be tested here: host_files"
     total = named("limits: all files together are bounded")
     declared_total = type("Small", (Undeclared,), {"limits_enforced": {"disk_total": False}})
     assert "does not enforce disk_total" in (total.skip_reason(declared_total()) or "")
@@ -134,7 +134,7 @@ async def test_outcomes_say_what_failed_and_how():
     assert seen == outcomes
     assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
         ("failed", "first line"),
-        ("excused", "unsafe says that it does not stop this: network"),
+        ("excused", "unsafe does not stop this threat: network"),
         ("failed", "ZeroDivisionError: by 0 (await self.body(make))"),
         ("passed", ""),
     ]

@@ -192,7 +192,7 @@ async def code_that_leaves_no_room_for_another_interpreter_is_answered(sandbox: 
 
 
 @group.factory_case("leftover_cpu", needs=["cpu_seconds", "linux", "files"])
-async def processor_time_of_what_a_cell_leaves_is_bounded(make: Make) -> None:
+async def processor_time_of_leftovers_of_a_cell_is_bounded(make: Make) -> None:
     """Of processes, those in sessions of their own too, and of threads; what only waits lives on."""
     leave = """
         import os, subprocess, sys, threading

@@ -1,4 +1,4 @@
-"""What code inside can reach of file systems: of the host's nothing that was not granted."""
+"""File systems: code inside reaches nothing of the host that was not granted."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ async def files_and_services_of_the_host_are_out_of_sight(sandbox: Sandbox) -> N
 
 
 @group.case("host_paths", needs=["linux"])
-async def paths_of_the_host_do_not_show(sandbox: Sandbox) -> None:
-    """Of packages and folders that are shown inside under other paths, or under these."""
+async def paths_of_the_host_are_hidden(sandbox: Sandbox) -> None:
+    """Those of packages and folders that are shown inside, under these or other paths."""
     code = """
         shown = os.getcwd()
         for name in ('mountinfo', 'mounts', 'mountstats'):
@@ -98,7 +98,7 @@ async def rights_and_times_of_the_hosts_files_cannot_be_changed(sandbox: Sandbox
 
 
 @group.case("host_files")
-async def nothing_of_the_hosts_can_be_written(sandbox: Sandbox) -> None:
+async def files_of_the_host_cannot_be_written(sandbox: Sandbox) -> None:
     code = """
         import sysconfig
         places = ['/', '/usr', '/usr/bin', '/usr/lib', '/etc', '/var', '/opt', '/home', '/boot', '/proc']
@@ -121,7 +121,7 @@ async def nothing_of_the_hosts_can_be_written(sandbox: Sandbox) -> None:
 
 
 @group.case("host_files")
-async def the_hosts_temporary_files_are_others_than_those_inside(sandbox: Sandbox) -> None:
+async def temporary_files_of_the_host_are_not_those_inside(sandbox: Sandbox) -> None:
     name = f"conformance-{new_mark()}"
     code = """
         import os
@@ -205,7 +205,7 @@ async def device_nodes_cannot_be_made(sandbox: Sandbox) -> None:
 
 @group.case("host_files", needs=["linux"])
 async def devices_are_only_those_that_every_program_needs(sandbox: Sandbox) -> None:
-    """Zero, null, random numbers and terminals; a disk, the kernel's memory or a virtual machine are none."""
+    """Zero, null, random numbers and terminals, but no disk, kernel memory or virtual machine."""
     code = """
         import stat
         harmless = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2)}
@@ -222,8 +222,8 @@ async def devices_are_only_those_that_every_program_needs(sandbox: Sandbox) -> N
 
 
 @group.case("privileges", needs=["linux"])
-async def the_kernel_cannot_be_told_anything_by_proc_and_sys(sandbox: Sandbox) -> None:
-    """Other than about namespaces of one's own."""
+async def settings_of_the_kernel_cannot_be_written(sandbox: Sandbox) -> None:
+    """By files in /proc and /sys, except those about own namespaces."""
     code = """
         import re
         of_ipc_and_pid = 'kernel/(msg|shm|sem$|auto_msgmni|ns_last_pid|pid_max)'
@@ -278,7 +278,7 @@ async def mounts_cannot_be_changed(sandbox: Sandbox) -> None:
 
 @group.factory_case("host_files", needs=["linux"])
 async def two_sandboxes_share_no_folder_that_can_be_written(make: Make) -> None:
-    """The one leaves a file wherever it can: in its own file systems, and in what is mounted for writing."""
+    """One sandbox leaves a file wherever it can: in its own file systems, and in writable mounts."""
     name = f"conformance-{new_mark()}"
     plant = """
         import os

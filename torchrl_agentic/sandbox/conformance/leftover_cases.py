@@ -1,4 +1,4 @@
-"""What commands and trainers leave behind: nothing that runs."""
+"""Commands and trainers leave no processes behind."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def daemon(prepare=None):
         os._exit(0)
     os.wait()
 """
-"""`daemon` leaves its session by a double fork, and then only sleeps."""
+"""Defines `daemon`, which leaves its session by a double fork and then sleeps."""
 
 
 @group.case()
-async def what_a_command_leaves_running_ends_with_it(sandbox: Sandbox) -> None:
-    """Also where it keeps the output open."""
+async def background_processes_end_with_their_command(sandbox: Sandbox) -> None:
+    """Also if they keep the output open."""
     for output in (">/dev/null 2>&1", ""):
         mark = new_mark()
         async with asyncio.timeout(10):
@@ -104,7 +104,7 @@ async def daemons_of_a_long_lived_process_end_with_it_and_with_the_sandbox(make:
 
 
 @group.case()
-async def zombies_hold_nobody_up(sandbox: Sandbox) -> None:
+async def zombies_delay_nothing(sandbox: Sandbox) -> None:
     code = """
         import os, time
         for _ in range(8):
@@ -133,7 +133,7 @@ asyncio.run(main())
 
 
 @group.factory_case("killed_trainer", needs=["pickle", "linux"])
-async def nothing_is_left_of_a_trainer_that_was_killed(make: Make) -> None:
+async def a_killed_trainer_leaves_no_processes(make: Make) -> None:
     mark = new_mark()
     async with trainer(make(), _TRAINING.format(seconds=60), mark) as process:
         await expect_line(process, "training")
@@ -142,7 +142,7 @@ async def nothing_is_left_of_a_trainer_that_was_killed(make: Make) -> None:
 
 
 @group.factory_case("killed_trainer", needs=["pickle", "linux"])
-async def nothing_is_left_of_a_trainer_that_ended_without_closing(make: Make) -> None:
+async def a_trainer_that_ends_without_closing_leaves_no_processes(make: Make) -> None:
     mark = new_mark()
     async with trainer(make(), _TRAINING.format(seconds=0), mark) as process:
         await expect_line(process, "training")

@@ -1,4 +1,4 @@
-"""The network, out of reach unless it was granted: services of the host, of others, further away."""
+"""Networks that were not granted cannot be reached: services of the host, of others, and of the internet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def connect(family, kind, address):
 
 @contextlib.asynccontextmanager
 async def _service(host: str = "127.0.0.1") -> AsyncGenerator[int]:
-    """Serve TCP on the host; give the port."""
+    """Serve TCP on the host; yield the port."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), host, 0)
     try:
         yield server.sockets[0].getsockname()[1]
@@ -40,7 +40,7 @@ async def _service(host: str = "127.0.0.1") -> AsyncGenerator[int]:
 
 @contextlib.contextmanager
 def _mailbox(family: socket.AddressFamily, address: str | tuple[str, int]) -> Generator[socket.socket]:
-    """Take datagrams on the host."""
+    """Receive datagrams on the host."""
     with socket.socket(family, socket.SOCK_DGRAM) as box:
         box.bind(address)
         box.setblocking(False)
@@ -68,7 +68,7 @@ async def tcp_services_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
 
 
 def _own_address() -> str:
-    """Give the address of this host in its network, if it has one. Nothing is sent."""
+    """Return the address of this host in its network, if it has one. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             any_socket.connect(("192.0.2.1", 9))
@@ -150,7 +150,7 @@ async def raw_and_packet_sockets_cannot_be_opened(sandbox: Sandbox) -> None:
 
 @group.case("network", needs=["linux", "seccomp"])
 async def only_families_of_sockets_that_were_granted_can_be_opened(sandbox: Sandbox) -> None:
-    """None without a network: not those of the kernel's own services, nor those of virtual machines."""
+    """Without a network none, in particular not those of kernel services or virtual machines."""
     code = """
         for family in range(1, 47):
             for kind in (1, 2, 3, 5):
@@ -161,7 +161,7 @@ async def only_families_of_sockets_that_were_granted_can_be_opened(sandbox: Sand
 
 @group.case("network", needs=["linux", "seccomp"])
 async def pairs_of_sockets_are_of_this_machine_alone(sandbox: Sandbox) -> None:
-    """The filter answers for other families, before the kernel makes a socket or loads a module for it."""
+    """The filter answers for other families, before the kernel creates a socket or loads a module for it."""
     code = """
         import errno
         def reached(family, kind):

@@ -1,4 +1,4 @@
-"""Processes: those of others are out of reach, and no right can be had that was not given."""
+"""Processes of others cannot be seen, signalled or shared with."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def processes_of_the_host_are_out_of_sight(sandbox: Sandbox) -> None:
                 path = f'/proc/{pid}/{name}'
                 attempt(path, lambda: expect(secret in open(path).read()))
     """
-    # Put together inside, so that the secret does not stand in the command line of the attack itself.
+    # Assembled inside, so that the command line of the attack does not contain the secret.
     with host_process():
         await check_attacks_stopped(sandbox, code, before="secret = ''.join(secret)", secret=list(SECRET))
 
@@ -106,7 +106,7 @@ async def no_standard_file_is_a_terminal_or_a_file_of_the_hosts(sandbox: Sandbox
 
 
 @group.case("host_processes")
-async def killing_everything_in_reach_costs_only_oneself(sandbox: Sandbox) -> None:
+async def killing_everything_in_reach_affects_only_the_command(sandbox: Sandbox) -> None:
     await processes_of_the_host_cannot_be_signalled(sandbox)
     await sandbox.write_file("kept", b"yes")
     for attack in (
@@ -117,15 +117,15 @@ async def killing_everything_in_reach_costs_only_oneself(sandbox: Sandbox) -> No
         try:
             await sandbox.run(["sh", "-c", attack], limits=replace(sandbox.limits, wall_seconds=0.5))
         except SandboxError as error:
-            raise AssertionError(f"{attack!r} is said to be the sandbox's failure: {error}") from None
+            raise AssertionError(f"{attack!r} was reported as a failure of the sandbox: {error}") from None
         assert (await sandbox.run(["echo", "alive"])).stdout == "alive\n", attack
     if sandbox.files:
         assert await sandbox.read_file("kept") == b"yes"
 
 
 @group.case("host_processes", needs=["linux"])
-async def taking_limits_away_from_everything_in_reach_costs_only_oneself(sandbox: Sandbox) -> None:
-    """Who clears up behind orphans needs time for that, and the kernel ends who may have none."""
+async def lowering_the_limits_of_everything_in_reach_affects_only_the_command(sandbox: Sandbox) -> None:
+    """A supervisor needs processor time to reap orphans; the kernel kills a process that has none left."""
     with host_process() as process:
         once = "import resource; attempt('host', lambda: resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0)))"
         await check_attacks_stopped(sandbox, once, pid=process.pid)
@@ -143,7 +143,7 @@ async def taking_limits_away_from_everything_in_reach_costs_only_oneself(sandbox
     try:
         await python(sandbox, code, before=ATTACKS)
     except SandboxError as error:
-        raise AssertionError(f"it is said to be the sandbox's failure: {error}") from None
+        raise AssertionError(f"it was reported as a failure of the sandbox: {error}") from None
     assert (await sandbox.run(["echo", "alive"])).stdout == "alive\n"
 
 
@@ -161,7 +161,7 @@ async def two_sandboxes_are_out_of_each_others_sight(make: Make) -> None:
 
 @group.factory_case("host_processes", needs=["linux"])
 async def two_sandboxes_cannot_signal_each_other(make: Make) -> None:
-    """The one tries every number; nothing happens to a process of the other."""
+    """One sandbox signals every PID; a process of the other gets nothing."""
     async with make() as sandbox, make() as other:
         await processes_of_the_host_cannot_be_signalled(other)
         process = await sandbox.spawn(

@@ -1,4 +1,4 @@
-"""Rights: none can be had that was not given, by whatever system call."""
+"""Rights that were not granted cannot be gained by any system call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ group = Group("rights")
 
 @group.case("privileges", needs=["linux"])
 async def a_process_has_no_privileges(sandbox: Sandbox) -> None:
-    """As the kernel says itself, wherever /proc is out of reach."""
+    """According to the kernel, also if /proc is not available."""
     code = """
         import ctypes, os, struct
         libc = ctypes.CDLL(None)
@@ -42,7 +42,7 @@ async def a_process_has_no_privileges(sandbox: Sandbox) -> None:
 
 
 @group.case("privileges")
-async def no_other_user_can_be_become(sandbox: Sandbox) -> None:
+async def the_user_cannot_be_changed(sandbox: Sandbox) -> None:
     code = """
         for name in ('setuid', 'setgid', 'seteuid', 'setegid'): attempt(name, lambda: getattr(os, name)(0))
         for name in ('setreuid', 'setregid'): attempt(name, lambda: getattr(os, name)(0, 0))
@@ -126,7 +126,7 @@ async def no_other_namespace_can_be_entered(sandbox: Sandbox) -> None:
 
 @group.case("privileges", needs=["x86_64", "seccomp"])
 async def the_memory_and_files_of_others_cannot_be_taken(sandbox: Sandbox) -> None:
-    """Not even of a child of one's own, and not of process 1."""
+    """Not even those of its own child, and not those of process 1."""
     code = """
         import struct, threading
         word = ctypes.create_string_buffer(8)
@@ -152,7 +152,7 @@ async def the_memory_and_files_of_others_cannot_be_taken(sandbox: Sandbox) -> No
 
 @group.case("privileges", needs=["linux", "seccomp"])
 async def no_process_that_can_be_written_into_has_more_rights(sandbox: Sandbox) -> None:
-    """Who writes into the memory of another, by /proc, is that other."""
+    """A process that can write the memory of another, by /proc, has its rights."""
     code = """
         def take(pid):
             os.close(os.open(f'/proc/{pid}/mem', os.O_WRONLY))
@@ -177,8 +177,8 @@ async def keyrings_cannot_be_used(sandbox: Sandbox) -> None:
 
 
 @group.case("privileges", needs=["x86_64", "seccomp"])
-async def parts_of_the_kernel_that_only_attacks_need_are_shut(sandbox: Sandbox) -> None:
-    """With arguments for which a kernel that lets them through does what was asked."""
+async def parts_of_the_kernel_that_only_attacks_need_are_denied(sandbox: Sandbox) -> None:
+    """With valid arguments, so that a kernel that allows them succeeds."""
     code = """
         import struct
         attempt('io_uring_setup', lambda: syscall(425, 8, bytes(120)))
@@ -230,7 +230,7 @@ async def accounts_of_the_whole_machine_cannot_be_used_up(sandbox: Sandbox) -> N
 
 @group.case("privileges", needs=["seccomp", "x86_64"])
 async def newer_forms_of_denied_calls_are_denied(sandbox: Sandbox) -> None:
-    """By the filter, and not by what they are asked for."""
+    """By the filter, whatever their arguments."""
     code = """
         import errno
         def denied(number):
@@ -244,7 +244,7 @@ async def newer_forms_of_denied_calls_are_denied(sandbox: Sandbox) -> None:
 
 
 @group.case("privileges", needs=["seccomp", "x86_64"])
-async def calls_that_nobody_knows_yet_do_not_exist(sandbox: Sandbox) -> None:
+async def unknown_calls_do_not_exist(sandbox: Sandbox) -> None:
     code = """
         import errno
         def exists(number):
@@ -256,8 +256,8 @@ async def calls_that_nobody_knows_yet_do_not_exist(sandbox: Sandbox) -> None:
 
 
 @group.case("privileges", needs=["seccomp", "x86_64"])
-async def priorities_of_what_looks_after_code_cannot_be_changed(sandbox: Sandbox) -> None:
-    """Those of process 1 and of the parent, which may be of the same user."""
+async def priorities_of_the_supervisor_cannot_be_changed(sandbox: Sandbox) -> None:
+    """Those of process 1 and of the parent, which may run as the same user."""
     code = """
         import resource
         for pid in {os.getppid(), 1} - {0, os.getpid()}:
@@ -274,7 +274,7 @@ async def priorities_of_what_looks_after_code_cannot_be_changed(sandbox: Sandbox
 
 @group.case("file_locks")
 async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None:
-    """One of Python's own, which host and sandbox may have in common."""
+    """A file of Python's own, which host and sandbox may share."""
     code = "import fcntl, os; file = open(os.__file__); fcntl.flock(file, fcntl.LOCK_EX); print(os.__file__)"
     async with prepared_inside(sandbox, code) as said:
         path = Path(said.strip() or "/nothing")
@@ -287,7 +287,7 @@ async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None
 
 @group.case("privileges", needs=["x86_64"])
 async def the_machine_cannot_be_reconfigured(sandbox: Sandbox) -> None:
-    """What each call asks for does no harm where it gets through."""
+    """Each call is harmless if it succeeds."""
     code = """
         import struct, fcntl
         def now(parts): return struct.pack('<QQ', *divmod(time.time_ns() * parts // 10 ** 9, parts))
@@ -354,8 +354,8 @@ async def limits_cannot_be_raised(sandbox: Sandbox) -> None:
 
 
 @group.case("privileges", needs=["linux"])
-async def nobody_can_get_ahead_of_others(sandbox: Sandbox) -> None:
-    """Of the trainer in particular: the kernel shall not end that rather when memory runs out."""
+async def priorities_cannot_be_raised(sandbox: Sandbox) -> None:
+    """In particular the kernel must not kill the trainer first when memory runs out."""
     ours = oom_score_adj()
     code = """
         attempt('nice', lambda: os.nice(-1))
@@ -371,7 +371,7 @@ async def nobody_can_get_ahead_of_others(sandbox: Sandbox) -> None:
 
 @group.case("terminal", needs=["linux", "pickle"])
 async def the_trainers_terminal_cannot_be_opened(sandbox: Sandbox) -> None:
-    """By a trainer that has one: who could open it could type into it."""
+    """A process that can open it could type into it."""
     program = """
         async def main():
             os.close(os.open('/dev/tty', os.O_RDWR))

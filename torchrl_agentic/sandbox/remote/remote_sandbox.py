@@ -312,7 +312,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         for name in ("network", "fs_read_roots", "fs_write_roots"):
             if limits is not None and getattr(limits, name) != getattr(self.limits, name):
                 raise ValueError(
-                    f"a machine has one {name} for all commands, {getattr(self.limits, name)!r}; a call asked for "
+                    f"a machine has one {name} for all commands, {getattr(self.limits, name)!r}; a call has "
                     f"{getattr(limits, name)!r}: pass dataclasses.replace(sandbox.limits, ...)"
                 )
         return self.limits.narrow(limits)

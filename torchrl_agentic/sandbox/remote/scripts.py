@@ -35,7 +35,7 @@ exit "${code:-126}"
 } 2>/dev/null"""
 
 # The shell that becomes the command redirects its stderr itself, because dash writes "Killed" to the stderr
-# of the waiting shell. A command ["-c", …] is rejected, because bash would take "-c" for an option of its exec.
+# of the waiting shell. A command ["-c", …] is rejected, because bash would take "-c" for an option of exec.
 _BECOME = r"""echo "group $$" >&4; echo "$PPID $$"; exec 2>&5 4>&- 5>&-
 case $2 in -*) echo "$2: not found" >&2; exit 127 ;; esac
 """
