@@ -127,9 +127,9 @@ def test_an_answer_may_take_longer_than_a_request():
     released = threading.Event()
 
     class Slow(BM25Index):
-        def best(self, query: str, count: int) -> list[tuple[Document, float]]:
+        def search(self, query: str, count: int) -> list[tuple[Document, float]]:
             assert released.wait(WAIT_S)
-            return super().best(query, count)
+            return super().search(query, count)
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -312,11 +312,11 @@ def test_a_search_that_nobody_waits_for_ends_after_its_query(monkeypatch: pytest
     begun, go = threading.Event(), threading.Event()
 
     class Slow(BM25Index):
-        def best(self, query: str, count: int) -> list[tuple[Document, float]]:
+        def search(self, query: str, count: int) -> list[tuple[Document, float]]:
             asked.append(query)
             begun.set()
             assert go.wait(WAIT_S)
-            return super().best(query, count)
+            return super().search(query, count)
 
     monkeypatch.setattr(search_module, "BM25Index", Slow)
     body = json.dumps({"queries": [f"cats {n}" for n in range(9)]}).encode()
@@ -403,7 +403,7 @@ def test_files_that_are_too_long_are_not_sent_back():
         body = {"code": code, "language": "python", "fetch_files": ["a", "b", "c"]}
         answer = httpx.post(f"{url}/run_code", json=body, trust_env=False, timeout=WAIT_S).json()
     assert list(answer["files"]) == ["a", "c"]
-    assert "'b' is not sent back" in answer["message"]
+    assert "'b' is not returned" in answer["message"]
 
 
 @pytest.mark.parametrize(

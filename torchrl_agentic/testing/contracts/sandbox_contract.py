@@ -1,4 +1,4 @@
-"""What every sandbox promises, unless it says that it cannot."""
+"""`SandboxContract`: tests that every sandbox must pass, except for threats that it does not stop."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
 
 
 class SandboxContract:
-    """All cases of `sandbox.conformance` and `repl.conformance`, each as a test.
+    """All cases of `sandbox.conformance` and `repl.repl_cases`, each as a test.
 
-    What a backend cannot keep, its `not_stopped` says.
-    Cases that do not apply are no tests, but one that is skipped says which they are, and why.
+    A sandbox names the threats that it does not stop in `not_stopped`. Cases that do not apply are no tests, but
+    one skipped test lists them with the reasons.
 
-    make: a fresh sandbox with these limits. untestable: threats that cannot be tested where the tests run, as with
-    a stand-in for a remote service that isolates nothing. groups: the groups of cases to try; None: all.
-    inapplicable: cases that ask in a way that does not work in this sandbox, by name, and why; it has tests
-    of its own for what they ask.
+    Attributes:
+        THREATS: Names of all threats.
+        untestable: Threats that cannot be tested where the tests run, as with a fake of a remote service that
+            isolates nothing.
+        groups: Groups of cases to run; None for all.
+        inapplicable: Cases that use something that does not work in this sandbox, by name, with the reason; the
+            sandbox has its own tests of what they check.
     """
 
     THREATS: ClassVar[frozenset[str]] = frozenset(THREATS)
