@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.records_of import record, records, turn
+from helpers.record_strategies import record, records, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,7 +183,7 @@ def test_one_recorder_serves_several_threads(tmp_path: Path):
 WRITE = """
 import sys
 sys.path[:0] = [{here!r}]
-from helpers.records_of import turn
+from helpers.record_strategies import turn
 from torchrl_agentic.records import Recorder
 
 with Recorder({path!r}, suffix={suffix!r}) as recorder:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.chats import advance, begin, call, chat_env, results
+from helpers.chat_envs import advance, begin, call, chat_env, results
 
 from torchrl_agentic import RateLimiter, ToolCompose
 from torchrl_agentic.config import ConfigError, load_tools

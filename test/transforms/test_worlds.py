@@ -5,9 +5,9 @@ import contextlib
 import json
 
 import pytest
-from helpers.chats import advance, begin, call, chat_env, flags, results, step
-from helpers.families import FAMILIES
-from helpers.talks import sample
+from helpers.chat_envs import advance, begin, call, chat_env, flags, results, step
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.browser_site import Site
 from helpers.chromium import browsers_folder
-from helpers.legacy_chats import call, gone, run
+from helpers.legacy_envs import call, gone, run
 from torchrl.envs.llm.transforms import BrowserTransform
 
 from torchrl_agentic import as_tool

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.legacy_chats import call, calls, gone, run
+from helpers.legacy_envs import call, calls, gone, run
 from torchrl.envs.llm.transforms import MCPToolTransform
 
 from torchrl_agentic import as_tool

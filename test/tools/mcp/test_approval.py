@@ -7,7 +7,7 @@ import pickle
 import signal
 
 import pytest
-from helpers.chats import begin, call, chat_env, results, step
+from helpers.chat_envs import begin, call, chat_env, results, step
 
 from torchrl_agentic import RateLimiter, Recorder, ToolCompose, ToolContext, read_records
 from torchrl_agentic.errors import InfrastructureError

@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from helpers.wrap_tools import Gated, Notes, Scripted, add, by_hand, ctx, write_calls
+from helpers.wrapper_tools import Gated, Notes, Scripted, add, by_hand, ctx, write_calls
 from hypothesis import given
 from hypothesis import strategies as st
 

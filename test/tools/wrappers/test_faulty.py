@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from helpers.wrap_tools import Scripted, add, ask, by_hand
+from helpers.wrapper_tools import Scripted, add, ask, by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 

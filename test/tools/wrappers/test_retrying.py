@@ -8,7 +8,7 @@ import urllib.error
 
 import httpx
 import pytest
-from helpers.wrap_tools import Notes, Scripted, ask, by_hand, ctx
+from helpers.wrapper_tools import Notes, Scripted, ask, by_hand, ctx
 from hypothesis import given
 from hypothesis import strategies as st
 
