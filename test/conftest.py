@@ -113,6 +113,15 @@ def own_environ() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture
+def workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return an empty folder, in which sandboxes of this test create their working folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)  # sandboxed code may run as another user
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def own_ray() -> Iterator[None]:
     """Give Ray a folder of its own, in which it finds no cluster of another test run that it would join."""
