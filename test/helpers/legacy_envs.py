@@ -53,6 +53,12 @@ class LegacyEnv:
         return self.td["agentic", "n_errors"].flatten().tolist()
 
 
+def own_children():
+    """Return the pids of the children of this process."""
+    found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    return [int(pid) for pids in found for pid in pids]
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)
