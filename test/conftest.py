@@ -44,7 +44,7 @@ SLOW = (
     "cli/test_main.py",
     "cli/test_load.py",
     "cli/test_replay.py",
-    "cli/test_serve.py",
+    "cli/test_servers.py",
     "test_docs.py",
     "test_migration.py",
     "test_deep_readers.py",

@@ -228,7 +228,8 @@ def test_a_folder_too_long_for_a_socket_is_refused_with_what_to_set_where_there_
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(folder))
-    monkeypatch.setattr("torchrl_agentic.limits.unix_socket._DESCRIPTORS", "/no/such/folder")
+    is_folder = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != "/proc/self/fd" and is_folder(path))
     with pytest.raises(OSError, match="set TORCHRL_AGENTIC_LIMITS to a shorter folder"):
         ClusterRateLimiter(name, max_concurrent=1, over="machine")
 

@@ -134,7 +134,7 @@ class TestRows:
 
         asyncio.run(everywhere("x = 1"))
         td["_reset"] = torch.tensor([[[False], [True]], [[False], [False]]])
-        compose._reset(td, td.clone())
+        env.reset(td)
         assert asyncio.run(everywhere("print(x)")) == [False, True, False, False]
         compose.close()
 
