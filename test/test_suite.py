@@ -95,6 +95,7 @@ def test_the_slow_and_the_lonely_tests_exist(request: pytest.FixtureRequest):
     assert not {entry for entry in listed if not (HERE / entry).exists()}
 
 
+@pytest.mark.slow
 def test_tests_read_no_private_attribute_but_of_the_module_that_they_test():
     """`test_x.py` may read those of a module `x.py`, and `test_package.py` those of `__init__.py`."""
     owners: dict[str, set[str]] = {}
