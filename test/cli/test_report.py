@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.trajectories import result, trajectory, turn
+from helpers.trajectory_records import result, trajectory, turn
 from PIL import Image
 from typer.testing import CliRunner, Result
 

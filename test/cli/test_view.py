@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.dumps import VERL_LINE, three_steps, trajectory, write
-from helpers.pages import page_of
+from helpers.html_pages import page_of
+from helpers.viewer_dumps import VERL_LINE, three_steps, trajectory, write
 from typer.testing import CliRunner, Result
 
 from torchrl_agentic.cli.main import app

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers.sharing import call_for, calls, hold, overlap
+from helpers.limiter_process import call_for, count_calls, hold, most_at_once
 
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.dispatch import init_execution_pool
@@ -130,8 +130,8 @@ def test_workers_on_two_nodes_keep_a_limit_together(nodes: list[str], name: str,
         _caller(nodes[number % 2]).remote(name, 6, str(log), 2.0 + TTL) for number, log in enumerate(logs)
     ]
     assert sorted(set(ray.get(runs, timeout=120))) == sorted(nodes)
-    assert overlap(logs) <= 6
-    assert min(map(calls, logs)) > 20
+    assert most_at_once(logs) <= 6
+    assert min(map(count_calls, logs)) > 20
 
 
 async def test_what_a_killed_worker_held_comes_back(nodes: list[str], name: str):
@@ -153,12 +153,12 @@ def test_an_actor_that_starts_again_gives_out_nothing_twice(nodes: list[str], na
     ]
     deadline = ray.wait(runs, timeout=0)[1]
     assert deadline
-    while not all(map(calls, logs)):
+    while not all(map(count_calls, logs)):
         ray.wait(runs, timeout=0.1)
     ray.kill(ray.get_actor(f"limiter:{name}", namespace=NAMESPACE), no_restart=False)
     ray.get(runs, timeout=120)
-    assert overlap(logs) <= 3
-    assert min(map(calls, logs)) > 20
+    assert most_at_once(logs) <= 3
+    assert min(map(count_calls, logs)) > 20
 
 
 @pytest.mark.parametrize(

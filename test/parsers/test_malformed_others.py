@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.each import each
+from helpers.check_all import check_all
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser
@@ -1094,7 +1094,7 @@ def verify(parser: ToolCallParser, message: Any, expected: list[Any], tools: Any
 
 @pytest.mark.parametrize("name", TABLES)
 def test_each_attempt_becomes_a_call_or_an_error(name: str):
-    each(TABLES[name], lambda *row: verify(get_parser(name), *row))
+    check_all(TABLES[name], lambda *row: verify(get_parser(name), *row))
 
 
 @pytest.mark.parametrize("name", WRAPPED)
@@ -1104,7 +1104,7 @@ def test_bad_json_is_an_error_among_good_neighbours(name: str):
     def check(bad: str, error: str) -> None:
         verify(get_parser(name), "\n".join(map(wrap, ('{"a": 1}', bad, '{"a": 1}'))), [ADD, error, ADD])
 
-    each(BAD_JSON, check)
+    check_all(BAD_JSON, check)
 
 
 @pytest.mark.parametrize("name", CUTS)

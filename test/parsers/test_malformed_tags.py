@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers.each import each
+from helpers.check_all import check_all
 
 from torchrl_agentic.messages import ParsedCall, ParseResult
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser
@@ -633,7 +633,7 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_malformed_messages_are_read_as_the_rules_say(name: str):
     """The rules are those of facts/parsers.md, sections 1, 3, 4 and 5."""
-    each(TABLES[name], partial(_check, name))
+    check_all(TABLES[name], partial(_check, name))
 
 
 def _check(name: str, text: str, expected: list[Any], options: dict[str, Any] | None = None) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from helpers.dumps import VERL_LINE
-from helpers.records_of import record, records, turn
+from helpers.record_strategies import record, records, turn
+from helpers.viewer_dumps import VERL_LINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.records_of import record, records, turn
+from helpers.record_strategies import record, records, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,7 +184,7 @@ def test_one_recorder_serves_several_threads(tmp_path: Path):
 WRITE = """
 import sys
 sys.path[:0] = [{here!r}]
-from helpers.records_of import turn
+from helpers.record_strategies import turn
 from torchrl_agentic.records import Recorder
 
 with Recorder({path!r}, suffix={suffix!r}) as recorder:
@@ -314,16 +315,24 @@ def test_what_cannot_be_written_is_logged_and_raised_at_close(
     recorder.close()
 
 
-def test_an_earlier_line_that_was_lost_halfway_breaks_no_later_one(tmp_path: Path):
-    """A disk that is full takes a part of a line."""
+def test_an_earlier_line_that_was_lost_halfway_breaks_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A full disk takes a part of a line."""
+    write = os.write
+
+    def write_on_a_full_disk(descriptor: int, data: bytes) -> int:
+        if data == b": 2}\n":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:4] if data.startswith(b'{"b"') else data)
+
+    monkeypatch.setattr(os, "write", write_on_a_full_disk)
     writer = Writer(max_pending=100)
-    writer.put(tmp_path / "f.jsonl", lambda: b'{"a": 1}\n', 1)
-    writer.flush()
-    with (tmp_path / "f.jsonl").open("ab") as file:
-        file.write(b'{"b"')
-    writer._torn.add(tmp_path / "f.jsonl")  # as `_run` notes a failed write
-    writer.put(tmp_path / "f.jsonl", lambda: b'{"c": 1}\n', 1)
+    for line in (b'{"a": 1}\n', b'{"b": 2}\n', b'{"c": 1}\n'):
+        writer.put(tmp_path / "f.jsonl", lambda line=line: line, 1)
+        writer.flush()
     writer.close()
+    assert isinstance(writer.error, OSError)
     assert (tmp_path / "f.jsonl").read_bytes().splitlines() == [b'{"a": 1}', b'{"b"', b'{"c": 1}']
 
 

@@ -7,7 +7,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from helpers.records_of import record, turn
+from helpers.record_strategies import record, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

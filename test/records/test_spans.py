@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from helpers.records_of import turn
+from helpers.record_strategies import turn
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

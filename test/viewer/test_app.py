@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.dumps import three_steps, trajectory, write
-from helpers.screens_of import opened
+from helpers.viewer_dumps import three_steps, trajectory, write
+from helpers.viewer_screen import opened
 from textual.widgets import Input
 
 from torchrl_agentic.records import record_to_json

@@ -2,7 +2,7 @@
 
 import re
 
-from helpers.dumps import call, trajectory
+from helpers.viewer_dumps import call, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 

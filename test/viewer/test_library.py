@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from helpers.dumps import three_steps, trajectory, write
+from helpers.viewer_dumps import three_steps, trajectory, write
 
 from torchrl_agentic.records import BadLine, record_to_json
 from torchrl_agentic.viewer.layout import Needle

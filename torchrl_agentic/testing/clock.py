@@ -1,4 +1,4 @@
-"""Time that passes only when a test says so."""
+"""A clock that a test advances by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections.abc import Callable
 
 
 class VirtualClock:
-    """A clock and its timers, for `RateLimiter(clock=clock, call_later=clock.call_later)`."""
+    """A clock and its timers, for `RateLimiter(clock=clock, call_later=clock.call_later)`.
+
+    Attributes:
+        now: Current time, in seconds.
+    """
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -16,15 +20,29 @@ class VirtualClock:
         self._order = itertools.count()
 
     def __call__(self) -> float:
-        """Tell the time, in seconds."""
+        """Return the current time, in seconds."""
         return self.now
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
-        """Call back once so many seconds have passed."""
+        """Call a function once some time has passed.
+
+        Args:
+            delay: Seconds from now.
+            callback: Called by `advance`, without arguments.
+        """
         heapq.heappush(self._timers, (self.now + delay, next(self._order), callback))
 
+    @property
+    def due(self) -> list[float]:
+        """Times of the callbacks that have not run yet, in seconds, the earliest first."""
+        return sorted(time for time, _, _ in self._timers)
+
     def advance(self, seconds: float) -> None:
-        """Let time pass, and call back whoever asked for it, in order."""
+        """Move the time on, and call the functions that fall due, in their order.
+
+        Args:
+            seconds: Seconds to add to the current time.
+        """
         end = self.now + seconds
         while self._timers and self._timers[0][0] <= end:
             self.now, _, callback = heapq.heappop(self._timers)

@@ -1,7 +1,7 @@
 """What happened is told in words, and no word of it says more than the dump does."""
 
 import pytest
-from helpers.records_of import record, turn
+from helpers.record_strategies import record, turn
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.trajectories import result, trajectory, turn
+from helpers.trajectory_records import result, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
