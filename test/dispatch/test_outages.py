@@ -106,7 +106,7 @@ async def test_one_call_that_fails_ends_the_step_while_the_circuit_is_half_open(
         scripted_server([Reply(how="cut")]) as server,
         ServiceClient("it", limiter, patience=Patience(deadline_s=60)) as client,
     ):
-        limiter.failed()
+        limiter.record_failure()
         while limiter.circuit != "half_open":
             await asyncio.sleep(0.005)
         limiter._breaker._seconds = 600.0
