@@ -24,7 +24,7 @@ class Recordings:
         recording = self._open.get(turn.row)
         if recording is None:
             recording = self._open[turn.row] = self.hook.begin(turn.trajectory, turn.row)
-        recording.turn(turn)
+        recording.record_turn(turn)
         if turn.outcome.stop_requested:
             self._reasons[turn.row] = "stop_tool"
 
