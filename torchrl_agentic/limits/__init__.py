@@ -1,4 +1,4 @@
-"""Rate limits: of one process (`local`), and of all processes that share a service (`cluster`)."""
+"""Rate limits of one process (`RateLimiter`), or of all that share a service (`ClusterRateLimiter`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Records of trajectories: written as JSON lines while a program runs, read wherever they are looked at.
+"""Records of trajectories: JSON lines that a running program writes, and that reports and viewers read.
 
-`Recorder` writes, `Dump` and `read_records` read; a `TrajectoryRecord` is one line. Another observer of
-trajectories is a `TrajectoryHook`, as `spans.SpanRecorder` is.
+`Recorder` writes, `Dump` and `read_records` read; a `TrajectoryRecord` is one line. Other observers of
+trajectories are subclasses of `TrajectoryHook`, such as `spans.SpanRecorder`.
 """
 
 from __future__ import annotations
