@@ -63,7 +63,7 @@ def look(
 async def test_hidden_parameters_are_filled_in_and_not_shown():
     made = tool(look)
     assert list(made.input_schema["properties"]) == ["word"]
-    assert made.wants_row
+    assert made.needs_row
     async with Dispatcher([made]).session("t5") as session:
         session.data = DATA
         session.turn = 2
@@ -86,7 +86,7 @@ def test_state_is_asked_for_by_a_parameter():
 
     made = tool(peek)
     assert made.wants_state
-    assert not made.wants_row
+    assert not made.needs_row
 
 
 async def test_hidden_parameters_work_beside_a_schema_of_ones_own():
@@ -621,4 +621,4 @@ async def test_a_context_fills_in_by_hand_too():
 def test_effects_and_hidden_parameters_survive_pickling():
     made = FunctionTool(look, name="see", effects=Effects.EXCLUSIVE)
     copy = pickle.loads(pickle.dumps(made))
-    assert (copy.name, copy.effects, copy.wants_row) == ("see", Effects.EXCLUSIVE, True)
+    assert (copy.name, copy.effects, copy.needs_row) == ("see", Effects.EXCLUSIVE, True)

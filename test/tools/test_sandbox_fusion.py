@@ -34,7 +34,7 @@ from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
-from torchrl_agentic.tools.schema_simplify import tidy
+from torchrl_agentic.tools.schema_simplify import simplify_schema
 from torchrl_agentic.tools.service import Patience
 from torchrl_agentic.tools.verl import (
     BaseTool,
@@ -101,7 +101,10 @@ NOTE_SCHEMA = {
 
 
 def test_the_schema_is_that_of_the_design_note_but_for_its_null():
-    function = {**NOTE_SCHEMA["function"], "parameters": tidy(NOTE_SCHEMA["function"]["parameters"])}
+    function = {
+        **NOTE_SCHEMA["function"],
+        "parameters": simplify_schema(NOTE_SCHEMA["function"]["parameters"]),
+    }
     assert SandboxFusionTool("http://x").spec() == {"type": "function", "function": function}
 
 

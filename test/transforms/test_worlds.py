@@ -77,7 +77,7 @@ class Ledger(Toolset):
     async def branch(self, world, trajectory):
         yield [*world]
 
-    async def finish(self, world):
+    async def final_reward(self, world):
         return float(sum(world))
 
 
@@ -148,7 +148,7 @@ def test_a_look_alike_of_a_toolset_has_a_world_too():
 
         name, diary, more = "account", [], ()
         setup, teardown, session = Ledger.setup, Ledger.teardown, Ledger.session
-        finish = Ledger.finish
+        final_reward = Ledger.final_reward
 
     env = env_of(Look(), 1, EndTrajectory(when_no_calls=True))
     td = advance(env, begin(env), call("add", n=3) + call("double"))
@@ -170,7 +170,7 @@ def test_a_toolset_of_a_configuration_keeps_its_world(tmp_path, monkeypatch):
         "    async def teardown(self): pass\n"
         "    @contextlib.asynccontextmanager\n"
         "    async def session(self, trajectory): yield 'all of it'\n"
-        "    async def finish(self, world): return 2.0\n"
+        "    async def final_reward(self, world): return 2.0\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     config = tmp_path / "tools.yaml"
@@ -434,7 +434,7 @@ def test_what_is_given_to_reset_by_hand_reaches_the_tools():
 
 def test_what_comes_too_late_by_hand_is_an_error():
     class Eager(Tool):
-        name, opens_at_reset = "eager", True
+        name, open_at_reset = "eager", True
 
         async def run(self, args, ctx):
             return "x"

@@ -11,7 +11,7 @@ from typing import Any, cast
 from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
 from torchrl_agentic.messages import Message
 from torchrl_agentic.records import message_to_json
-from torchrl_agentic.tools.signatures import Callee, is_async, keywords_of
+from torchrl_agentic.tools.signatures import AsyncCallable, is_async, keywords_of
 from torchrl_agentic.tools.verl.graders import same_number
 
 
@@ -133,7 +133,7 @@ def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
 
 
 async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return await Callee(function)(in_thread, *args, **kwargs)
+    return await AsyncCallable(function)(in_thread, *args, **kwargs)
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
-from torchrl_agentic.tools.schema_simplify import Schema, tidy
+from torchrl_agentic.tools.schema_simplify import Schema, simplify_schema
 
 current_session: ContextVar[object] = ContextVar("current_session", default=None)
 """While a tool's `session` opens: what stands for its trajectory; two environments may use one name."""
 current_row: ContextVar[RowData] = ContextVar("current_row", default=NO_DATA)
-"""While a tool's `session` opens: what the data set says of its trajectory, for tools with `wants_row`."""
+"""While a tool's `session` opens: what the data set says of its trajectory, for tools with `needs_row`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class ToolContext:
     tool holds, if anything. compose: the ToolCompose that dispatches. batch_index: the row. trajectory: its
     name, unique in a process. turn: counts from 0. deadline: the time of the event loop's clock at which the
     call is stopped; None if it is not. row: what the data set says of the trajectory, for tools with
-    `wants_row`. clock: what `queue` stops. world: what the tools of this tool's toolset share in this
+    `needs_row`. clock: what `queue` stops. world: what the tools of this tool's toolset share in this
     trajectory; see `Toolset.session`.
     """
 
@@ -163,9 +163,9 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     name: what the model writes; unique in a ToolCompose. description, input_schema: what the model is told.
     output_schema: for readers. wants_state: whether `ToolContext.state` is filled. effects: see `Effects`;
     None means PURE for a tool without sessions and `Effects(writes=[name])` for a tool with them.
-    opens_sessions: whether each trajectory gets something of its own; None means that it does if the class
-    defines `session`. opens_at_reset: whether that opens when a trajectory begins, and not at the first call.
-    wants_row: whether `ToolContext.row` and `current_row` are filled. origin: where it comes from and how to
+    stateful: whether each trajectory gets something of its own; None means that it does if the class
+    defines `session`. open_at_reset: whether that opens when a trajectory begins, and not at the first call.
+    needs_row: whether `ToolContext.row` and `current_row` are filled. origin: where it comes from and how to
     give it another name, for the message about two tools of one name. is_strict: the key `strict` of its
     spec; None: left out.
     """
@@ -176,9 +176,9 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     output_schema: Schema | None = None
     wants_state: bool = False
     effects: Effects | None = None
-    opens_sessions: bool | None = None
-    opens_at_reset: bool = False
-    wants_row: bool = False
+    stateful: bool | None = None
+    open_at_reset: bool = False
+    needs_row: bool = False
     is_strict: bool | None = None
 
     @property
@@ -221,14 +221,14 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
         del trajectory
         return _itself(self)
 
-    async def greeting(self) -> Any:
+    async def initial_message(self) -> Any:
         """Say something in the first prompt, or None; asked of what `session` gives, once it is open.
 
-        Only where the tool `opens_at_reset`. What `run` may return may be returned.
+        Only where the tool `open_at_reset`. What `run` may return may be returned.
         """
         return None
 
-    async def finish(self) -> float | None:
+    async def final_reward(self) -> float | None:
         """Say what the whole trajectory was worth, or None; asked of what `session` gives, before it closes.
 
         Asked once, whoever ends the trajectory. An error is logged, and the session closes all the same.
@@ -261,7 +261,7 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
         function: dict[str, JSON] = {
             "name": self.name,
             "description": self.description,
-            "parameters": tidy(self.input_schema),
+            "parameters": simplify_schema(self.input_schema),
         }
         if self.is_strict is not None:
             function["strict"] = self.is_strict
@@ -278,14 +278,14 @@ async def _itself(tool: Tool) -> AsyncGenerator[Tool]:
 
 def has_sessions(tool: Tool) -> bool:
     """Whether each trajectory gets something of its own from this tool."""
-    if tool.opens_sessions is not None:
-        return tool.opens_sessions
+    if tool.stateful is not None:
+        return tool.stateful
     return type(tool).session is not Tool.session
 
 
-def has_finish(tool: Tool) -> bool:
+def has_final_reward(tool: Tool) -> bool:
     """Whether this tool has something to say of whole trajectories."""
-    return type(tool).finish is not Tool.finish
+    return type(tool).final_reward is not Tool.final_reward
 
 
 def effects_of(tool: Tool) -> Effects:
@@ -358,7 +358,7 @@ class Toolset(ABC):
         """
         raise TypeError(f"{world_name(self)!r} cannot be branched: {type(self).__name__} defines no branch()")
 
-    async def finish(self, world: Any) -> float | None:
+    async def final_reward(self, world: Any) -> float | None:
         """Return the reward of a whole trajectory, or None; called once, before its world closes.
 
         Args:

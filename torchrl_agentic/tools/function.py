@@ -24,7 +24,7 @@ from torchrl_agentic.tools.schema import (
     hidden_of,
     schema_of,
 )
-from torchrl_agentic.tools.signatures import Callee
+from torchrl_agentic.tools.signatures import AsyncCallable
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,8 +109,8 @@ class FunctionTool(Tool):
         self._needs = _without_default(function, self._sources)
         sources = set(self._sources.values())
         self.wants_state = "state" in sources
-        self.wants_row = not sources <= _OF_CALL.keys()
-        self._callee = Callee(function)
+        self.needs_row = not sources <= _OF_CALL.keys()
+        self._call_target = AsyncCallable(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it had not been decorated."""
@@ -124,7 +124,7 @@ class FunctionTool(Tool):
             raise ToolError(str(error)) from None
         if self._sources:
             kwargs.update(self._filled_in(ctx))
-        value = await self._callee(ctx.in_thread, **kwargs)
+        value = await self._call_target(ctx.in_thread, **kwargs)
         return ToolResult.from_verl(value) if self.returns_verl and isinstance(value, tuple) else value
 
     def check_row(self, row: RowData) -> None:

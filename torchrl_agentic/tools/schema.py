@@ -19,7 +19,14 @@ import pydantic
 from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.text import TooDeepError, TooManyValuesError, count_values, is_flat, shorten
 from torchrl_agentic.tools.schema_cost import MAX_EVALUATIONS, CaseFinder, cost_of
-from torchrl_agentic.tools.schema_simplify import ANNOTATIONS, BY_NAME, DEFINITIONS, ONE_OR_MANY, Schema, tidy
+from torchrl_agentic.tools.schema_simplify import (
+    ANNOTATIONS,
+    BY_NAME,
+    DEFINITIONS,
+    ONE_OR_MANY,
+    Schema,
+    simplify_schema,
+)
 
 MAX_REPORTED = 3
 """How many mistakes one error message names; a model mends the first ones first."""
@@ -113,7 +120,7 @@ def schema_of(
     }
     schema = {"type": "object", "properties": properties, "required": required, **shared}
     description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
-    return FunctionSchema(name, description, tidy(schema), adapters, hidden)
+    return FunctionSchema(name, description, simplify_schema(schema), adapters, hidden)
 
 
 def hidden_of(function: Any, hide: Callable[[Any], bool]) -> dict[str, Any]:
@@ -180,7 +187,7 @@ def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
     """
     if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
         raise TypeError(f"expected a subclass of pydantic.BaseModel, got {model!r}")
-    return tidy(model.model_json_schema())
+    return simplify_schema(model.model_json_schema())
 
 
 def with_null(schema: Schema) -> dict[str, JSON]:
@@ -272,8 +279,8 @@ def _with_closed_alternatives(schema: Schema) -> dict[str, JSON]:
 class Validator:
     """A compiled schema that checks arguments and tells the model what to correct.
 
-    Compiles the schema as the model sees it, `tidy(schema)`. Booleans are not numbers. `format` is an
-    annotation. No check takes long, whatever the schema and the arguments: large ones are refused, and of
+    Compiles the schema as the model sees it, `simplify_schema(schema)`. Booleans are not numbers. `format`
+    is an annotation. No check takes long, whatever the schema and the arguments: large ones are refused, and of
     many mistakes only the first are looked for.
 
     Args:
@@ -288,7 +295,7 @@ class Validator:
     """
 
     def __init__(self, schema: Schema) -> None:
-        self.schema: Schema = tidy(schema)
+        self.schema: Schema = simplify_schema(schema)
         plain = self.schema
         kind = plain.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):

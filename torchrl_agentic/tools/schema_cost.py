@@ -125,7 +125,7 @@ def cost_of(schema: Schema) -> Cost:
     Of alternatives that a property tells apart, the one that makes most counts, and a look at each.
 
     Args:
-        schema: A JSON Schema, not deeper than `tidy` allows.
+        schema: A JSON Schema, not deeper than `simplify_schema` allows.
     """
     root = cast("dict[str, JSON]", schema)
     finder = CaseFinder(root)

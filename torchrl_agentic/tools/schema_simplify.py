@@ -89,7 +89,7 @@ def _meant_type(name: str) -> str | None:
     return bare if bare in TYPES else MEANT_TYPES.get(bare, name)
 
 
-def tidy(schema: Schema) -> dict[str, JSON]:
+def simplify_schema(schema: Schema) -> dict[str, JSON]:
     """Simplify a schema for a prompt; the result accepts the same values.
 
     Replaces references by their definitions, because chat templates do not follow `$ref`, and drops generated

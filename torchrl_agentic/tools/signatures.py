@@ -20,7 +20,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-class Callee:
+class AsyncCallable:
     """A function that is called as what it is, which is looked up once.
 
     What is no coroutine function may block, and runs on a thread; what it returns is awaited where it can be.

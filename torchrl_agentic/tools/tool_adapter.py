@@ -12,10 +12,10 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.base import Tool, ToolContext, Toolset, open_world
 from torchrl_agentic.tools.function import FunctionTool
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
-from torchrl_agentic.tools.signatures import Callee, is_async
+from torchrl_agentic.tools.signatures import AsyncCallable, is_async
 
 
-class DuckTool(Tool):
+class ToolAdapter(Tool):
     """A look-alike of a tool behind the interface: an object with name, description, input_schema and run."""
 
     def __init__(self, target: Any) -> None:
@@ -25,15 +25,15 @@ class DuckTool(Tool):
         self.input_schema = getattr(target, "input_schema", None) or {"type": "object"}
         self.output_schema = getattr(target, "output_schema", None)
         self.wants_state = bool(getattr(target, "wants_state", False))
-        self.wants_row = bool(getattr(target, "wants_row", False))
-        self.opens_at_reset = bool(getattr(target, "opens_at_reset", False))
+        self.needs_row = bool(getattr(target, "needs_row", False))
+        self.open_at_reset = bool(getattr(target, "open_at_reset", False))
         self.is_strict = getattr(target, "is_strict", None)
         self.effects = getattr(target, "effects", None)
-        self._callee = Callee(target.run)
+        self._call_target = AsyncCallable(target.run)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
         """Hand the call on."""
-        return await self._callee(ctx.in_thread, args, ctx)
+        return await self._call_target(ctx.in_thread, args, ctx)
 
     async def setup(self) -> None:
         """Call the object's `setup` if it has one."""
@@ -43,13 +43,13 @@ class DuckTool(Tool):
         """Call the object's `teardown` if it has one."""
         await _call(self.target, "teardown")
 
-    async def greeting(self) -> Any:
+    async def initial_message(self) -> Any:
         """Return what the object says in the first prompt, if it says anything."""
-        return await _call(self.target, "greeting")
+        return await _call(self.target, "initial_message")
 
-    async def finish(self) -> float | None:
+    async def final_reward(self) -> float | None:
         """Return what the object says of the whole trajectory, if it says anything."""
-        return await _call(self.target, "finish")
+        return await _call(self.target, "final_reward")
 
     def check_row(self, row: RowData) -> None:
         """Let the object look at a row, if it does."""
@@ -57,7 +57,7 @@ class DuckTool(Tool):
             check(row)
 
 
-class DuckSessionTool(DuckTool):
+class SessionToolAdapter(ToolAdapter):
     """A look-alike that opens something per trajectory: its `session` is an async context manager."""
 
     @asynccontextmanager
@@ -70,7 +70,7 @@ class DuckSessionTool(DuckTool):
         """Let the object open a branch, if it can."""
         if not callable(getattr(self.target, "branch", None)):
             return super().branch(live, trajectory)
-        return self._branch(live.target if isinstance(live, DuckTool) else live, trajectory)
+        return self._branch(live.target if isinstance(live, ToolAdapter) else live, trajectory)
 
     @asynccontextmanager
     async def _branch(self, live: Any, trajectory: str) -> AsyncGenerator[Tool]:
@@ -125,8 +125,8 @@ def ensure_tool(item: Any) -> Tool:
     )
 
 
-def _adapted(item: Any) -> DuckTool:
-    return DuckSessionTool(item) if callable(getattr(item, "session", None)) else DuckTool(item)
+def _adapted(item: Any) -> ToolAdapter:
+    return SessionToolAdapter(item) if callable(getattr(item, "session", None)) else ToolAdapter(item)
 
 
 def _live_tool(item: Any) -> Tool:
@@ -140,7 +140,7 @@ _TOOLSETS = (("setup", "teardown"), ("open", "close", "tools"))
 """The members of look-alikes of a toolset. `tools` holds the tools after `open`."""
 
 
-class DuckToolset(Toolset):
+class ToolsetAdapter(Toolset):
     """A look-alike of a toolset behind the interface."""
 
     def __init__(self, target: Any) -> None:
@@ -171,7 +171,7 @@ class DuckToolset(Toolset):
         return repr(self.target)
 
 
-class DuckWorld(DuckToolset):
+class WorldAdapter(ToolsetAdapter):
     """A look-alike of a toolset with a world: its `session` returns an async context manager."""
 
     def __init__(self, target: Any) -> None:
@@ -188,9 +188,9 @@ class DuckWorld(DuckToolset):
             return super().branch(world, trajectory)
         return self.target.branch(world, trajectory)
 
-    async def finish(self, world: Any) -> float | None:
+    async def final_reward(self, world: Any) -> float | None:
         """Return what the object says of the whole trajectory, if it says anything."""
-        return await _call(self.target, "finish", world)
+        return await _call(self.target, "final_reward", world)
 
 
 def ensure_toolset(item: Any) -> Toolset:
@@ -215,7 +215,7 @@ def ensure_toolset(item: Any) -> Toolset:
             "a toolset is a Toolset, or an object with setup and teardown, or one with open, close and tools;"
             f" {kind} lacks {', '.join(missing)}"
         )
-    return DuckWorld(item) if callable(getattr(item, "session", None)) else DuckToolset(item)
+    return WorldAdapter(item) if callable(getattr(item, "session", None)) else ToolsetAdapter(item)
 
 
 def _lacking_of_toolset(item: Any) -> list[str]:

@@ -137,7 +137,7 @@ _OURS = frozenset((
 
 def has_something_to_say(tools: Sequence[Tool], tensordict: TensorDictBase) -> bool:
     """Whether tools want to know, or rows of the data set restrict them."""
-    wanted = any(tool.wants_row or tool.opens_at_reset for tool in tools)
+    wanted = any(tool.needs_row or tool.open_at_reset for tool in tools)
     return wanted or has_row_keys(tensordict.keys())
 
 
@@ -188,7 +188,7 @@ def completed(
     if not is_new:
         return data
     late = [f"create_kwargs of {tool.name!r}" for tool in tools
-            if tool.opens_at_reset and data.kwargs(tool.name, "create_kwargs")]  # fmt: skip
+            if tool.open_at_reset and data.kwargs(tool.name, "create_kwargs")]  # fmt: skip
     if data.selections and ("tokens", "prompt") in tensordict.keys(True):
         late.append("tool_selection")
     if late:
@@ -211,7 +211,7 @@ def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
 
 def open_at_reset(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:
     """Open what is open from the start on; give what is said, as turns in which nobody has called."""
-    eager = [tool for tool in tools if tool.opens_at_reset]
+    eager = [tool for tool in tools if tool.open_at_reset]
     if not eager or not sessions:
         return []
 

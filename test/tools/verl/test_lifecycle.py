@@ -152,7 +152,7 @@ def test_arguments_that_are_taken_in_one_piece_are_the_tools_own_business():
 
 def test_a_tool_that_opens_at_its_first_call_may_lack_arguments():
     """No call may come."""
-    LifecycleTool(Typed(), opens_at_reset=False).check_row(RowData())
+    LifecycleTool(Typed(), open_at_reset=False).check_row(RowData())
     with pytest.raises(ValueError, match="needs 'start'"):
         LifecycleTool(Typed()).check_row(RowData())
 

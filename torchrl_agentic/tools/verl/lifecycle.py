@@ -20,7 +20,7 @@ from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Tool, ToolContext, current_row, current_session
 from torchrl_agentic.tools.row_data import Columns, RowData
-from torchrl_agentic.tools.signatures import Callee, Keywords, keywords_of
+from torchrl_agentic.tools.signatures import AsyncCallable, Keywords, keywords_of
 from torchrl_agentic.tools.verl.base_tool import number_of, schema_of_target
 
 logger = logging.getLogger(__name__)
@@ -58,16 +58,16 @@ class LifecycleTool(Tool):
     Args:
         target: the object; one for all trajectories, which it tells apart by `instance_id`.
         name: what the model calls it; by default what the schema says.
-        opens_at_reset: whether `create` runs when a trajectory begins; else at its first call, and what it
+        open_at_reset: whether `create` runs when a trajectory begins; else at its first call, and what it
             answers is not shown.
 
     Raises:
         TypeError: a method or the schema is missing.
     """
 
-    wants_row = True
+    needs_row = True
 
-    def __init__(self, target: Any, *, name: str | None = None, opens_at_reset: bool = True) -> None:
+    def __init__(self, target: Any, *, name: str | None = None, open_at_reset: bool = True) -> None:
         kind = target.__name__ if isinstance(target, type) else type(target).__name__
         if isinstance(target, type):
             raise TypeError(f"{kind} is a class; a tool is an object: write {kind}(config, tool_schema)")
@@ -75,7 +75,7 @@ class LifecycleTool(Tool):
             raise TypeError(f"{kind} has no {missing[0]}(); a tool with a life has {', '.join(_METHODS)}")
         self.target = target
         methods = {method: getattr(target, method) for method in _METHODS}
-        self.callees = {name: Callee(method) for name, method in methods.items()}
+        self.async_methods = {name: AsyncCallable(method) for name, method in methods.items()}
         self.keywords = {name: keywords_of(method) for name, method in methods.items()}
         told = schema_of_target(target)
         self.description, self.input_schema, self.is_strict = (
@@ -84,7 +84,7 @@ class LifecycleTool(Tool):
             told.is_strict,
         )
         self.name = name or told.name
-        self.opens_at_reset = opens_at_reset
+        self.open_at_reset = open_at_reset
         self.warned_of: set[str] = set()
 
     def check_row(self, row: RowData) -> None:
@@ -96,7 +96,7 @@ class LifecycleTool(Tool):
         """
         for name, stage in self._stages.items():
             try:
-                stage.check(row.kwargs(self.name, f"{name}_kwargs"), needs_all=self.opens_at_reset)
+                stage.check(row.kwargs(self.name, f"{name}_kwargs"), needs_all=self.open_at_reset)
             except ValueError as error:
                 raise ValueError(f"tools_kwargs: {self.name}: {name}_kwargs: {error}") from None
 
@@ -229,7 +229,7 @@ class _Life(Tool):
             made, self.said = cast("tuple[Any, Any]", made)
         self.id = self.id if made is None else made
 
-    async def greeting(self) -> Any:
+    async def initial_message(self) -> Any:
         """Give what `create` has answered, if anything."""
         said = self.said
         is_empty = getattr(said, "is_empty", None)
@@ -249,7 +249,7 @@ class _Life(Tool):
             self.data.tool_rewards.append(result.reward)
         return result
 
-    async def finish(self) -> float | None:
+    async def final_reward(self) -> float | None:
         """Ask what the trajectory was worth."""
         return self._number("calc_reward", await self._call("calc_reward", self.id))
 
@@ -280,7 +280,7 @@ class _Life(Tool):
         kwargs = _arguments(self.tool.keywords[name], name, row, self.data)
         threads = ctx.threads if ctx is not None else getattr(current_session.get(), "threads", None)
         off_loop = ctx or ToolContext(call_id="", threads=threads)
-        return await self.tool.callees[name](off_loop.in_thread, *args, **kwargs)
+        return await self.tool.async_methods[name](off_loop.in_thread, *args, **kwargs)
 
 
 def _arguments(keywords: Keywords, name: str, row: Columns, data: AgentData) -> dict[str, Any]:

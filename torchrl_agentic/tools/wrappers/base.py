@@ -100,7 +100,7 @@ class Wrapped(Tool):
         return {**spec, "function": {**spec["function"], **own}}
 
     @property
-    def opens_sessions(self) -> bool:
+    def stateful(self) -> bool:
         """Whether the tool inside has sessions, or the wrapper keeps state."""
         return self.keeps_state or has_sessions(self.tool)
 
@@ -132,14 +132,14 @@ class Wrapped(Tool):
         return self.tool.wants_state
 
     @property
-    def wants_row(self) -> bool:
+    def needs_row(self) -> bool:
         """Whether the tool inside reads `ToolContext.row`."""
-        return self.tool.wants_row
+        return self.tool.needs_row
 
     @property
-    def opens_at_reset(self) -> bool:
+    def open_at_reset(self) -> bool:
         """Whether the session of the tool inside opens when a trajectory begins."""
-        return self.tool.opens_at_reset
+        return self.tool.open_at_reset
 
     @property
     def is_strict(self) -> bool | None:
@@ -169,13 +169,13 @@ class Wrapped(Tool):
         """Tear down the tool inside."""
         await self.tool.teardown()
 
-    async def greeting(self) -> Any:
+    async def initial_message(self) -> Any:
         """Return what the live tool inside says in the first prompt."""
-        return await self.tool.greeting()
+        return await self.tool.initial_message()
 
-    async def finish(self) -> float | None:
+    async def final_reward(self) -> float | None:
         """Return the reward that the live tool inside gives the whole trajectory."""
-        return await self.tool.finish()
+        return await self.tool.final_reward()
 
     def check_row(self, row: RowData) -> None:
         """Check that the data set has what the tool inside needs."""

@@ -52,7 +52,7 @@ class Cached(Wrapped):
                 f"{self.name!r} cannot be cached: its results depend on more than its arguments or it changes"
                 f" things ({effects_of(self)}, wants_state={self.wants_state}); only pure tools can"
             )
-        if self.wants_row and scope != "trajectory":
+        if self.needs_row and scope != "trajectory":
             raise ValueError(
                 f"{self.name!r} takes something from the data set's row, which is another one in each "
                 f"trajectory: cache it with scope='trajectory', not {scope!r}"
