@@ -50,7 +50,8 @@ def callables(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
     """Yield (name, docstring, parameters) of each public function, method and constructor."""
     for node in tree.body:
         if isinstance(node, Function) and not node.name.startswith("_"):
-            yield node.name, ast.get_docstring(node) or "", parameters(node)
+            if not any(getattr(item, "id", "") == "overload" for item in node.decorator_list):
+                yield node.name, ast.get_docstring(node) or "", parameters(node)
         if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
             continue
         bases = [base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for base in node.bases]

@@ -77,7 +77,7 @@ CLERK = "{class_name: helpers.users.Clerk}"
         (f"interaction:\n- {CLERK}\n- {CLERK}", ":3: .*two interactions are named 'clerk'"),
         (
             "interaction: [{class_name: helpers.users.Nobody}]",
-            ":1: .*helpers.users: has no 'Nobody'",
+            ":1: .*helpers.users has no attribute 'Nobody'",
         ),
         ("interaction: [{class_name: no.such.module.Nobody}]", "cannot import no.such.module"),
         ("interaction: [{class_name: Nobody}]", "Nobody: .*expected 'package.module.Name'"),

@@ -393,7 +393,7 @@ def test_a_callback_chooses_the_tools_of_each_turn_before_the_row():
 def test_a_callback_that_fails_costs_no_row_its_step(caplog):
     env = select_env(None, tool_selection=lambda trajectory, turn, row: ["shown", "showm"])
     assert statuses(env, 1) == [[False, True]]
-    assert "tool_selection names the tool 'showm', which is not there" in caplog.text
+    assert "tool_selection names the tool 'showm', which does not exist" in caplog.text
     env = select_env(["hidden"], tool_selection=lambda trajectory, turn, row: 1 / 0)
     assert statuses(env, 1) == [[True, False]]
     assert "division by zero" in caplog.text
@@ -402,7 +402,7 @@ def test_a_callback_that_fails_costs_no_row_its_step(caplog):
 @pytest.mark.parametrize("selection", ["shown", {"first": ["shown"]}, {"0": "shown"}, 3])
 def test_a_selection_of_another_shape_is_refused_at_the_reset(selection):
     env = select_env(selection)
-    with pytest.raises(ValueError, match=r"tool_selection is a list of the names of tools, or a mapping"):
+    with pytest.raises(ValueError, match=r"expected tool_selection as a list of tool names, or as a mapping"):
         env.reset()
 
 

@@ -63,8 +63,8 @@ class ToolCompose(ToolList):
 
     Writes, with the shape [*B, 1], on reset too: ("agentic", "any_tool_calls"), "any_error",
     "stop_requested": bool; "n_calls", "n_errors", "n_infra", "turn": int64, of this turn, save "turn", which
-    counts; "tool_reward", "tool_seconds": float32, sums over this turn; "trajectory_reward": float32, what
-    the final rewards of the tools (`Tool.final_reward`), in sum, at the end; "trajectory": int64, a random
+    counts; "tool_reward", "tool_seconds": float32, sums over this turn; "trajectory_reward": float32, the
+    sum of the final rewards of the tools (`Tool.final_reward`), at the end; "trajectory": int64, a random
     number above 0 that all steps of one trajectory share. A stop sets `done` and `terminated` of its row.
 
     A row whose trajectory is over takes no part in later steps until it is reset: its message is neither

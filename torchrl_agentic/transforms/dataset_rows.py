@@ -23,7 +23,7 @@ from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.messages import Message, ParsedCall, ParseResult
 from torchrl_agentic.tools.base import Tool
-from torchrl_agentic.tools.row_data import EXTRA, KEYS, SELECTION, RowData, read_selections, said_of
+from torchrl_agentic.tools.row_data import EXTRA, KEYS, SELECTION, RowData, read_selections, tool_columns
 from torchrl_agentic.transforms.row_turn import RowTurn
 
 _stack: Any = NonTensorStack  # declared abstract, which it is not
@@ -206,7 +206,7 @@ def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
     if not keys:
         return None
     found: Any = columns(tensordict, 0, keys)
-    return RowData(selections=read_selections(said_of(found)[SELECTION])).selection_at(0)
+    return RowData(selections=read_selections(tool_columns(found)[SELECTION])).selection_at(0)
 
 
 def open_at_reset(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:
