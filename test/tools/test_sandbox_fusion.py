@@ -186,7 +186,7 @@ async def test_a_program_that_does_not_compile_is_told(server: str):
         assert "cpp" in result.text
     else:
         assert result.status is Status.ERROR
-        assert "[compiling failed]" in result.text
+        assert "[compilation failed]" in result.text
         assert "retrun" in result.text
 
 
@@ -240,13 +240,13 @@ FINE = {
     [
         ([Reply(500, {"detail": "boom"})], "500"),
         ([Reply(422, {"detail": "bad"})], "refused"),
-        ([Reply(200, b"<html>")], "no JSON"),
-        ([Reply(body={"hello": 1})], "no result"),
-        ([Reply(body=[1, 2])], "no result"),
-        ([Reply(body={"status": "Success"})], "without a result"),
-        ([Reply(body={"status": "Success", "run_result": None})], "without a result"),
-        ([Reply(body={**FINE, "files": {"a": "*"}})], "no base64"),
-        ([Reply(body={**FINE, "files": {"a": "é"}})], "no base64"),
+        ([Reply(200, b"<html>")], "invalid JSON"),
+        ([Reply(body={"hello": 1})], "expected a result"),
+        ([Reply(body=[1, 2])], "expected a result"),
+        ([Reply(body={"status": "Success"})], "expected a result"),
+        ([Reply(body={"status": "Success", "run_result": None})], "expected a result"),
+        ([Reply(body={**FINE, "files": {"a": "*"}})], "invalid base64"),
+        ([Reply(body={**FINE, "files": {"a": "é"}})], "invalid base64"),
         ([Reply(403, {"message": "Forbidden"})], "403"),
         ([Reply(body={"status": "SandboxError", "message": "no pod"})], "no pod"),
         ([Reply(how="cut")], "cannot be reached"),
