@@ -13,7 +13,7 @@ from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, Reply, name_of
-from torchrl_agentic.interactions.user_tool import UserTool, hand_over, judgement, reply, tool_name
+from torchrl_agentic.interactions.user_tool import UserTool, final_score, reply, set_arguments, tool_name
 from torchrl_agentic.messages import Message
 from torchrl_agentic.transforms.dataset_rows import columns
 from torchrl_agentic.transforms.runtime import Runtime, close_sessions
@@ -153,7 +153,7 @@ class Talks:
         talk = self._here[row]
         if talk.session is None:
             talk.session = self._live().session(trajectory, row=row)
-            hand_over(talk.session, talk.choice.kwargs)
+            set_arguments(talk.session, talk.choice.kwargs)
         return not talk.is_over
 
     def converse(self, turns: Iterable[UserTurn]) -> None:
@@ -183,7 +183,7 @@ class Talks:
             talk.is_over = True
             judged = None
             if not turn.has_failed:
-                judged, could = await judgement(session, name, turn.messages)
+                judged, could = await final_score(session, name, turn.messages)
                 turn.has_failed = not could
             turn.final = talk.total if judged is None else judged
             closing = asyncio.create_task(session.close())
