@@ -325,9 +325,9 @@ async def test_a_text_as_reward_is_no_reward_and_logged_once_with_the_tool(caplo
                 assert (result.status, result.text, result.reward) == (Status.OK, "42\n", None)
         assert session.worth == {}
     assert [record.getMessage() for record in caplog.records] == [
-        "tool count: execute() returned a str as reward; expected a number or None, and took it for None",
+        "tool count: execute() returned a str as reward; expected a number or None; it is treated as None",
         "tool count: calc_reward() returned a list as reward; "
-        "expected a number or None, and took it for None",
+        "expected a number or None; it is treated as None",
     ]
 
 

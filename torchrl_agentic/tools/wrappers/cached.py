@@ -49,7 +49,7 @@ class Cached(Wrapped):
         if effects_of(self) != Effects.PURE or self.wants_state:
             raise ValueError(
                 f"{self.name!r} cannot be cached: its results depend on more than its arguments, or it "
-                f"changes things ({effects_of(self)}, wants_state={self.wants_state}); only pure tools can be cached"
+                f"changes things ({effects_of(self)}, wants_state={self.wants_state}); only pure tools can"
             )
         if self.needs_row and scope != "trajectory":
             raise ValueError(
