@@ -28,7 +28,7 @@ def _conversation(turns: TurnTokenizer, messages: int) -> tuple[list[dict[str, A
         chat.append({"role": "assistant", "content": WORDS * 2 + CALL})
         chat.append({"role": "tool", "content": WORDS * 2, "tool_call_id": f"call_{index}_0"})
     ledger = TokenLedger()
-    ledger.prompt(turns._prompt_ids(chat, turns.template))
+    ledger.add_prompt(turns._prompt_ids(chat, turns.template))
     row = TensorDict({})
     turns._write(row, None, ledger)
     return chat, row

@@ -212,7 +212,7 @@ def test_each_way_to_end_an_answer_goes_on_as_the_family_does(name, end, expecte
     ledger = TokenLedger()
     sampled = tokenizer("a", add_special_tokens=False)["input_ids"]
     sampled += [tokenizer.convert_tokens_to_ids(end)] if end else []
-    ledger.sampled(sampled)
+    ledger.add_sampled(sampled)
     turns._add_delta(ledger, sampled, chat[:2], chat[2:], 0, turns.template)
     assert tokenizer.decode(ledger.ids).startswith(expected)
 
@@ -295,7 +295,7 @@ def test_no_drift_over_random_conversations(name, seed):
         chat = [{"role": "user", "content": "q" + words(random_, trimmed=True)}]
         row = TensorDict({})
         ledger = TokenLedger()
-        ledger.prompt(turns._prompt_ids(chat, turns.template))
+        ledger.add_prompt(turns._prompt_ids(chat, turns.template))
         turns._write(row, None, ledger)
         for turn in range(3):
             root, row = row, TensorDict({})

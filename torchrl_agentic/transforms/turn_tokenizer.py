@@ -155,7 +155,7 @@ class TurnTokenizer(Transform):
             ledger = TokenLedger()
             if begins:
                 chat = _chat(border.messages(conversation))
-                ledger.prompt(self._prompt_ids(chat, self._shown(row)))
+                ledger.add_prompt(self._prompt_ids(chat, self._shown(row)))
             self._write(row, None, ledger)
         drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
         return with_truncated(stack.set(_DRIFT, drift))
@@ -223,14 +223,14 @@ class TurnTokenizer(Transform):
             )
         new, template = TokenLedger(), self._shown(root)
         if self.use_inference_chat_template:
-            new.prompt(self._prompt_ids([*before, *added], template))
+            new.add_prompt(self._prompt_ids([*before, *added], template))
             self._write(row, None, new)
             same = min(len(full), len(new))
             differs = full[:same] != torch.tensor(new.ids[:same], device=full.device)
             return len(full) - (int(differs.int().argmax()) if bool(differs.any()) else same)
         sampled = full[len(prompt) :].tolist()
         log_probs = root.get(("log_probs", "response"), None)
-        new.sampled(sampled, None if log_probs is None else log_probs.clamp(max=0).tolist())
+        new.add_sampled(sampled, None if log_probs is None else log_probs.clamp(max=0).tolist())
         calls = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
         self._add_delta(new, sampled, before, added, max(0, calls), template)
         self._write(row, root, new)
@@ -260,7 +260,7 @@ class TurnTokenizer(Transform):
         found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expansions)
         if self._has_ended(sampled, end, pieces):
             found = found.after(len(end))
-        new.add(found.ids, found.sources)
+        new.add_injected(found.ids, found.sources)
 
     def _has_ended(self, sampled: Sequence[int], end: str, pieces: Sequence[Piece]) -> bool:
         """Whether the model ended its turn, so that the template's end of it is not needed."""
@@ -440,9 +440,9 @@ def read_ledger(row: TensorDictBase) -> TokenLedger:
             continue
         if sources[start] == SAMPLED:
             known = log_probs[start:stop]
-            ledger.sampled(ids[start:stop], None if all(map(math.isnan, known)) else known)
+            ledger.add_sampled(ids[start:stop], None if all(map(math.isnan, known)) else known)
         else:
-            ledger.add(ids[start:stop], sources[start:stop])
+            ledger.add_injected(ids[start:stop], sources[start:stop])
         start = stop
     return ledger
 

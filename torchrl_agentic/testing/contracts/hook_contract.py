@@ -69,8 +69,8 @@ class HookContract:
     def play(self, recording: Recording, turns: Sequence[Turn]) -> None:
         """Tell all that there is to tell of a trajectory."""
         ledger = TokenLedger()
-        ledger.prompt([1, 2])
-        ledger.sampled([3], [-0.5])
+        ledger.add_prompt([1, 2])
+        ledger.add_sampled([3], [-0.5])
         for turn in turns:
             recording.turn(turn)
             recording.reward(0.5)
