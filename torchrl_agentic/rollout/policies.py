@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
-from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
@@ -24,11 +23,11 @@ from torchrl_agentic.rollout.vllm_sampler import (
     structural_tag,
 )
 from torchrl_agentic.tokens.chat_template import ChatTemplate
-from torchrl_agentic.tokens.drift import decode
 from torchrl_agentic.tokens.encoding import Encoder, Piece, escaped
 from torchrl_agentic.tokens.ledger import PROMPT
+from torchrl_agentic.tokens.writer import read_answer, stop_ids
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS, stop_ids
+from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
 
 class HistoryToTokens(TensorDictModuleBase):
@@ -52,7 +51,7 @@ class HistoryToTokens(TensorDictModuleBase):
             chat_template=chat_template,
             tools=specs_of(tools),
             control=self._control,
-            provable=False,
+            probe=False,
         )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -83,11 +82,10 @@ class TokensToHistory(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Answer in each row."""
         td, rows = border.leaves(tensordict)
-        return add_answers(td, [self._message(row.get(("tokens", "response")).tolist()) for row in rows])
-
-    def _message(self, ids: list[int]) -> Message:
-        stop = next((index for index, token in enumerate(ids) if token in self.stops), None)
-        return Message("assistant", decode(self.tokenizer, ids[:stop]), is_complete=stop is not None)
+        answers = [
+            read_answer(self.tokenizer, row.get(("tokens", "response")).tolist(), self.stops) for row in rows
+        ]
+        return add_answers(td, answers)
 
 
 class FullSequence(TensorDictModuleBase):
