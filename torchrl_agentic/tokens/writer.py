@@ -18,7 +18,7 @@ from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
 from torchrl_agentic.tokens.chat_template import Chat, ChatTemplate
 from torchrl_agentic.tokens.drift import Drift, Mode, find_drift
 from torchrl_agentic.tokens.encoding import Encoded, Encoder, Piece, decode, escaped
-from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, TokenLedger
+from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
 from torchrl_agentic.tokens.media import Expander, kind_of
 from torchrl_agentic.tokens.truncate import Side, Truncation
 
@@ -366,7 +366,7 @@ class TokenWriter:
                 tools=self.tools,
             )
             self.ledger.add_injected(delta.ids, delta.sources)
-            self._next_call = max(self._next_call, max(delta.sources, default=0) + 1)
+            self._next_call = max(self._next_call, max(delta.sources, default=SAMPLED) + 1)
         self._last_sampled = None
         return NextPrompt(injected, self.size, n_replaced)
 

@@ -17,7 +17,7 @@ from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.drift import Mode
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.truncate import Side
-from torchrl_agentic.tokens.writer import ChatEncoder, NextPrompt, TokenWriter
+from torchrl_agentic.tokens.writer import ChatEncoder, ChatMessage, NextPrompt, TokenWriter
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
@@ -183,11 +183,10 @@ class TurnTokenizer(Transform):
         after: border.Conversation,
     ) -> tuple[TokenWriter, NextPrompt, border.Conversation]:
         """Write the next prompt of a row, and the injected messages as they were encoded."""
-        writer = self._writer(root)
         messages, n_before = border.messages(after), border.length(before)
         # Most templates do not need the earlier messages: reading them would cost more with each turn.
-        if self.chat_encoder.reads_whole_chat:
-            writer.messages = _chat(messages[:n_before])
+        earlier = messages[:n_before] if self.chat_encoder.reads_whole_chat else []
+        writer = self._writer(root, _chat(earlier))
         answer, *injected = _chat(messages[n_before:])
         prompt = writer.add_messages(answer, injected)
         self._write(row, None if self.chat_encoder.use_inference_chat_template else root, writer.ledger)
@@ -201,7 +200,7 @@ class TurnTokenizer(Transform):
             border.inner(row.get("history")).set("prompt", border.AgentHistory.around(after))
         return writer, prompt, after
 
-    def _writer(self, root: TensorDictBase) -> TokenWriter:
+    def _writer(self, root: TensorDictBase, earlier: Sequence[ChatMessage]) -> TokenWriter:
         """Return a writer of one row that has the sampled tokens, and those before them only if needed."""
         prompt, full = root.get(TOKENS, None), root.get(("tokens", "full"), None)
         if prompt is None or full is None or not torch.equal(full[: len(prompt)], prompt):
@@ -213,11 +212,15 @@ class TurnTokenizer(Transform):
         if self.chat_encoder.use_inference_chat_template:
             ledger = TokenLedger()
             ledger.add_prompt(prompt.tolist())
-            writer = TokenWriter(self.chat_encoder, ledger, tools=tools)
+            writer = TokenWriter(self.chat_encoder, ledger, messages=earlier, tools=tools)
         else:
             next_call = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
             writer = TokenWriter(
-                self.chat_encoder, tools=tools, preceding=len(prompt), next_call=max(0, next_call)
+                self.chat_encoder,
+                messages=earlier,
+                tools=tools,
+                preceding=len(prompt),
+                next_call=max(0, next_call),
             )
         log_probs = root.get(("log_probs", "response"), None)
         writer.add_sampled(
