@@ -19,7 +19,7 @@ from torchrl_agentic.cli.show import conversation, progress, score, verdict
 if TYPE_CHECKING:
     from torchrl_agentic.cli.rollout_file import RolloutConfig
     from torchrl_agentic.records import Recorder
-    from torchrl_agentic.rollout.evaluate import Answer
+    from torchrl_agentic.rollout.evaluate import Completion
 
 
 class _Words(TyperGroup):
@@ -190,7 +190,7 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
 
     from torchrl_agentic.cli.replay_command import dispatching
     from torchrl_agentic.cli.rollout_file import load_questions, load_rollout_tools
-    from torchrl_agentic.rollout.evaluate import ask, load_model
+    from torchrl_agentic.rollout.evaluate import evaluate, load_model
 
     chosen = settings.model
     assert chosen is not None
@@ -208,11 +208,11 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
         console.print("max_user_turns and interaction_config_path do nothing here: this command has no user")
     if chosen.mode == "history" and loaded.tokenizer_options:
         console.print("bounds on tool results and the sanity check need 'mode: tokens'; they do nothing here")
-    answers: list[Answer] = []
+    completions: list[Completion] = []
     began = time.perf_counter()
     with progress(console) as bar:
         task = bar.add_task("questions", total=len(questions))
-        for answer in ask(
+        for completion in evaluate(
             questions,
             loaded.tools,
             model,
@@ -223,11 +223,11 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
             max_turns=chosen.max_turns if "max_turns" in chosen.model_fields_set else bound,
             **dispatching(settings, loaded, parser),
         ):
-            answers.append(answer)
+            completions.append(completion)
             bar.advance(task)
     seconds = time.perf_counter() - began
-    names = [answer.question.name for answer in answers]
-    return _Found(names, score(answers, seconds), failed=False)
+    names = [completion.sample.name for completion in completions]
+    return _Found(names, score(completions, seconds), failed=False)
 
 
 @app.command()

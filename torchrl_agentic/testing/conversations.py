@@ -10,7 +10,7 @@ from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout import agent_policy, chats_of, roll_out
+from torchrl_agentic.rollout import agent_policy, chats_of, rollout
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.testing.problems import SYSTEM
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
@@ -67,7 +67,7 @@ def converse(
         return lazy_stack(rows)
 
     try:
-        found = roll_out(env, say, chats_of(queries, system), max_turns=max_turns)
+        found = rollout(env, say, chats_of(queries, system), max_turns=max_turns)
         return [list(one.messages) for one in found]
     finally:
         env.close()
