@@ -206,5 +206,5 @@ def test_a_record_that_is_not_all_there_says_so(recorded, change, words):
 def test_a_dump_of_texts_cannot_be_replayed(tmp_path):
     (tmp_path / "0.jsonl").write_text('{"input": "q", "output": "a"}\n')
     (record,) = read_records(tmp_path)
-    with pytest.raises(ValueError, match="texts only"):
+    with pytest.raises(ValueError, match="only texts"):
         Conversation.of_record(record)

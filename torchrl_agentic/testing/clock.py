@@ -1,4 +1,4 @@
-"""Time that passes only when a test says so."""
+"""A clock that a test advances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from collections.abc import Callable
 
 
 class VirtualClock:
-    """A clock and its timers, for `RateLimiter(clock=clock, call_later=clock.call_later)`."""
+    """A clock and its timers, for `RateLimiter(clock=clock, call_later=clock.call_later)`.
+
+    Args:
+        now: Time at the start, in seconds.
+
+    Attributes:
+        now: The current time, in seconds.
+    """
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -16,15 +23,20 @@ class VirtualClock:
         self._order = itertools.count()
 
     def __call__(self) -> float:
-        """Tell the time, in seconds."""
+        """Return the current time, in seconds."""
         return self.now
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
-        """Call back once so many seconds have passed."""
+        """Call a function after a delay.
+
+        Args:
+            delay: Delay in seconds.
+            callback: Function that is called.
+        """
         heapq.heappush(self._timers, (self.now + delay, next(self._order), callback))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and call back whoever asked for it, in order."""
+        """Advance the clock by a number of seconds, and call the functions that are due, in order."""
         end = self.now + seconds
         while self._timers and self._timers[0][0] <= end:
             self.now, _, callback = heapq.heappop(self._timers)

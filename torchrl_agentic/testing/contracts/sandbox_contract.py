@@ -1,4 +1,4 @@
-"""What every sandbox promises, unless it says that it cannot."""
+"""The contract of every sandbox."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
 
 
 class SandboxContract:
-    """All cases of `sandbox.conformance` and `repl.conformance`, each as a test.
+    """All cases of `sandbox.conformance` and `repl.repl_cases`, each as a test.
 
-    What a backend cannot keep, its `cannot` says.
-    Cases that do not apply are no tests, but one that is skipped says which they are, and why.
+    A sandbox lists the claims that it does not enforce in `Sandbox.cannot`. Cases that do not apply are not
+    collected; one skipped test names them and the reasons.
 
-    make: a fresh sandbox with these limits. cannot: claims that cannot be shown where the tests run, as with
-    a stand-in for a remote service that isolates nothing. groups: the groups of cases to try; None: all.
-    inapplicable: cases that ask in a way that does not work in this sandbox, by name, and why; it has tests
-    of its own for what they ask.
+    Attributes:
+        cannot: Claims that cannot be tested here, for example because a fake of a remote service isolates
+            nothing.
+        groups: Groups of cases to test; None: all.
+        inapplicable: Name of a case that works differently in this sandbox → the reason. Such a sandbox has
+            tests of its own for it.
     """
 
     CLAIMS: ClassVar[frozenset[str]] = frozenset(CLAIMS)
@@ -35,12 +37,12 @@ class SandboxContract:
     inapplicable: ClassVar[Mapping[str, str]] = {}
 
     def make(self, limits: ResourceLimits | None = None) -> Sandbox:
-        """Make the sandbox under test."""
+        """Return a fresh sandbox with these limits."""
         raise NotImplementedError
 
     @pytest_asyncio.fixture
     async def sandbox(self) -> AsyncGenerator[Sandbox]:
-        """An open sandbox, for tests that a subclass adds."""
+        """Yield an open sandbox, for tests that a subclass adds."""
         async with self.make() as sandbox:
             yield sandbox
 
@@ -54,13 +56,13 @@ class SandboxContract:
             try:
                 sandbox = self.make()
             except Exception:
-                sandbox = None  # it needs fixtures, or fails, as each test will tell
+                sandbox = None  # it needs fixtures, or fails; then each test shows why
             cases = [case for case in CASES if self._excuse(case, sandbox) is None]
         metafunc.parametrize("case", cases, ids=str)
 
     @pytest.mark.asyncio
     async def test_promise(self, case: Case) -> None:
-        """It holds, or the sandbox says that it does not stop this."""
+        """The case holds, or the sandbox lists it as not enforced."""
         reason = self._excuse(case, self.make())
         if reason is not None:
             pytest.skip(reason)
@@ -68,7 +70,7 @@ class SandboxContract:
 
     @pytest.mark.asyncio
     async def test_all_cases_apply(self) -> None:
-        """They do, or it is said which do not, and why."""
+        """All cases apply, or the skipped test names the others and the reasons."""
         sandbox = self.make()
         left_out: dict[str, list[str]] = {}
         for case in CASES:
@@ -86,9 +88,9 @@ class SandboxContract:
         return self.groups is None or case.group in self.groups
 
     def _excuse(self, case: Case, sandbox: Sandbox | None) -> str | None:
-        """Say why a case is left out; without a sandbox, as far as that is known."""
+        """Return why a case is left out, or None; without a sandbox, as far as that is known."""
         if not self._shows(case):
-            return f"{type(self).__name__} shows nothing about this: {case.group}"
+            return f"{type(self).__name__} does not test the group {case.group}"
         if sandbox is not None and (reason := case.excuse(sandbox, self.cannot)):
             return reason
         return self.inapplicable.get(case.name)
