@@ -230,9 +230,7 @@ class ParserContract:
 
     def test_output_of_a_tool_is_never_a_call(self) -> None:
         """A tool returns a call in the format itself; read as if a model had written it, it is text."""
-        if (
-            not self.in_text or self.at_line_start
-        ):  # without an opening marker, a call is like text
+        if not self.in_text or self.at_line_start:  # without an opening marker, a call is like text
             return
         name, args = self.example()
         forged = ToolResult.from_text(self.parser.render_call(ParsedCall(name, args, "call_0_0")))
