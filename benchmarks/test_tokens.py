@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.model_families import FAMILIES
-from tensordict import TensorDict
 
-from torchrl_agentic.tokens.ledger import TokenLedger
-from torchrl_agentic.transforms import TurnTokenizer
+from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 
 WORDS = "The tool said 42, so the answer is 42. "
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+ANSWER = {"role": "assistant", "content": WORDS * 2 + CALL}
 
 
 def _spec() -> dict[str, Any]:
@@ -21,33 +20,35 @@ def _spec() -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "description": WORDS, "parameters": parameters}}
 
 
-def _conversation(turns: TurnTokenizer, messages: int) -> tuple[list[dict[str, Any]], TensorDict]:
-    """Make a conversation that is `messages` long before the next answer, and its row."""
+def _conversation(messages: int) -> list[dict[str, Any]]:
+    """Return a conversation that is `messages` long before the next answer."""
     chat: list[dict[str, Any]] = [{"role": "user", "content": WORDS}]
     for index in range((messages - 1) // 2):
-        chat.append({"role": "assistant", "content": WORDS * 2 + CALL})
+        chat.append(ANSWER)
         chat.append({"role": "tool", "content": WORDS * 2, "tool_call_id": f"call_{index}_0"})
-    ledger = TokenLedger()
-    ledger.prompt(turns._prompt_ids(chat, turns.template))
-    row = TensorDict({})
-    turns._write(row, None, ledger)
-    return chat, row
+    return chat
 
 
 @pytest.mark.parametrize("messages", [4, 10, 20, 40, 80])
-@pytest.mark.parametrize("which", ["TurnTokenizer", "all tokenized again"])
+@pytest.mark.parametrize("which", ["TokenWriter", "all tokenized again"])
 def test_turn(benchmark: Any, which: str, messages: int) -> None:
     benchmark.group = f"tokens: the next prompt, {messages} messages before"
     tokenizer = FAMILIES["qwen2_5"].tokenizer()
-    turns = TurnTokenizer(tokenizer, tools=[_spec()], tokenization_sanity_check_mode="disable")
-    chat, root = _conversation(turns, messages)
-    answer = turns.encoder._backend.encode(WORDS * 2 + CALL, add_special_tokens=False).ids
-    sampled = torch.tensor([*answer, tokenizer.eos_token_id])
-    root["tokens", "full"] = torch.cat([root["tokens", "prompt"], sampled])
-    chat = [*chat, {"role": "assistant", "content": WORDS * 2 + CALL}]
-    chat.append({"role": "tool", "content": WORDS * 2, "tool_call_id": "call_99_0"})
-    if which == "TurnTokenizer":
-        benchmark(lambda: turns._continue(root, TensorDict({}), chat[:-1], chat[-1:], False))
+    encoder = ChatEncoder(tokenizer, tools=[_spec()], tokenization_sanity_check_mode="disable")
+    first = encoder.begin(_conversation(messages))
+    sampled = [*tokenizer(ANSWER["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    result = {"role": "tool", "content": WORDS * 2, "tool_call_id": "call_99_0"}
+    chat = [*first.messages, ANSWER, result]
+
+    def turn() -> torch.Tensor:
+        """Write the tokens of one turn, as `TurnTokenizer` does; a TensorDict keeps those before it."""
+        writer = TokenWriter(encoder, preceding=first.size, next_call=99)
+        writer.add_sampled(sampled)
+        writer.add_messages(ANSWER, [result])
+        return torch.tensor(writer.ids)
+
+    if which == "TokenWriter":
+        benchmark(turn)
     else:
         benchmark(
             lambda: torch.tensor(

@@ -32,7 +32,7 @@ from torchrl_agentic.rollout import (
     answer_reward,
     chats_of,
     group_advantage,
-    roll_out,
+    rollout,
     training_policy,
     trajectory_batch,
 )
@@ -67,7 +67,7 @@ def evaluate(env: TransformedEnv, policy: Any, questions: Sequence[Any]) -> floa
     right = 0.0
     for start in range(0, len(questions), rows):
         some = questions[start : start + rows]
-        found = roll_out(env, policy, chats_of([one["query"] for one in some], SYSTEM), max_turns=MAX_TURNS)
+        found = rollout(env, policy, chats_of([one["query"] for one in some], SYSTEM), max_turns=MAX_TURNS)
         right += sum(reward(one, asked["answer"]) for one, asked in zip(found, some, strict=True))
     return right / len(questions)
 
@@ -103,7 +103,7 @@ def train(
         asked = tiny_questions(prompts, seed=seed * 10_000 + iteration, split="train")
         repeated = [one for one in asked for _ in range(group)]
         queries = chats_of([one["query"] for one in repeated], SYSTEM)
-        found = roll_out(env, policy, queries, max_turns=MAX_TURNS)
+        found = rollout(env, policy, queries, max_turns=MAX_TURNS)
         rewards = torch.tensor(
             [reward(one, question["answer"]) for one, question in zip(found, repeated, strict=True)]
         )

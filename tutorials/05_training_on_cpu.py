@@ -30,7 +30,7 @@ from torchrl_agentic import (
     training_policy,
     trajectory_batch,
 )
-from torchrl_agentic.rollout import answer_reward, chats_of, group_advantage, roll_out
+from torchrl_agentic.rollout import answer_reward, chats_of, group_advantage, rollout
 from torchrl_agentic.testing.tiny import load_tiny, tiny_questions
 
 model, tokenizer = load_tiny()
@@ -45,14 +45,14 @@ print(turns.template.method, turns.template.appends)
 # Sampling
 # --------
 #
-# A group is several answers to one question; GRPO compares them with each other. `roll_out` asks each row
+# A group is several answers to one question; GRPO compares them with each other. `rollout` asks each row
 # until all have ended, and gives conversations with their ledgers.
 
 torch.manual_seed(0)
 policy = agent_policy(model, tokenizer, max_new_tokens=48, temperature=1.3)
 asked = [one for one in tiny_questions(2, seed=3) for _ in range(4)]
 chats = chats_of([one["query"] for one in asked], "You solve problems with a Python tool.")
-found = roll_out(env, policy, chats, max_turns=4)
+found = rollout(env, policy, chats, max_turns=4)
 for message in found[0].messages:
     print(message.role, "|", message.text.strip().replace("\n", " ")[:100])
 print(found[0].ledger)

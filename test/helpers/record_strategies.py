@@ -78,9 +78,9 @@ def ledgers(draw: st.DrawFn) -> TokenLedger:
     for source in draw(st.lists(st.integers(-3, 2), max_size=5)):
         some = draw(ids)
         if source == -1:
-            ledger.sampled(some, [-0.5] * len(some) if known else None)
+            ledger.add_sampled(some, [-0.5] * len(some) if known else None)
         else:
-            ledger.add(some, [source] * len(some))
+            ledger.add_injected(some, [source] * len(some))
     return ledger
 
 

@@ -30,8 +30,8 @@ def trajectory(*turns, step=0, score=None, reason="no_calls", sampled=0, injecte
     tokens = None
     if sampled or injected:
         ledger = TokenLedger()
-        ledger.prompt([1] * injected)
-        ledger.sampled([2] * sampled)
+        ledger.add_prompt([1] * injected)
+        ledger.add_sampled([2] * sampled)
         tokens = TokenRecord(ledger)
     turns = turns or (turn(),)
     return TrajectoryRecord(

@@ -82,11 +82,11 @@ def trajectory(
 def token_record() -> TokenRecord:
     """Create a record of tokens of all four sources."""
     ledger = TokenLedger()
-    ledger.prompt([1, 2, 3])
-    ledger.sampled([4, 5], [-0.5, -0.25])
-    ledger.boundary([6])
-    ledger.result([7, 8], call=0)
-    ledger.sampled([9])
+    ledger.add_prompt([1, 2, 3])
+    ledger.add_sampled([4, 5], [-0.5, -0.25])
+    ledger.add_boundary([6])
+    ledger.add_result([7, 8], call=0)
+    ledger.add_sampled([9])
     return TokenRecord(ledger, ("What is it?", "python, please", "<|im_end|>", "42", "It is 42."))
 
 

@@ -125,9 +125,9 @@ def test_what_json_cannot_hold_costs_only_itself(value: object):
 
 def test_tokens_are_kept_with_sources_and_log_probs():
     ledger = TokenLedger()
-    ledger.prompt([1, 2])
-    ledger.sampled([3, 4], [-0.25, math.nan])
-    ledger.result([5], call=0)
+    ledger.add_prompt([1, 2])
+    ledger.add_sampled([3, 4], [-0.25, math.nan])
+    ledger.add_result([5], call=0)
     made = record(tokens=TokenRecord(ledger, ("a", "b", "c")))
     data = json.loads(written(made))["tokens"]
     assert data == {"ids": [1, 2, 3, 4, 5], "spans": [[-2, 2], [-1, 2], [0, 1]], "texts": ["a", "b", "c"],

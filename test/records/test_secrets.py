@@ -89,7 +89,7 @@ def test_a_short_secret_stays_in_texts_and_goes_from_arguments():
 
 def test_tokens_that_may_spell_a_secret_are_left_out():
     ledger = TokenLedger()
-    ledger.prompt([1, 2])
+    ledger.add_prompt([1, 2])
     tokens = TokenRecord(ledger, ("hunter2!",))
     assert data(replace(login("hunter2!"), tokens=tokens))["tokens"] is None
     assert data(replace(login("hunter2!", "other"), tokens=tokens))["tokens"] is not None

@@ -28,7 +28,7 @@ from torchrl_agentic import (
 )
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers import HermesParser
-from torchrl_agentic.rollout import agent_policy, group_advantage, roll_out, training_policy, trajectory_batch
+from torchrl_agentic.rollout import agent_policy, group_advantage, rollout, training_policy, trajectory_batch
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms import history as border
@@ -141,7 +141,7 @@ def test_a_row_that_has_ended_is_neither_parsed_nor_stepped():
     parser = CountingParser()
     env = chat_env((2,), ToolCompose([add], parser), EndTrajectory(when_no_calls=True))
     policy = ScriptedPolicy(lambda chat: "end" if chat[0].content == "a" or len(chat) > 4 else CALL)
-    found = roll_out(env, policy, [[Message("user", "a")], [Message("user", "b")]])
+    found = rollout(env, policy, [[Message("user", "a")], [Message("user", "b")]])
     env.close()
     assert parser.read == ["end", CALL, CALL, "end"]
     assert [len(one.messages) for one in found] == [2, 6]

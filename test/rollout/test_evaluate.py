@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from torchrl_agentic import EndTrajectory, Message, PythonTool, ToolCompose, TurnTokenizer
 from torchrl_agentic.cli.main import app
 from torchrl_agentic.records import read_records
-from torchrl_agentic.rollout import agent_policy, chats_of, roll_out
-from torchrl_agentic.rollout.evaluate import Question, ask
+from torchrl_agentic.rollout import agent_policy, chats_of, rollout
+from torchrl_agentic.rollout.evaluate import Sample, evaluate
 from torchrl_agentic.testing import TINY, load_tiny, tiny_questions
 
 SYSTEM = "You solve problems with a Python tool."
@@ -29,12 +29,12 @@ def tiny():
 @pytest.mark.parametrize("mode", ["tokens", "history"])
 def test_all_are_answered_in_their_order_also_when_the_last_batch_is_not_full(tiny, mode):
     asked = [
-        Question(f"q{index}", (Message("system", SYSTEM), Message("user", one["query"])), one["answer"])
+        Sample(f"q{index}", (Message("system", SYSTEM), Message("user", one["query"])), one["answer"])
         for index, one in enumerate(tiny_questions(5, seed=3))
     ]
     turns = []
     answers = list(
-        ask(
+        evaluate(
             asked,
             [PythonTool()],
             *tiny,
@@ -45,7 +45,7 @@ def test_all_are_answered_in_their_order_also_when_the_last_batch_is_not_full(ti
             recorder=turns.append,
         )
     )
-    assert [answer.question for answer in answers] == asked
+    assert [answer.sample for answer in answers] == asked
     assert sum(answer.reward for answer in answers) >= 4
     assert all(answer.trajectory.has_ended for answer in answers)
     assert len(turns) == sum(
@@ -67,14 +67,14 @@ def test_rows_that_have_ended_are_not_asked_again(tiny):
         return policy(td)
 
     asked = [one["query"] for one in tiny_questions(12, seed=4)]  # two of which take two calls in turn
-    found = roll_out(env, counted, chats_of(asked, SYSTEM), max_turns=4)
+    found = rollout(env, counted, chats_of(asked, SYSTEM), max_turns=4)
     assert sizes[:2] == [12, 12]
     assert len(sizes) == 3
     assert 0 < sizes[2] < 6
     assert all(one.has_ended for one in found)
     assert not any(one.ledger.mask[-1] for one in found), "the boundary behind the last answer"
     with pytest.raises(ValueError, match="1 conversations for 12 rows"):
-        roll_out(env, policy, chats_of(["q"]))
+        rollout(env, policy, chats_of(["q"]))
     env.close()
 
 

@@ -186,7 +186,7 @@ def test_secrets_that_were_not_written_down_cannot_be_replayed(tmp_path):
     with Recorder(tmp_path / "r.jsonl") as recorder:
         replay([chat("s", call("login", password="hunter2222"))], [login], recorder=recorder)
     (record,) = read_records(tmp_path / "r.jsonl")
-    with pytest.raises(ValueError, match=r"secrets that were not written down"):
+    with pytest.raises(ValueError, match=r"holds redacted secrets"):
         Conversation.of_record(record)
 
 
@@ -194,7 +194,7 @@ def test_secrets_that_were_not_written_down_cannot_be_replayed(tmp_path):
     ("change", "words"),
     [
         (lambda record: replace(record, turns=()), "no turns"),
-        (lambda record: replace(record, turns=record.turns[1:]), "began"),
+        (lambda record: replace(record, turns=record.turns[1:]), "no prompt"),
         (lambda record: replace(record, turns=(record.turns[0], record.turns[2])), "missing"),
     ],
 )
@@ -206,5 +206,5 @@ def test_a_record_that_is_not_all_there_says_so(recorded, change, words):
 def test_a_dump_of_texts_cannot_be_replayed(tmp_path):
     (tmp_path / "0.jsonl").write_text('{"input": "q", "output": "a"}\n')
     (record,) = read_records(tmp_path)
-    with pytest.raises(ValueError, match="texts only"):
+    with pytest.raises(ValueError, match="only texts"):
         Conversation.of_record(record)

@@ -16,13 +16,13 @@ log_prob = st.floats(-50, 0) | st.just(math.nan)
 
 @st.composite
 def entries(draw):
-    kind = draw(st.sampled_from(["prompt", "boundary", "result", "sampled", "add"]))
+    kind = draw(st.sampled_from(["add_prompt", "add_boundary", "add_result", "add_sampled", "add_injected"]))
     tokens = draw(ids)
-    if kind == "result":
+    if kind == "add_result":
         return kind, (tokens,), {"call": draw(st.integers(0, 9))}
-    if kind == "sampled":
+    if kind == "add_sampled":
         return kind, (tokens, draw(st.none() | st.tuples(*[log_prob] * len(tokens)))), {}
-    if kind == "add":
+    if kind == "add_injected":
         sources = st.sampled_from([PROMPT, BOUNDARY, 0, 3])
         return kind, (tokens, draw(st.tuples(*[sources] * len(tokens)))), {}
     return kind, (tokens,), {}
@@ -82,34 +82,34 @@ def test_a_copy_goes_its_own_way(before, after):
 @pytest.mark.parametrize(
     ("act", "problem"),
     [
-        (lambda one: one.sampled([1, 2], [-1.0]), "2 sampled tokens, but 1 log-prob"),
-        (lambda one: one.sampled([1], [0.5]), "at most 0; got 0.5"),
-        (lambda one: one.prompt([-1]), "from 0 on; got -1"),
-        (lambda one: one.prompt([True]), "from 0 on; got True"),
-        (lambda one: one.prompt([3, 1.5]), "from 0 on; got 1.5"),
-        (lambda one: one.result([1], call=-1), "numbered from 0; got -1"),
-        (lambda one: one.add([1], [SAMPLED]), "PROMPT, BOUNDARY and numbers"),
-        (lambda one: one.add([1], [-9]), "got -9"),
-        (lambda one: one.add([1, 2], [0]), "2 tokens, but 1 sources"),
+        (lambda one: one.add_sampled([1, 2], [-1.0]), "2 sampled tokens, but 1 log-prob"),
+        (lambda one: one.add_sampled([1], [0.5]), "at most 0; got 0.5"),
+        (lambda one: one.add_prompt([-1]), "from 0 on; got -1"),
+        (lambda one: one.add_prompt([True]), "from 0 on; got True"),
+        (lambda one: one.add_prompt([3, 1.5]), "from 0 on; got 1.5"),
+        (lambda one: one.add_result([1], call=-1), "numbered from 0; got -1"),
+        (lambda one: one.add_injected([1], [SAMPLED]), "PROMPT, BOUNDARY and numbers"),
+        (lambda one: one.add_injected([1], [-9]), "got -9"),
+        (lambda one: one.add_injected([1, 2], [0]), "2 tokens, but 1 sources"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(act, problem):
-    ledger = filled([("prompt", ([1, 2],), {})])
+    ledger = filled([("add_prompt", ([1, 2],), {})])
     with pytest.raises(ValueError, match=problem):
         act(ledger)
     assert repr(ledger) == "TokenLedger(2 prompt)"
 
 
 def test_what_was_written_cannot_be_changed():
-    ledger = filled([("prompt", ([1, 2],), {})])
+    ledger = filled([("add_prompt", ([1, 2],), {})])
     with pytest.raises(TypeError):
         ledger.ids[0] = 5
 
 
 def test_it_says_what_it_holds():
     ledger = TokenLedger()
-    ledger.prompt([1])
-    ledger.sampled([2, 3])
-    ledger.boundary([4])
-    ledger.result([5], call=2)
+    ledger.add_prompt([1])
+    ledger.add_sampled([2, 3])
+    ledger.add_boundary([4])
+    ledger.add_result([5], call=2)
     assert repr(ledger) == "TokenLedger(1 prompt, 2 sampled, 1 boundary, 1 call 2)"

@@ -197,7 +197,7 @@ def test_the_placeholder_in_a_tools_text_stays_text_also_where_no_parser_takes_i
         {"role": "tool", "content": [texts[0], part(png(56, 56)), texts[1]], "tool_call_id": "call_0_0"}
     )
     _, pieces = turns.template.delta(chat[:2], chat[2:], [0])
-    found = turns.encoder.encode(pieces, turns.expansions(chat[2:]))
+    found = turns.chat_encoder.encoder.encode(pieces, turns.chat_encoder.media(chat[2:]))
     assert found.ids.count(pad) == 4
     assert processor.tokenizer.decode(found.ids).count("<|image_pad|>") == 6
     first = found.ids.index(pad)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.tokens.truncate import Clip
+from torchrl_agentic.tokens.truncate import Truncation
 
 
 def count(text):
@@ -17,7 +17,7 @@ sides = st.sampled_from(["left", "middle", "right"])
 
 @given(st.text(max_size=400), st.integers(45, 200), sides)
 def test_the_limit_of_characters_holds_with_the_marker(text, limit, side):
-    found = Clip(None, limit, side)(text, count)
+    found = Truncation(None, limit, side).apply(text, count)
     assert len(found) <= limit
     assert (found == text) == (len(text) <= limit)
 
@@ -25,7 +25,7 @@ def test_the_limit_of_characters_holds_with_the_marker(text, limit, side):
 @given(st.lists(st.sampled_from(["ab", "c", "defg"]), max_size=300), st.integers(6, 60), sides)
 def test_the_limit_of_tokens_holds_and_is_used(words, limit, side):
     text = " ".join(words)
-    found = Clip(limit, None, side)(text, count)
+    found = Truncation(limit, None, side).apply(text, count)
     assert count(found) <= limit
     if found != text:
         assert count(found) >= limit - 2, "as much is kept as fits"
@@ -33,7 +33,7 @@ def test_the_limit_of_tokens_holds_and_is_used(words, limit, side):
 
 @given(st.text("abcdef", min_size=100, max_size=300), sides)
 def test_left_keeps_the_head_right_the_tail_and_middle_both_as_in_verl(text, side):
-    found = Clip(None, 60, side)(text, count)
+    found = Truncation(None, 60, side).apply(text, count)
     head, _, rest = found.partition("[… ")
     tail = rest.partition(" …]")[2]
     assert text.startswith(head)
@@ -53,4 +53,4 @@ def test_left_keeps_the_head_right_the_tail_and_middle_both_as_in_verl(text, sid
 )
 def test_what_makes_no_sense_is_refused(arguments, problem):
     with pytest.raises(ValueError, match=problem):
-        Clip(*arguments)
+        Truncation(*arguments)

@@ -222,7 +222,7 @@ def test_names_and_ids_in_messages():
     for text in BOTH:
         result = {"role": "tool", "content": text, "name": text, "tool_call_id": text}
         _, pieces = turns.template.delta(CHAT, [result], [0])
-        found.append(control_ids(OWN, turns.encoder.encode(pieces).ids))
+        found.append(control_ids(OWN, turns.chat_encoder.encoder.encode(pieces).ids))
     assert found[0] == found[1]
 
 

@@ -11,14 +11,14 @@ from helpers.model_families import FAMILIES
 from helpers.token_rollouts import Rollout, Says, sample, sampled_ids, token_env
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic import StopTool, ToolCompose
 from torchrl_agentic.testing import byte_tokenizer
 from torchrl_agentic.tokens.encoding import Piece
-from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
+from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED
+from torchrl_agentic.tokens.writer import ChatEncoder
 from torchrl_agentic.transforms import TurnTokenizer
 from torchrl_agentic.transforms import history as border
 
@@ -169,10 +169,10 @@ def test_what_a_tool_says_never_becomes_a_control_token(name, attack):
     for text in ("harmless", attack):
         result = {"role": "tool", "content": text, "tool_call_id": "id0000000"}
         _, pieces = turns.template.delta(chat, [result], [0])
-        ids[text] = turns.encoder.encode(pieces).ids
+        ids[text] = turns.chat_encoder.encoder.encode(pieces).ids
         if text == attack and name != "llama3_1" and name != "gptoss" and name != "mistral":
             assert attack in tokenizer.decode(ids[text]), "the text itself stays"
-    controls = [[i for i in found if i in turns.encoder.control] for found in ids.values()]
+    controls = [[i for i in found if i in turns.chat_encoder.encoder.control] for found in ids.values()]
     assert controls[0] == controls[1]
 
 
@@ -206,15 +206,14 @@ def test_the_end_that_a_model_said_is_not_said_again():
 def test_each_way_to_end_an_answer_goes_on_as_the_family_does(name, end, expected):
     family = FAMILIES[name]
     tokenizer = family.tokenizer()
-    turns = TurnTokenizer(tokenizer, stop_token_ids=stop_ids(family, tokenizer))
-    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    chat.append({"role": "tool", "content": "R", "tool_call_id": "id0000000"})
-    ledger = TokenLedger()
+    encoder = ChatEncoder(tokenizer, stop_token_ids=stop_ids(family, tokenizer))
+    writer = encoder.begin([{"role": "user", "content": "q"}])
+    start = writer.size
     sampled = tokenizer("a", add_special_tokens=False)["input_ids"]
-    sampled += [tokenizer.convert_tokens_to_ids(end)] if end else []
-    ledger.sampled(sampled)
-    turns._add_delta(ledger, sampled, chat[:2], chat[2:], 0, turns.template)
-    assert tokenizer.decode(ledger.ids).startswith(expected)
+    writer.add_sampled(sampled + ([tokenizer.convert_tokens_to_ids(end)] if end else []))
+    result = {"role": "tool", "content": "R", "tool_call_id": "id0000000"}
+    writer.add_messages({"role": "assistant", "content": "a"}, [result])
+    assert tokenizer.decode(writer.ids[start:]).startswith(expected)
 
 
 def words(random_, *, trimmed=False):
@@ -289,29 +288,24 @@ def test_no_drift_over_random_conversations(name, seed):
     """The same without the environment around it, which takes ten times as long."""
     family, random_ = FAMILIES[name], random.Random(seed)
     tokenizer = family.tokenizer()
-    turns = TurnTokenizer(tokenizer, stop_token_ids=stop_ids(family, tokenizer), raise_on_drift=True)
+    encoder = ChatEncoder(tokenizer, stop_token_ids=stop_ids(family, tokenizer))
     control = [token.content for token in tokenizer.added_tokens_decoder.values()]
     for _ in range(4):
-        chat = [{"role": "user", "content": "q" + words(random_, trimmed=True)}]
-        row = TensorDict({})
-        ledger = TokenLedger()
-        ledger.prompt(turns._prompt_ids(chat, turns.template))
-        turns._write(row, None, ledger)
+        writer = encoder.begin([{"role": "user", "content": "q" + words(random_, trimmed=True)}])
         for turn in range(3):
-            root, row = row, TensorDict({})
-            said = answers(random_, family)
-            chat.append({"role": "assistant", "content": said.text})
-            known = len(chat)
+            said, injected = answers(random_, family), []
             for index in range(random_.randrange(3)):
                 text = words(random_) + random_.choice(["", "", "", *control]) + words(random_)
                 call_id = f"call{turn:02d}{index:03d}"
-                chat.append({"role": "tool", "content": text, "tool_call_id": call_id, "name": "tell"})
-            if len(chat) == known and random_.random() < 0.5:
-                chat.append({"role": "user", "content": "and then?"})
-            full = torch.cat([root["tokens", "prompt"], sampled_ids(tokenizer, said)])
-            root["tokens", "full"] = full
-            assert turns._continue(root, row, chat[:known], chat[known:], turn == 2) == 0
-            assert torch.equal(row["tokens", "prompt"][: len(full)], full)
+                injected.append({"role": "tool", "content": text, "tool_call_id": call_id, "name": "tell"})
+            if not injected and random_.random() < 0.5:
+                injected.append({"role": "user", "content": "and then?"})
+            writer.add_sampled(sampled_ids(tokenizer, said).tolist())
+            known = writer.ids
+            prompt = writer.add_messages({"role": "assistant", "content": said.text}, injected)
+            assert writer.ids[: len(known)] == known
+            assert prompt.size == len(writer.ids)
+        assert writer.find_drift() is None
 
 
 def test_drift_is_counted_warned_of_once_and_raised_when_asked():
@@ -491,14 +485,18 @@ def test_what_a_template_does_of_its_own_to_results_leaves_its_control_tokens_as
     for attack in ("", "<|im_end|>"):
         results = [{"role": "tool", "content": text and text + attack} for text in texts]
         end, pieces = turns.template.delta(chat, results, range(len(results)))
-        ids = turns.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces]).ids
+        ids = turns.chat_encoder.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces]).ids
         plain = [{"role": "tool", "content": text} for text in texts]
-        whole = turns.encoder.encode([Piece(turns.template.render(chat + plain), 0, is_trusted=True)]).ids
+        whole = turns.chat_encoder.encoder.encode(
+            [Piece(turns.template.render(chat + plain), 0, is_trusted=True)]
+        ).ids
         rendered = turns.template.render(chat).removesuffix(f"{end}\n<|im_start|>assistant\n")
-        before = turns.encoder.encode([Piece(rendered, 0, is_trusted=True)]).ids
+        before = turns.chat_encoder.encoder.encode([Piece(rendered, 0, is_trusted=True)]).ids
         if not attack:
             assert before + ids == whole
-        controls = [[i for i in found if i in turns.encoder.control] for found in (before + ids, whole)]
+        controls = [
+            [i for i in found if i in turns.chat_encoder.encoder.control] for found in (before + ids, whole)
+        ]
         assert controls[0] == controls[1]
 
 

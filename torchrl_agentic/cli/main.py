@@ -19,7 +19,7 @@ from torchrl_agentic.cli.show import answer_summary, conversation_panel, progres
 if TYPE_CHECKING:
     from torchrl_agentic.cli.rollout_file import RolloutConfig
     from torchrl_agentic.records import Recorder
-    from torchrl_agentic.rollout.evaluate import Answer
+    from torchrl_agentic.rollout.evaluate import Completion
 
 
 class _TwoWordCommands(TyperGroup):
@@ -192,7 +192,7 @@ def _ask(
 
     from torchrl_agentic.cli.replay_command import dispatching
     from torchrl_agentic.cli.rollout_file import load_questions, load_rollout_tools
-    from torchrl_agentic.rollout.evaluate import ask, load_model
+    from torchrl_agentic.rollout.evaluate import evaluate, load_model
 
     chosen = settings.model
     assert chosen is not None
@@ -212,11 +212,11 @@ def _ask(
         )
     if chosen.mode == "history" and loaded.tokenizer_options:
         console.print("limits on tool results and the sanity check are ignored: they need 'mode: tokens'")
-    answers: list[Answer] = []
+    completions: list[Completion] = []
     began = time.perf_counter()
     with progress_bar(console) as bar:
         task = bar.add_task("questions", total=len(questions))
-        for answer in ask(
+        for completion in evaluate(
             questions,
             loaded.tools,
             model,
@@ -227,11 +227,11 @@ def _ask(
             max_turns=chosen.max_turns if "max_turns" in chosen.model_fields_set else bound,
             **dispatching(settings, loaded, parser),
         ):
-            answers.append(answer)
+            completions.append(completion)
             bar.advance(task)
     seconds = time.perf_counter() - began
-    names = [answer.question.name for answer in answers]
-    return _Outcome(names, answer_summary(answers, seconds), has_failed=False)
+    names = [completion.sample.name for completion in completions]
+    return _Outcome(names, answer_summary(completions, seconds), has_failed=False)
 
 
 @app.command("report")

@@ -15,13 +15,13 @@ from torchrl_agentic.config.document import read_yaml
 from torchrl_agentic.config.sections import read_section
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout.evaluate import Question
+from torchrl_agentic.rollout.evaluate import Sample
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.text import read_json
 
 
 class ModelConfig(pydantic.BaseModel):
-    """The model that answers the questions; see `rollout.ask`.
+    """The model that answers the questions; see `rollout.evaluate`.
 
     Attributes:
         path: A Hugging Face folder or name, or "tiny" for the model of this package.
@@ -153,7 +153,7 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
     return found
 
 
-def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
+def load_questions(config: RolloutConfig, folder: Path) -> list[Sample]:
     """Read the questions from JSON lines, JSON or Parquet.
 
     A question has "query" (a string), or "messages" or "prompt" (lists of messages). "name" is optional, as
@@ -167,7 +167,7 @@ def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
         MissingExtra: If a file is Parquet, and pyarrow is not installed.
         ConfigError: If a file is missing or has another form; the message names file and line.
     """
-    found: list[Question] = []
+    found: list[Sample] = []
     for path, place, item in _read(config.questions, folder):
         question = _question(place, item, f"{path.stem}-{len(found)}", config.system_prompt)
         found.append(_renamed(question, found))
@@ -176,7 +176,7 @@ def load_questions(config: RolloutConfig, folder: Path) -> list[Question]:
     return found
 
 
-def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Question:
+def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Sample:
     fields = item if isinstance(item, dict) else {}
     query = fields.get("query")
     messages = next((fields[key] for key in ("messages", "query", "prompt") if fields.get(key)), None)
@@ -197,7 +197,7 @@ def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Qu
         )
     if not isinstance(answer, str | int | float | None):
         raise ConfigError(f"{place}: expected a string or number as the answer; got {answer!r}")
-    return Question(str(fields.get("name", name)), asked, None if answer is None else str(answer))
+    return Sample(str(fields.get("name", name)), asked, None if answer is None else str(answer))
 
 
 def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
@@ -206,7 +206,7 @@ def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
     )
 
 
-Named = TypeVar("Named", Conversation, Question)
+Named = TypeVar("Named", Conversation, Sample)
 
 
 def _renamed(item: Named, others: Sequence[Named]) -> Named:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.messages import Message
     from torchrl_agentic.records import TrajectoryRecord
     from torchrl_agentic.rollout import Difference
-    from torchrl_agentic.rollout.evaluate import Answer
+    from torchrl_agentic.rollout.evaluate import Completion
 
 _ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -103,15 +103,15 @@ def _difference(item: Difference, lines: int, width: int) -> Iterator[Text]:
             yield Text.assemble((f" {name}{where}\n", "yellow"), _clip("\n".join(text[same:]), lines, width))
 
 
-def answer_summary(answers: Sequence[Answer], seconds: float) -> Group:
+def answer_summary(completions: Sequence[Completion], seconds: float) -> Group:
     """Return how many answers are correct, and how many tokens per second were sampled.
 
     Args:
-        answers: The answers of the model.
+        completions: The completions of the model.
         seconds: Duration of the rollout.
     """
-    rewards = [answer.reward for answer in answers if answer.reward is not None]
-    ledgers = [answer.trajectory.ledger for answer in answers if answer.trajectory.ledger is not None]
+    rewards = [one.reward for one in completions if one.reward is not None]
+    ledgers = [one.trajectory.ledger for one in completions if one.trajectory.ledger is not None]
     lines: list[Text] = []
     if rewards:
         share = sum(rewards) / len(rewards)

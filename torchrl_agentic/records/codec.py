@@ -321,10 +321,10 @@ def _tokens_from_json(data: Mapping[str, Any]) -> TokenRecord:
             likely: Iterable[float] | None = None
             if log_probs is not None:
                 likely = [math.nan if p is None else p for p in log_probs[known : known + count]]
-            ledger.sampled(some, likely)
+            ledger.add_sampled(some, likely)
             known += count
         else:
-            ledger.add(some, [source] * count)
+            ledger.add_injected(some, [source] * count)
         start += count
     if len(ledger) != len(ids):
         raise ValueError(f"the spans cover {len(ledger)} of {len(ids)} token ids")

@@ -1,28 +1,31 @@
-"""Rollouts: recorded ones replayed, and those of real models, token by token, up to what a loss trains on."""
+"""Roll out and evaluate models token by token, replay recorded conversations, and make batches for losses."""
 
 from torchrl_agentic.records.call_stats import ToolSummary, summarize
 from torchrl_agentic.rollout.batch import group_advantage, ledgers, trajectory_batch
-from torchrl_agentic.rollout.evaluate import answer_reward
-from torchrl_agentic.rollout.generate import Trajectory, chats_of, media_of, roll_out
+from torchrl_agentic.rollout.evaluate import Completion, Sample, answer_reward, evaluate
+from torchrl_agentic.rollout.generate import Trajectory, chats_of, media_of, rollout
 from torchrl_agentic.rollout.policies import agent_policy, training_policy
 from torchrl_agentic.rollout.replay import Answered, Conversation, Difference, replay
 from torchrl_agentic.tokens.ledger import TokenLedger
 
 __all__ = [
     "Answered",
+    "Completion",
     "Conversation",
     "Difference",
+    "Sample",
     "TokenLedger",
     "ToolSummary",
     "Trajectory",
     "agent_policy",
     "answer_reward",
     "chats_of",
+    "evaluate",
     "group_advantage",
     "ledgers",
     "media_of",
     "replay",
-    "roll_out",
+    "rollout",
     "summarize",
     "training_policy",
     "trajectory_batch",

@@ -1,4 +1,4 @@
-"""From rollouts to what a loss trains on: one row per trajectory, with the mask of what was sampled."""
+"""Make the batches of a loss from rollouts: one row per trajectory, with the mask of sampled tokens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ledgers(steps: Steps) -> list[TokenLedger]:
 
 
 def finished(steps: Steps) -> list[TensorDictBase]:
-    """Return the steps, each of one row, in which a trajectory ended: one for each trajectory."""
+    """Return the steps, each of one row, in which a trajectory ended: one per trajectory."""
     return [step for step in _distinct(steps) if _has_ended(step)]
 
 
@@ -87,7 +87,7 @@ def _rows(steps: Steps) -> Iterator[TensorDictBase]:
 
 
 def _distinct(steps: Steps) -> Iterator[TensorDictBase]:
-    """Yield the steps that rows took: none twice, and none of a row that was over before."""
+    """Yield each step once, without steps of rows that were done before."""
     seen: set[tuple[int, int]] = set()
     for step in _rows(steps):
         done, trajectory = step.get("done", None), _trajectory(step)
@@ -102,7 +102,7 @@ def _distinct(steps: Steps) -> Iterator[TensorDictBase]:
 
 
 def _trajectory(step: TensorDictBase) -> int:
-    """Return the number of a step's trajectory; 0 if nobody numbered it."""
+    """Return the number of a step's trajectory; 0 if it has none."""
     number = step.get(("next", *specs.TRAJECTORY), None)
     return 0 if number is None else int(number)
 

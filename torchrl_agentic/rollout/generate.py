@@ -1,4 +1,4 @@
-"""What a model that sees needs besides the ids of a prompt: its images and videos."""
+"""Roll out a policy in a chat environment, one trajectory per row."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ from torchrl_agentic.transforms.turn_tokenizer import TOKENS, read_ledger
 
 
 def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> list[list[Any]]:
-    """Give all images, or videos, of each row's ("history", "prompt"), in the order of their placeholders.
+    """Return all images or videos of each row's ("history", "prompt"), in the order of their placeholders.
 
-    An image that came as data is opened, as `PIL.Image`, in RGB; a video that came as data is given as bytes.
-    What came as a path, an address or an object is given as it is. Rows count through the flattened batch.
+    ("tokens", "prompt") holds their placeholders already, so a transformers model takes
+    `processor.image_processor(images=media_of(td)[row])` beside the ids. An engine that inserts the
+    placeholders itself, as vLLM does, takes the rendered text and these images instead.
 
-    ("tokens", "prompt") holds what stands for them already, so that a transformers model takes
-    `processor.image_processor(images=media_of(td)[row])` beside the ids. An engine that puts that in by
-    itself, as vLLM does, takes the rendered text and these images instead.
+    Args:
+        td: A batch, [*B].
+        kind: "image" or "video".
+
+    Returns:
+        A list per row, rows counted through the flattened batch. Images that came as data are opened as
+        `PIL.Image` in RGB, videos that came as data are bytes; paths, URLs and objects are unchanged.
 
     Raises:
-        MissingExtra: an image must be opened, and Pillow is not installed.
+        MissingExtra: If an image must be opened and Pillow is not installed.
     """
     chats = [
         [border.message_dict(message) for message in border.messages(conversation)]
@@ -39,10 +44,12 @@ def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> l
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What came of one question.
+    """A finished conversation.
 
-    has_ended: whether the model came to an end, rather than being cut off after the last turn that was
-    allowed. ledger: its tokens, where the environment has a `TurnTokenizer`.
+    Attributes:
+        messages: All messages.
+        has_ended: The trajectory terminated, rather than being cut off after the last turn.
+        ledger: Its tokens, if the environment has a `TurnTokenizer`.
     """
 
     messages: tuple[Message, ...]
@@ -51,25 +58,34 @@ class Trajectory:
 
     @property
     def answer(self) -> str:
-        """The text of the last message, if it is the model's; else ""."""
+        """Return the text of the last message if it is the model's, else ""."""
         last = self.messages[-1]
         return last.text if last.role == "assistant" else ""
 
 
-def roll_out(
+def rollout(
     env: EnvBase,
     policy: Callable[[TensorDictBase], TensorDictBase],
     chats: Sequence[Sequence[Message]],
     *,
     max_turns: int = 8,
 ) -> list[Trajectory]:
-    """Let a policy talk in each row of a chat environment until all rows are done, and give what came of it.
+    """Run a policy in each row of a chat environment until all rows are done.
 
-    chats: what each row begins with, as many as the environment has rows. max_turns: the turn after which
-    rows that go on are cut off; `EndTrajectory` decides which have ended.
+    Rows that are done are not passed to the policy again.
+
+    Args:
+        env: The environment.
+        policy: The policy, such as an `agent_policy`.
+        chats: First messages of each row, as many lists as the environment has rows.
+        max_turns: Number of turns after which unfinished rows are cut off. `EndTrajectory` decides which rows
+            have ended.
+
+    Returns:
+        One trajectory per row.
 
     Raises:
-        ValueError: there are more or fewer conversations than rows.
+        ValueError: If there are more or fewer conversations than rows.
     """
     if len(chats) != env.batch_size.numel():
         raise ValueError(f"{len(chats)} conversations for {env.batch_size.numel()} rows")
@@ -92,20 +108,20 @@ def roll_out(
 def _answered(
     policy: Callable[[TensorDictBase], TensorDictBase], td: TensorDictBase, is_open: Sequence[bool]
 ) -> TensorDictBase:
-    """Let the policy answer in the rows that are open; the others say nothing, which costs nothing."""
+    """Run the policy on the rows that are open; the others get an empty answer."""
     if all(is_open):
         return policy(td)
     rows = border.leaves(td)[1]
-    said = policy(lazy_stack([row for row, is_asked in zip(rows, is_open, strict=True) if is_asked]))
-    answers = iter(border.leaves(said)[1])
+    answered = policy(lazy_stack([row for row, is_next in zip(rows, is_open, strict=True) if is_next]))
+    answers = iter(border.leaves(answered)[1])
     return lazy_stack(
-        [next(answers) if asked else _silent(row) for row, asked in zip(rows, is_open, strict=True)]
+        [next(answers) if is_next else _silent(row) for row, is_next in zip(rows, is_open, strict=True)]
     )
 
 
 def _silent(row: TensorDictBase) -> TensorDictBase:
-    said = add_answers(lazy_stack([row.exclude("log_probs")]), [Message("assistant", "")])
-    answered = border.leaves(said)[1][0]
+    stack = add_answers(lazy_stack([row.exclude("log_probs")]), [Message("assistant", "")])
+    answered = border.leaves(stack)[1][0]
     prompt = answered.get(TOKENS, None)
     return answered if prompt is None else answered.set(("tokens", "full"), prompt)
 
@@ -118,6 +134,11 @@ def _trajectory(row: TensorDictBase, conversation: Any) -> Trajectory:
 
 
 def chats_of(queries: Sequence[str], system_prompt: str | None = None) -> list[list[Message]]:
-    """Give conversations that begin with a question each."""
+    """Return conversations that begin with one question each.
+
+    Args:
+        queries: The questions.
+        system_prompt: Text of a system message in front of each question; None: no system message.
+    """
     system = [] if system_prompt is None else [Message("system", system_prompt)]
     return [[*system, Message("user", query)] for query in queries]

@@ -1,4 +1,4 @@
-"""What stands around the generation: the prompt's ids before it, a message and log-probs behind it."""
+"""Policies for TorchRL's collectors: prompt ids, sampling, then the message and its log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
-from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
@@ -24,39 +23,42 @@ from torchrl_agentic.rollout.vllm_sampler import (
     structural_tag,
 )
 from torchrl_agentic.tokens.chat_template import ChatTemplate
-from torchrl_agentic.tokens.drift import decode
 from torchrl_agentic.tokens.encoding import Encoder, Piece, escaped
 from torchrl_agentic.tokens.ledger import PROMPT
+from torchrl_agentic.tokens.writer import read_answer, stop_ids
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS, stop_ids
+from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
 
 class HistoryToTokens(TensorDictModuleBase):
-    """Renders and encodes whole conversations, as prompts: for environments without a `TurnTokenizer`.
+    """Renders and encodes whole conversations as prompts, in environments without a `TurnTokenizer`.
 
-    The ids of earlier turns are made from their text, so they may be others than were sampled. In what tools
-    wrote, control tokens are taken apart. Reads ("history", "prompt"); writes ("tokens", "prompt") and
-    ("masks", "all_attention_mask").
+    The ids of earlier turns are re-created from their text, so they may differ from the sampled ones. Control
+    tokens in tool results are escaped. Reads ("history", "prompt"); writes ("tokens", "prompt"), int64, [T],
+    and ("masks", "all_attention_mask"), bool, [T].
+
+    Args:
+        tokenizer: A fast tokenizer of transformers with a chat template.
+        tools: Tools that the template shows.
+        chat_template: Replaces the tokenizer's own template.
     """
 
     def __init__(self, tokenizer: Any, tools: Tools = (), chat_template: str | None = None) -> None:
         super().__init__()
         self.in_keys: Any = [("history", "prompt")]
         self.out_keys: Any = [TOKENS, ATTENTION]
-        self.encoder, self._control = (
-            Encoder(tokenizer),
-            escaper(tuple(control_tokens_of(tokenizer).values())),
-        )
+        self.encoder = Encoder(tokenizer)
+        self._control = escaper(tuple(control_tokens_of(tokenizer).values()))
         self.template = ChatTemplate(
             tokenizer,
             chat_template=chat_template,
             tools=specs_of(tools),
             control=self._control,
-            provable=False,
+            probe=False,
         )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the prompt of each row."""
+        """Write the prompt of each row of a batch, [*B]."""
         td, rows = border.leaves(tensordict)
         for row, conversation in zip(rows, border.prompts(td), strict=True):
             chat = [escaped(border.message_dict(one), self._control) for one in border.messages(conversation)]
@@ -68,10 +70,14 @@ class HistoryToTokens(TensorDictModuleBase):
 
 
 class TokensToHistory(TensorDictModuleBase):
-    """Adds the sampled ids, up to the one that ends the answer, to the history as a message.
+    """Adds the sampled ids, up to the first stop token, to the history as a message.
 
-    An answer without such an end was cut off: it is not complete, and its calls do not run. Reads ("history",
+    An answer without a stop token was cut off: it is incomplete, and its calls do not run. Reads ("history",
     "prompt") and ("tokens", "response"); writes ("history", "response") and ("history", "full").
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        stop_token_ids: Ids that end an answer besides `eos_token`.
     """
 
     def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int] = ()) -> None:
@@ -81,21 +87,21 @@ class TokensToHistory(TensorDictModuleBase):
         self.tokenizer, self.stops = tokenizer, frozenset(stop_ids(tokenizer, stop_token_ids))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Answer in each row."""
+        """Write the answer of each row of a batch, [*B]."""
         td, rows = border.leaves(tensordict)
-        return add_answers(td, [self._message(row.get(("tokens", "response")).tolist()) for row in rows])
-
-    def _message(self, ids: list[int]) -> Message:
-        stop = next((index for index, token in enumerate(ids) if token in self.stops), None)
-        return Message("assistant", decode(self.tokenizer, ids[:stop]), is_complete=stop is not None)
+        answers = [
+            read_answer(self.tokenizer, row.get(("tokens", "response")).tolist(), self.stops) for row in rows
+        ]
+        return add_answers(td, answers)
 
 
 class FullSequence(TensorDictModuleBase):
-    """Describe ("tokens", "full") to losses: which tokens this turn sampled, and with what log-probabilities.
+    """Writes the mask and the log-probabilities of ("tokens", "full"), [T], as losses take them.
 
-    Reads ("tokens", "response") and ("tokens", "full"), and ("log_probs", "response") if asked to. Writes
-    ("masks", "all_assistant_mask"), bool, true for the answer alone: earlier answers in the prompt belong to
-    the steps that sampled them. Writes ("log_probs", "full"), in nats, NaN for the prompt.
+    Reads ("tokens", "response") and ("tokens", "full"), and ("log_probs", "response") if `log_probs` is true.
+    Writes ("masks", "all_assistant_mask"), bool, [T], true only for this turn's answer: earlier answers in
+    the prompt belong to the steps that sampled them. Writes ("log_probs", "full"), [T], in nats, NaN for the
+    prompt.
 
     Args:
         log_probs: Whether to write log-probabilities.
@@ -111,7 +117,7 @@ class FullSequence(TensorDictModuleBase):
             self.out_keys.append(("log_probs", "full"))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write them in each row."""
+        """Write them in each row of a batch, [*B]."""
         td, rows = border.leaves(tensordict)
         for row in rows:
             full, answer = row.get(("tokens", "full")), len(row.get(("tokens", "response")))
@@ -145,45 +151,48 @@ def agent_policy(
     return_log_probs: bool = True,
     max_context: int | None = None,
 ) -> TensorDictSequential:
-    """Make the policy of an agent on released TorchRL: for rollouts, collectors and `GRPOLoss`.
+    """Return the policy of an agent for rollouts, collectors and `GRPOLoss`.
 
-    With mode="tokens" it reads ("tokens", "prompt"), which `TurnTokenizer` writes, so that all turns keep
-    the ids that were sampled. mode="history" is the fallback without `TurnTokenizer`: it renders the
-    conversation anew each turn, so that the ids of earlier turns may be others than were sampled.
+    With mode="tokens" it reads ("tokens", "prompt"), which `TurnTokenizer` writes, so that all turns keep the
+    sampled ids. mode="history" is the fallback without `TurnTokenizer`: it renders the conversation anew each
+    turn, so the ids of earlier turns may differ from the sampled ones.
 
-    Writes ("history", "response") and ("history", "full"), ragged, ("tokens", ...), ("masks",
-    "all_attention_mask"), ("masks", "all_assistant_mask"), true for the tokens of this answer, and
-    ("log_probs", "response") and "full": in nats, of the model's own distribution (temperature 1, whatever is
-    sampled with), NaN for the prompt. So `GRPOLoss` takes the steps as they are, with masking_strategy "sft"
-    or "rlhf".
+    Writes ("history", "response") and ("history", "full"), ragged; ("tokens", ...); ("masks",
+    "all_attention_mask"); ("masks", "all_assistant_mask"), true for the tokens of this answer; and
+    ("log_probs", "response") and "full", in nats, of the model's own distribution (temperature 1, whatever
+    the sampling temperature), NaN for the prompt. `GRPOLoss` takes the steps as they are, with
+    masking_strategy "sft" or "rlhf".
 
     Args:
-        model: a transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`. That one asks Ray for a GPU, but
-            also runs without: after `ray.init(num_gpus=1)`, with vLLM for the CPU.
-        tokenizer: its tokenizer, the same as `TurnTokenizer`'s.
-        tools: for structural tags, and for the prompt in history mode: `compose.tools`.
+        model: A transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`. The latter asks Ray for a GPU,
+            but also runs without one after `ray.init(num_gpus=1)`, with vLLM for the CPU.
+        tokenizer: The tokenizer of the model, the same as `TurnTokenizer`'s.
+        tools: Tools for structural tags, and for the prompt in history mode: `compose.tools`.
         mode: "tokens" or "history", see above.
-        parser: for structural tags; the same as `ToolCompose`'s.
-        max_new_tokens: of one answer. What is cut off there is no complete message: its calls do not run.
-        temperature: 0 for the likeliest token each time.
-        top_p: sample from the likeliest tokens that have this probability together.
-        stop_token_ids: what else than `eos_token` ends an answer; the same as `TurnTokenizer`'s.
-        tool_choice: constrain the calls by a structural tag (vLLM only): "auto", or "required" for one at
-            least. A complete call is then never malformed. The log-probs are those of the masked distribution
-            it was sampled from: for a loss, let `training_policy` compute the model's own. None: the model
-            writes what it likes.
-        parallel_tool_calls: whether a constrained answer may hold several.
-        chat_template: in history mode, instead of the tokenizer's own.
-        generate_kwargs: more for `model.generate`, or for vLLM's `SamplingParams`.
-        return_log_probs: whether they are wanted.
-        max_context: Tokens of prompt and answer together that the model takes; by default what the model
-            says: vLLM's `max_model_len`, a configuration's `max_position_embeddings`. A row whose prompt
-            leaves no room gets an empty answer, and `TurnTokenizer` or `EndTrajectory` truncates it.
+        parser: Format of tool calls for structural tags, the same as `ToolCompose`'s.
+        max_new_tokens: Upper bound on the tokens of one answer. An answer that is cut off is incomplete, and
+            its calls do not run.
+        temperature: Sampling temperature; 0 takes the most likely token each time.
+        top_p: Sample from the most likely tokens that have this probability together.
+        stop_token_ids: Ids that end an answer besides `eos_token`, the same as `TurnTokenizer`'s.
+        tool_choice: Constrain calls by a structural tag (only vLLM): "auto", or "required" for at least one
+            call. A complete call is then never malformed. The log-probabilities are those of the masked
+            distribution; for a loss, let `training_policy` compute the model's own. None: no constraint.
+        parallel_tool_calls: Allow several calls in a constrained answer.
+        chat_template: Replaces the tokenizer's own template in history mode.
+        generate_kwargs: Further arguments of `model.generate`, or of vLLM's `SamplingParams`.
+        return_log_probs: Write log-probabilities.
+        max_context: Number of tokens that the model takes, prompt and answer together; by default read from
+            the model: vLLM's `max_model_len`, or `max_position_embeddings` of the configuration. A row whose
+            prompt leaves no room gets an empty answer, and `TurnTokenizer` or `EndTrajectory` truncates it.
+
+    Returns:
+        A module that takes and returns a batch, [*B].
 
     Raises:
-        ValueError: the pad token ends answers too; a structural tag is wanted where there is none.
-        TypeError: the model is none of these.
-        MissingExtra: vLLM is not installed.
+        ValueError: If the pad token also ends answers, or a structural tag is not available.
+        TypeError: If the model is of another type.
+        MissingExtra: If vLLM is not installed.
     """
     stops = stop_ids(tokenizer, stop_token_ids)
     if mode not in ("tokens", "history"):
@@ -227,13 +236,17 @@ def agent_policy(
 
 
 def training_policy(model: Any, tokenizer: Any) -> TransformersWrapper:
-    """Make what a loss evaluates: the log-probs of ("tokens", "full"), of each row, by a transformers model.
+    """Return the module that a loss evaluates: the log-probabilities of ("tokens", "full") of each row.
 
     For `GRPOLoss(training_policy(model, tokenizer), masking_strategy=...)`: "sft" for single turns, as
-    collectors give them, "rlhf" for whole trajectories (`trajectory_batch`).
+    collectors return them, "rlhf" for whole trajectories (`trajectory_batch`).
+
+    Args:
+        model: A transformers model.
+        tokenizer: The tokenizer of the model.
 
     Raises:
-        ValueError: the pad token ends answers too.
+        ValueError: If the pad token also ends answers.
     """
     stop_ids(tokenizer)
     options = {"input_mode": "tokens", "generate": False, "return_log_probs": True, "pad_output": False}
@@ -243,11 +256,11 @@ def training_policy(model: Any, tokenizer: Any) -> TransformersWrapper:
 
 
 class _Exact(TransformersWrapper):
-    """A TransformersWrapper that keeps the log-prob of the first token; the released one writes 0 there."""
+    """A TransformersWrapper that keeps the log-probability of the first token; TorchRL's writes 0 there."""
 
     @contextmanager
     def bounded(self, max_tokens: int) -> Iterator[None]:
-        """Sample so many tokens at most, in this context."""
+        """Bound the number of sampled tokens in this context."""
         kept = self.generate_kwargs["max_new_tokens"]
         self.generate_kwargs["max_new_tokens"] = max_tokens
         try:
@@ -276,7 +289,7 @@ def _transformers(
     pad = options["tokenizer"].pad_token_id
     sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     if temperature > 0:
-        # Without top_k=0 transformers samples from the 50 likeliest.
+        # Without top_k=0 transformers samples from the 50 most likely tokens.
         sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
     wrapper.generate_kwargs.update(
         sampling,
@@ -286,5 +299,5 @@ def _transformers(
         suppress_tokens=[pad],  # TorchRL would drop it from the middle of an answer
         **(more or {}),
     )
-    wrapper.padding_value = pad  # TorchRL takes the BOS that some tokenizers put before it
+    wrapper.padding_value = pad  # TorchRL would take the BOS that some tokenizers write before it
     return wrapper

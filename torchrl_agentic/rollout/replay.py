@@ -1,4 +1,4 @@
-"""Replaying conversations: the model's turns from the record, the tools for real."""
+"""Replay recorded conversations: the model's turns from the record, the tools for real."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from torchrl_agentic.transforms.history import as_history
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How a call was answered. status: None where that was not recorded."""
+    """The result of a call.
+
+    Attributes:
+        text: Text of the result.
+        status: Status of the result; None if it was not recorded.
+    """
 
     text: str
     status: Status | None = None
@@ -35,8 +40,11 @@ class Answered:
 class Conversation:
     """A recorded conversation.
 
-    What it began with, what the model said, what the tools answered after each turn.
-    expected: per turn the results that were recorded, in the order of the calls; None: not compared.
+    Attributes:
+        name: Name of the conversation.
+        prompt: Messages before the model's first turn.
+        turns: The model's messages.
+        expected: Recorded results of each turn, in the order of the calls; None: not compared.
     """
 
     name: str
@@ -46,11 +54,15 @@ class Conversation:
 
     @classmethod
     def of(cls, name: str, messages: Sequence[Message]) -> Conversation:
-        """Split a list of messages; turns without any result are not compared.
+        """Split a list of messages into turns; turns without any result are not compared.
+
+        Args:
+            name: Name of the conversation.
+            messages: All messages.
 
         Raises:
-            ValueError: nothing precedes the model's first turn, it says nothing, or somebody else than a tool
-                answers.
+            ValueError: If no message precedes the model's first turn, the model has no turn, or a message
+                after it is neither the model's nor a tool's.
         """
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         if first == 0 or first == len(messages):
@@ -69,22 +81,22 @@ class Conversation:
 
     @classmethod
     def of_record(cls, record: TrajectoryRecord) -> Conversation:
-        """Take a trajectory of a dump: its calls are compared by status and text.
+        """Return a trajectory of a dump; its calls are compared by status and text.
 
-        Messages of others between its turns are left out: tools do not see them.
+        Messages between its turns that are not tool results are omitted: tools do not see them.
 
         Raises:
-            ValueError: it cannot be replayed, as the message says: it holds only texts, not all of its turns,
-                nothing to begin with, or secrets that were not written down.
+            ValueError: If the record cannot be replayed, because it holds texts without turns, lacks turns or
+                the prompt, or holds redacted secrets.
         """
         if any(turn.message.role == "output" for turn in record.turns):
-            raise ValueError("it holds texts only, no turns and calls")
+            raise ValueError("it holds only texts, no turns and calls")
         if not record.turns or not record.prompt:
-            raise ValueError("it has no turns" if not record.turns else "it does not say what it began with")
+            raise ValueError("it has no turns" if not record.turns else "it has no prompt")
         if [turn.index for turn in record.turns] != list(range(len(record.turns))):
             raise ValueError("some of its turns are missing")
         if _is_redacted(record):
-            raise ValueError(f"it holds secrets that were not written down ({REDACTED})")
+            raise ValueError(f"it holds redacted secrets ({REDACTED})")
         return cls(
             record.trajectory or record.request_id,
             record.prompt,
@@ -94,12 +106,12 @@ class Conversation:
 
 
 def answers(turn: Turn) -> tuple[Answered, ...]:
-    """Say how the calls of a turn were answered."""
+    """Return the results of the calls of a turn."""
     return tuple(Answered(result.text, result.status) for result in turn.outcome.results)
 
 
 def _is_redacted(record: TrajectoryRecord) -> bool:
-    """Whether what a call was made of, or answered with, is not all there."""
+    """Check whether secrets in calls or results were replaced when the record was written."""
     return any(
         REDACTED in turn.message.text
         or REDACTED in str(turn.message.tool_calls)
@@ -110,9 +122,15 @@ def _is_redacted(record: TrajectoryRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A call that was answered otherwise than recorded. turn, call: from 0.
+    """A call whose result differs from the recorded one.
 
-    recorded, now: None where there is no such call.
+    Attributes:
+        conversation: Name of the conversation.
+        turn: Index of the turn, from 0.
+        call: Index of the call in the turn, from 0.
+        tool: Name of the tool; "" if the call was not made now.
+        recorded: The recorded result; None if there was no such call.
+        now: The result of the replay; None if there was no such call.
     """
 
     conversation: str
@@ -124,7 +142,7 @@ class Difference:
 
     @property
     def is_status(self) -> bool:
-        """Whether it is more than another text: another status, or a call that only one of them has."""
+        """Check whether more than the text differs: the status, or a call that only one of them has."""
         if self.recorded is None or self.now is None:
             return True
         return self.recorded.status is not None and self.recorded.status is not self.now.status
@@ -133,10 +151,17 @@ class Difference:
 def differences(
     conversation: str, turn: Turn, recorded: Sequence[Answered], ignore: Sequence[re.Pattern[str]] = ()
 ) -> Iterator[Difference]:
-    """Compare the calls of a turn with what was recorded. ignore: what does not count in texts."""
+    """Yield the calls of a turn whose results differ from the recorded ones.
 
-    def told(one: Answered | None) -> str:
-        text = one.text if one is not None else ""
+    Args:
+        conversation: Name of the conversation.
+        turn: The turn of the replay.
+        recorded: Recorded results, in the order of the calls.
+        ignore: Patterns whose matches are removed from both texts before they are compared.
+    """
+
+    def compared(result: Answered | None) -> str:
+        text = result.text if result is not None else ""
         for pattern in ignore:
             text = pattern.sub("", text)
         return text
@@ -145,7 +170,7 @@ def differences(
     for index, (before, now) in enumerate(pairs):
         tool = turn.outcome.calls[index].tool if now is not None else ""
         found = Difference(conversation, turn.index, index, tool, before, now)
-        if found.is_status or told(before) != told(now):
+        if found.is_status or compared(before) != compared(now):
             yield found
 
 
@@ -163,18 +188,28 @@ def replay(
     max_calls_per_turn: int | None = None,
     recorder: Recorders = None,
 ) -> list[Difference]:
-    """Run conversations as the rows of a batch, and say which calls are answered otherwise now.
+    """Run the tools of recorded conversations again, and return the calls whose results differ now.
 
-    rows: how many run side by side; conversations are taken as they are needed. ignore: what they match in
-    results is left out of both before they are compared, such as times and paths. recorder: as for
-    `ToolCompose`; trajectories have the names of the conversations.
+    Args:
+        conversations: The conversations, read as they are needed.
+        tools: Tools that run the calls, as in `ToolCompose`.
+        parser: Name of the format in which the model calls tools.
+        rows: Number of conversations that run at the same time.
+        ignore: Patterns whose matches are removed from results before they are compared, such as times and
+            paths.
+        toolsets: Toolsets whose tools run calls too.
+        rate_limits: Limiter of each tool, by name.
+        per_call_timeout: Time limit of a tool call in seconds; None: no limit.
+        per_turn_timeout: Time limit of all calls of a turn in seconds; None: no limit.
+        max_calls_per_turn: Upper bound on the tool calls that run in a turn; None: no bound.
+        recorder: Records trajectories, as in `ToolCompose`, under the names of the conversations.
     """
     waiting = iter(conversations)
     batch = list(itertools.islice(waiting, rows))
     if not batch:
         return []
     size = len(batch)
-    stage = _Stage(as_hook(recorder) or TrajectoryHook(), ignore)
+    comparison = _Comparison(as_hook(recorder) or TrajectoryHook(), ignore)
     compose = ToolCompose(
         tools,
         parser,
@@ -182,14 +217,14 @@ def replay(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=stage.record,
+        recorder=comparison.record,
     ).with_toolsets(toolsets)
     env = TransformedEnv(ChatEnv(batch_size=(size,)), compose)
     try:
         while batch:
-            stage.begin(batch)
+            comparison.begin(batch)
             empty = [Conversation("", batch[0].prompt, (), ())] * (size - len(batch))
-            filled = [*batch, *empty]  # rows without a conversation say nothing
+            filled = [*batch, *empty]  # the model says nothing in rows without a conversation
             policy = ScriptedPolicy([conversation.turns for conversation in filled])
             chats = [[message_fields(message) for message in one.prompt] for one in filled]
             td = env.reset(TensorDict({}, batch_size=[size]).set("query", as_history(chats)))
@@ -198,26 +233,26 @@ def replay(
             batch = list(itertools.islice(waiting, size))
     finally:
         env.close()
-    return stage.differences
+    return comparison.differences
 
 
-class _Stage:
-    """The conversations that run at the moment, one a row, and what was found so far."""
+class _Comparison:
+    """Compares the conversations that run at the moment, one per row, and collects the differences."""
 
     def __init__(self, hook: TrajectoryHook, ignore: Sequence[re.Pattern[str]]) -> None:
         self.differences: list[Difference] = []
         self._hook, self._ignore = hook, ignore
 
     def begin(self, conversations: Sequence[Conversation]) -> None:
-        """Begin with other conversations."""
+        """Begin the next conversations."""
         self._conversations = conversations
         self._recordings = [self._hook.begin(item.name, row) for row, item in enumerate(conversations)]
         self._running = set(range(len(conversations)))
 
     def record(self, turn: Turn) -> None:
-        """Compare a turn, and record it."""
+        """Compare and record a turn."""
         if turn.row not in self._running:
-            return  # this row waits for the longer ones
+            return  # this row waits for longer conversations
         conversation, recording = self._conversations[turn.row], self._recordings[turn.row]
         expected = conversation.expected[turn.index]
         if expected is not None:
@@ -230,14 +265,14 @@ class _Stage:
 
 
 def _unreached(conversation: Conversation, last: int) -> Iterator[Difference]:
-    """Give the recorded calls behind a turn with which it now ends."""
+    """Yield the recorded calls after the turn that now ends the conversation."""
     for index, expected in enumerate(conversation.expected[last + 1 :], last + 1):
         for call, recorded in enumerate(expected or ()):
             yield Difference(conversation.name, index, call, "", recorded, None)
 
 
 def _reason(last: Turn) -> str:
-    """Say why a conversation ends with a turn."""
+    """Return why a conversation ends with a turn, as records name it."""
     if last.outcome.stop_requested:
         return "stop_tool"
     return "truncated" if last.outcome.calls else "no_calls"

@@ -1,4 +1,4 @@
-"""Policies that say what they are told to say."""
+"""Policies that answer from a script, without a model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ Script = Callable[[Sequence[Message]], str | Message] | Sequence[Sequence[str | 
 class ScriptedPolicy(TensorDictModuleBase):
     """A policy in history mode that answers from a script: for tests, demos and replays, without a model.
 
-    Args:
-        script: what row i says in its k-th turn is `script[i][k]`; a row that is done, or has nothing more to
-            say, says "". Or a function of a row's conversation, which any environment and collector can use.
-
     Reads ("history", "prompt"), ("agentic", "turn") and "done"; writes ("history", "response") and
     ("history", "full").
+
+    Args:
+        script: `script[i][k]` is the answer of row i in turn k; a row that is done, or at the end of its
+            script, answers "". Or a function from a row's conversation to its answer, which works in any
+            environment and collector.
+
+    Raises:
+        TypeError: If the script is a list of strings instead of a list of lists.
     """
 
     def __init__(self, script: Script) -> None:
@@ -37,40 +41,49 @@ class ScriptedPolicy(TensorDictModuleBase):
         self.script = script
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Answer once in each row."""
+        """Answer once in each row.
+
+        Args:
+            tensordict: The root of a step, [*B].
+        """
         td = tensordict if tensordict.batch_dims != 1 else tensordict.to_lazystack(0)
         rows = border.prompts(td)
         turns = td.get(("agentic", "turn"), None)
         turns_taken = [0] * len(rows) if turns is None else turns.reshape(-1).tolist()
-        over = td.get("done", None)
-        ended = [False] * len(rows) if over is None else over.reshape(-1).tolist()
-        said = [
-            Message("assistant", "") if ended[index] else self._say(index, row, turns_taken[index])
+        done = td.get("done", None)
+        ended = [False] * len(rows) if done is None else done.reshape(-1).tolist()
+        answers = [
+            Message("assistant", "") if ended[index] else self._answer(index, row, turns_taken[index])
             for index, row in enumerate(rows)
         ]
-        return add_answers(td, said)
+        return add_answers(td, answers)
 
-    def _say(self, index: int, row: border.Conversation, turn: int) -> Message:
+    def _answer(self, index: int, row: border.Conversation, turn: int) -> Message:
         if callable(self.script):
-            said = self.script([border.read_message(message) for message in border.messages(row)])
+            answer = self.script([border.read_message(message) for message in border.messages(row)])
         else:
             turns = self.script[index % len(self.script)]
-            said = turns[turn] if turn < len(turns) else ""
-        return said if isinstance(said, Message) else Message("assistant", said)
+            answer = turns[turn] if turn < len(turns) else ""
+        return answer if isinstance(answer, Message) else Message("assistant", answer)
 
 
-def add_answers(td: TensorDictBase, said: Sequence[Message]) -> TensorDictBase:
-    """Write ("history", "response") and ("history", "full"): what each row says, and its prompt with that."""
-    answers = [border.write_message(message_fields(message)) for message in said]
-    rows = zip(border.prompts(td), answers, strict=True)
+def add_answers(td: TensorDictBase, answers: Sequence[Message]) -> TensorDictBase:
+    """Write ("history", "response") and ("history", "full"), the prompt with the answer.
+
+    Args:
+        td: The root of a step, [*B].
+        answers: The assistant's message of each row, rows counted through the flattened batch.
+    """
+    written = [border.write_message(message_fields(message)) for message in answers]
+    rows = zip(border.prompts(td), written, strict=True)
     history = td.get("history")
-    history.response = AgentHistory.of([border.conversation([answer]) for answer in answers], td.batch_size)
+    history.response = AgentHistory.of([border.conversation([answer]) for answer in written], td.batch_size)
     history.full = AgentHistory.of([border.extended(row, [answer]) for row, answer in rows], td.batch_size)
     return td.set("history", history)
 
 
 def message_fields(message: Message) -> dict[str, object]:
-    """Give the fields of a message that its history keeps."""
+    """Return the fields of a message that its history keeps."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         fields["tool_calls"] = list(message.tool_calls)

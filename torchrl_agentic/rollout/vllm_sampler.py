@@ -1,4 +1,4 @@
-"""Generation by vLLM: from the ids of prompts to the ids that an engine samples."""
+"""Sample from prompt ids with vLLM, within the context length."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _NOT_PADDED = NonTensorData(False)
 
 
 class EngineSampler(TensorDictModuleBase):
-    """Samples an answer to each prompt by a vLLM engine; writes what `TransformersWrapper` would write.
+    """Samples an answer to each prompt with a vLLM engine; writes the keys of `TransformersWrapper`.
 
-    TorchRL's `vLLMWrapper` drops `stop_token_ids` and `structured_outputs` from what it is given, has the
-    engine score every prompt again, and takes many times as long to read what came out.
-
-    Args:
-        engine: a `vllm.LLM`, or TorchRL's `AsyncVLLM`.
-        tokenizer: its tokenizer.
-        sampling: of `vllm.SamplingParams`, beside those that this class needs; they may replace these too.
-        return_log_probs: whether they are wanted.
+    TorchRL's `vLLMWrapper` ignores `stop_token_ids` and `structured_outputs`, lets the engine score every
+    prompt again, and takes many times as long to read the output.
 
     Reads ("tokens", "prompt"); writes "tokens", ("masks", "all_attention_mask") and ("log_probs",
-    "response"), in nats, with that of what ended the answer.
+    "response"), in nats, the stop token included.
+
+    Args:
+        engine: A `vllm.LLM`, or TorchRL's `AsyncVLLM`.
+        tokenizer: The tokenizer of the model.
+        return_log_probs: Write log-probabilities.
+        sampling: Arguments of `vllm.SamplingParams`; they take precedence over those that this class sets.
 
     Raises:
-        MissingExtra: vLLM is not installed.
+        MissingExtra: If vLLM is not installed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EngineSampler(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         try:
-            from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  in .venv-vllm alone
+            from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  only in .venv-vllm
         except ImportError:
             raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
         self.in_keys: Any = [TOKENS]
@@ -64,7 +64,7 @@ class EngineSampler(TensorDictModuleBase):
 
     @contextmanager
     def bounded(self, max_tokens: int) -> Iterator[None]:
-        """Sample so many tokens at most, in this context."""
+        """Bound the number of sampled tokens in this context."""
         kept = self.sampling
         self.sampling = kept.clone()
         self.sampling.max_tokens = max_tokens
@@ -74,7 +74,7 @@ class EngineSampler(TensorDictModuleBase):
             self.sampling = kept
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Sample in each row."""
+        """Sample an answer in each row of a batch, [*B]."""
         td, rows = border.leaves(tensordict)
         prompts = [row.get(TOKENS) for row in rows]
         asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
@@ -95,8 +95,8 @@ def write_answer(
     Args:
         row: The row, [].
         prompt: Ids of the prompt, int64, [P].
-        ids: Ids of the answer, R of them.
-        log_probs: Their log-probabilities, in nats; None if there are none.
+        ids: Ids of the answer, [R].
+        log_probs: Log-probability of each id of the answer, in nats, or None if they are unknown.
     """
     response = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
     full = torch.cat([prompt, response])
@@ -109,7 +109,7 @@ def write_answer(
 
 
 def is_engine(model: Any) -> bool:
-    """Say whether it is a `vllm.LLM` or an `AsyncVLLM`, without importing vLLM."""
+    """Check whether a model is a `vllm.LLM` or an `AsyncVLLM`, without importing vLLM."""
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
     return bool(kinds & {("vllm", "LLM"), ("torchrl", "AsyncVLLM")})
 
@@ -120,11 +120,17 @@ def structural_tag(
     tool_choice: Literal["auto", "required"],
     parallel: bool,
 ) -> Any:
-    """Give the constraint on calls as vLLM's `structured_outputs`.
+    """Return the constraint on tool calls as vLLM's `structured_outputs`.
+
+    Args:
+        parser: The format of the calls, or its name.
+        tools: Tools that may be called.
+        tool_choice: "auto", or "required" for at least one call.
+        parallel: Allow several calls in an answer.
 
     Raises:
-        ValueError: there is no parser, or its format has no structural tag.
-        MissingExtra: vLLM is not installed.
+        ValueError: If there is no parser, or its format has no structural tag.
+        MissingExtra: If vLLM is not installed.
     """
     if parser is None:
         raise ValueError("tool_choice needs parser=, the format in which the model calls tools")
@@ -145,13 +151,13 @@ def _write(row: TensorDictBase, key: str, kind: Any, fields: dict[str, Any]) -> 
 
 
 def _without_padding(engine: Any, pad: int) -> dict[int, float] | None:
-    """Forbid the pad token, as losses take it for padding; None where the model has no such token."""
+    """Return a bias that forbids the pad token, which losses drop; None if the model has no such token."""
     config = getattr(getattr(engine, "llm_engine", None), "model_config", None)
     return {pad: _FORBID} if config is None or pad < config.get_vocab_size() else None
 
 
 def context_length(model: Any) -> int | None:
-    """Return how many tokens a model takes, prompt and answer together; None if it does not say.
+    """Return how many tokens a model takes, prompt and answer together; None if it is unknown.
 
     Args:
         model: A transformers model (`max_position_embeddings` of its configuration), a `vllm.LLM` or
@@ -165,7 +171,7 @@ def context_length(model: Any) -> int | None:
 
 
 def _places(model: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the objects and attributes that may say it."""
+    """Yield the objects and attributes that may hold the context length."""
     config = getattr(model, "config", None)
     if config is not None:
         text_config = getattr(config, "get_text_config", None)
@@ -175,18 +181,19 @@ def _places(model: Any) -> Iterator[tuple[Any, str]]:
 
 
 class BoundedSampler(TensorDictModuleBase):
-    """Sample answers that fit: a prompt that is too long gets an empty answer, and the model never sees it.
+    """Samples answers that fit: a prompt that is too long gets an empty answer and never reaches the model.
 
-    Reads ("tokens", "prompt"), and ("agentic", "tokens_left") where `TurnTokenizer` has a bound. Writes what
-    the sampler writes, and ("agentic", "room"), int64, [*B, 1]: how many tokens each prompt leaves, 0 or less
-    if there is no room. `TurnTokenizer` and `EndTrajectory` truncate such rows.
+    Reads ("tokens", "prompt"), and ("agentic", "tokens_left") if `TurnTokenizer` has a bound. Writes the keys
+    of the sampler, and ("agentic", "room"), int64, [*B, 1]: how many tokens each prompt leaves, 0 or less if
+    there is no room. `TurnTokenizer` and `EndTrajectory` truncate such rows.
 
     Args:
-        sampler: What samples. Its `bounded(max_tokens)` is a context in which it stops after so many tokens.
-        max_new_tokens: Bound of an answer.
-        length: Tokens of prompt and answer that the model takes together; None if that is not known.
-        log_probs: Whether empty answers have log-probabilities as others do.
-        respects_length: Whether the sampler itself keeps to `length`, as vLLM does.
+        sampler: Module that samples. `bounded(max_tokens)` is a context in which it stops after that many
+            tokens.
+        max_new_tokens: Upper bound on the tokens of an answer.
+        length: Number of tokens that the model takes, prompt and answer together; None if it is unknown.
+        log_probs: Write log-probabilities of empty answers, as for other answers.
+        respects_length: The sampler itself keeps to `length`, as vLLM does.
     """
 
     def __init__(
@@ -206,7 +213,7 @@ class BoundedSampler(TensorDictModuleBase):
         self.log_probs, self.respects_length = log_probs, respects_length
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Sample in each row that has room."""
+        """Sample in each row of a batch, [*B], that has room."""
         td, rows = border.leaves(tensordict)
         groups: dict[int, list[TensorDictBase]] = {}
         for row in rows:
@@ -219,13 +226,13 @@ class BoundedSampler(TensorDictModuleBase):
                     write_answer(row, row.get(TOKENS), [], [] if self.log_probs else None)
                 continue
             with self.sampler.bounded(tokens):
-                said = self.sampler(lazy_stack(some))
-            for row, answered in zip(some, border.leaves(said)[1], strict=True):
+                sampled = self.sampler(lazy_stack(some))
+            for row, answered in zip(some, border.leaves(sampled)[1], strict=True):
                 row.update(answered)
         return td
 
     def _tokens(self, row: TensorDictBase) -> int:
-        """Return how many tokens may be sampled in a row, and note how much room it has."""
+        """Return how many tokens may be sampled in a row, and write how much room it has."""
         left, length = row.get(TOKENS_LEFT, None), self.length
         of_bound = None if left is None else int(left)
         of_context = None if length is None else length - len(row.get(TOKENS))

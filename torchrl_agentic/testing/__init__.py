@@ -1,6 +1,6 @@
-"""What tests of tools, parsers, sandboxes and environments need; made for yours as much as for ours.
+"""Contracts, a tiny model and helpers for tests of tools, parsers, sandboxes and environments.
 
-The names are loaded when they are first used: contracts need pytest, policies need torch.
+Names are imported on first use: contracts need pytest, policies need torch.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _WHERE[name] == "testing.contracts":
-        import pytest  # so that a failed promise shows both sides
+        import pytest  # rewritten assertions show both sides
 
-        promises = ("torchrl_agentic.testing.contracts", "torchrl_agentic.sandbox.conformance")
-        pytest.register_assert_rewrite(*(module for module in promises if module not in sys.modules))
+        modules = ("torchrl_agentic.testing.contracts", "torchrl_agentic.sandbox.conformance")
+        pytest.register_assert_rewrite(*(module for module in modules if module not in sys.modules))
     return getattr(importlib.import_module(f"torchrl_agentic.{_WHERE[name]}"), name)

@@ -10,7 +10,7 @@ from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout import agent_policy, chats_of, roll_out
+from torchrl_agentic.rollout import agent_policy, chats_of, rollout
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.testing.problems import SYSTEM
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
@@ -29,17 +29,19 @@ def converse(
     max_new_tokens: int = 96,
     first: Sequence[str | None] | None = None,
 ) -> list[list[Message]]:
-    """Let a model answer questions, all at once, until it calls no more tools, and return the conversations.
+    """Run a model with tools on questions, all at once, and return the conversations.
+
+    A conversation ends with a message without tool calls.
 
     Args:
         model: A causal language model.
         tokenizer: Its tokenizer.
-        tools: The tools that it may call.
+        tools: Tools that it may call.
         queries: The questions.
         system: The system message.
-        temperature: 0.0 is greedy; else torch's global generator is used.
-        max_turns: Messages of the model per conversation, at most.
-        max_new_tokens: Tokens per message, at most.
+        temperature: Sampling temperature, with torch's global generator; 0.0 takes the most likely token.
+        max_turns: Upper bound on the model's messages per conversation.
+        max_new_tokens: Upper bound on the tokens of a message.
         first: First message of the model for each question, in place of its own; None for its own.
     """
     compose = ToolCompose(tools)
@@ -67,7 +69,7 @@ def converse(
         return lazy_stack(rows)
 
     try:
-        found = roll_out(env, say, chats_of(queries, system), max_turns=max_turns)
+        found = rollout(env, say, chats_of(queries, system), max_turns=max_turns)
         return [list(one.messages) for one in found]
     finally:
         env.close()

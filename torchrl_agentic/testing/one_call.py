@@ -25,30 +25,28 @@ def call_tool(
 ) -> ToolResult:
     """Call a tool once, as `ToolCompose` would, and return its result.
 
-    The arguments are checked against the tool's schema, the tool is set up, its session is opened and closed
-    again, and what goes wrong in a call is a result. It is an ordinary function: a test needs no event loop,
-    and may have one.
+    The arguments are checked against the tool's schema, the tool is set up, and its session is opened and
+    closed. Errors of the call are results, not exceptions. Works with and without a running event loop.
 
     >>> result = call_tool(add, {"a": 20, "b": 22})
     >>> assert result.status is Status.OK and result.text == "42"
 
     Args:
-        tool: A Tool, a look-alike or a typed function; or a toolset, one of whose tools is called.
-        args: The arguments, by name, as a model would write them.
-        name: The name of a toolset's tool.
-        state: What a tool with `wants_state` finds in `ToolContext.state`.
-        row: The columns of the data set's row that the trajectory begins with, `tools_kwargs` among them.
-        trajectory: The trajectory's name.
-        timeout: Seconds that the call may take; None for no bound.
+        tool: A Tool, a look-alike or a typed function; or a toolset that has the tool `name`.
+        args: Arguments by name, as a model would write them.
+        name: Name of the tool in the toolset.
+        state: Value of `ToolContext.state`, for tools with `wants_state`.
+        row: Columns of the data set's row that the trajectory begins with, such as `tools_kwargs`.
+        trajectory: Name of the trajectory.
+        timeout: Time limit of the call in seconds; None: no limit.
 
     Returns:
-        The result. `status` tells what went wrong, if anything did; where a tool crashed, the log has the
-        traceback.
+        The result; its `status` names the kind of an error. If the tool crashed, the log has the traceback.
 
     Raises:
         TypeError: If `tool` is not a tool, or `args` is not a mapping.
         ValueError: If the row lacks what the tool needs, or a toolset has no tool of that name.
-        Exception: Whatever the `setup` of the tool, or of the toolset, raises.
+        Exception: If `setup` of the tool or toolset fails; it may raise any type.
     """
     if not isinstance(cast("object", args), Mapping | None):
         raise TypeError(f"args maps names of arguments to values; got {args!r} ({type(args).__name__})")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SYSTEM = "You solve problems with a Python tool."
-"""The system message that the tiny model was mostly taught with."""
+"""System message of most of the tiny model's training examples."""
 
 Split = Literal["train", "test"]
 Kind = Literal["one", "two", "pair"]
@@ -72,14 +72,18 @@ TEMPLATES: dict[Kind, tuple[tuple[str, ...], ...]] = {"one": ONE, "two": TWO, "p
 SHARES: dict[Kind, float] = {"one": 0.75, "two": 0.15, "pair": 0.10}
 TEST_SHARE = 0.1
 LARGEST = 99_999
-"""No result is above it, and none is below 1."""
+"""Upper bound on results; the lower bound is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A word problem and how it is solved.
+    """A word problem and its solution.
 
-    turns: the codes of each message that calls the tool. results: what each of them gives, in the same shape.
+    Attributes:
+        query: The question.
+        turns: Code of each tool call, by message.
+        results: Result of each call, in the same shape.
+        kind: "one" call, "two" calls in two messages, or a "pair" of calls in one message.
     """
 
     query: str
@@ -89,12 +93,17 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """The result; of two calls in one message both results: "84 and 72"."""
+        """Return the last result, or both results of two calls in one message: "84 and 72"."""
         return " and ".join(self.results[-1])
 
 
 def problems(seed: int, split: Split) -> Iterator[Problem]:
-    """Yield problems without end, always the same ones for a seed and a split."""
+    """Yield problems without end, the same ones for the same seed and split.
+
+    Args:
+        seed: Seed of the random numbers.
+        split: "train" or "test".
+    """
     rng = random.Random(f"{split} {seed}")
     while True:
         (kind,) = rng.choices(list(SHARES), list(SHARES.values()))
@@ -102,7 +111,12 @@ def problems(seed: int, split: Split) -> Iterator[Problem]:
 
 
 def split_of(template: str, numbers: dict[str, int]) -> Split:
-    """Return the split that a template with these numbers belongs to."""
+    """Return the split that a template with these numbers belongs to.
+
+    Args:
+        template: The question, with names of numbers in braces.
+        numbers: Name → number.
+    """
     digest = hashlib.sha256(f"{template} {sorted(numbers.items())}".encode()).digest()
     return "test" if digest[0] < 256 * TEST_SHARE else "train"
 

@@ -1,8 +1,8 @@
-"""A language model of 2 million parameters that calls a Python tool; it comes with the package.
+"""A language model of 2 million parameters that calls a Python tool; it is part of the package.
 
-It answers arithmetic word problems: it calls `python` with an expression, reads the result and says it. With
-it whole loops run as with a large model of Qwen's family, in seconds and without a download. How it was
-taught: `examples/train_tiny.py`; what it can do: README.md in its folder.
+It answers arithmetic word problems: it calls `python` with an expression, and repeats the result. Whole loops
+run with it as with a large model of Qwen's family, in seconds and without a download.
+`examples/train_tiny.py` trained it; README.md in its folder lists its abilities.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def load_tiny(
 ) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """Load the model, ready to generate, and its tokenizer.
 
-    folder: another one that `examples/train_tiny.py` has made.
+    Args:
+        device: Device of the model.
+        dtype: Data type of its weights.
+        folder: Folder of the model; `examples/train_tiny.py` writes others.
     """
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, padding_side="left")
     # TorchRL chooses a chat template by this name; a folder below /home/llama would get the wrong one.
@@ -42,10 +45,15 @@ def load_tiny(
 
 
 def tiny_questions(n: int, seed: int = 0, split: Split = "test") -> list[Question]:
-    """Make `n` word problems; none of the split "test" was trained on, under whatever names.
+    """Return word problems; the model was not trained on those of the split "test", under any names.
 
-    About three quarters take one call, the others two, one after the other or in one message. The answer to
-    two calls in one message is of the form "84 and 72".
+    About three quarters need one call, the others two, one after the other or in one message. The answer to
+    two calls in one message has the form "84 and 72".
+
+    Args:
+        n: Number of problems.
+        seed: Seed of the random numbers.
+        split: "train" or "test".
     """
     made = itertools.islice(problems(seed, split), n)
     return [Question(query=problem.query, answer=problem.answer) for problem in made]

@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot: no download, the control tokens of real families, every byte a token."""
+"""Small tokenizers without a download, with the control tokens of real model families."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 def byte_tokenizer(name: str = "tiny-chatml", *, added: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one token per byte and ChatML's control tokens.
+    """Return a tokenizer with one token per byte and ChatML's control tokens.
 
-    name: TorchRL chooses its chat template by it; "qwen" in it selects that of Qwen, else ChatML's. added:
-    tokens that are in the vocabulary without being control tokens, as Qwen's `<tool_call>`.
+    Args:
+        name: Name by which TorchRL chooses the chat template: Qwen's if it contains "qwen", else ChatML's.
+        added: Tokens of the vocabulary that are not special tokens, such as Qwen's `<tool_call>`.
     """
     pieces = [END_OF_TEXT, START, END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     inner: Any = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[]))
@@ -40,11 +41,15 @@ def chat_tokenizer(
     added: Sequence[str] = (),
     sentencepiece: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer that carries a model's chat template and control tokens, with merges as models have.
+    """Return a tokenizer with a model's chat template and control tokens, and merges like a real one.
 
-    eos: ends an answer. control: more control tokens. added: tokens in the vocabulary that are none, as
-    Qwen's `<tool_call>`. sentencepiece: keep spaces as `▁`, as Mistral's and Llama 2's do, instead of
-    splitting words into bytes, as Qwen's and GPT's do.
+    Args:
+        chat_template: The chat template.
+        eos: Token that ends an answer.
+        control: Further special tokens.
+        added: Tokens of the vocabulary that are not special tokens, such as Qwen's `<tool_call>`.
+        sentencepiece: Keep spaces as `▁`, as Mistral and Llama 2 do, instead of splitting words into bytes,
+            as Qwen and GPT do.
     """
     inner: Any = Tokenizer(models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -79,7 +84,7 @@ def chat_tokenizer(
 
 
 def _with_byte_fallback(tokenizer: Any) -> Any:
-    """Let characters that are not in the vocabulary be bytes."""
+    """Return a tokenizer that encodes characters outside the vocabulary as bytes."""
     data = json.loads(tokenizer.to_str())
     vocabulary = data["model"]["vocab"]
     for piece in ("<unk>", *(f"<0x{byte:02X}>" for byte in range(256))):

@@ -1,7 +1,7 @@
-"""What a chat template puts between an answer of the model and its next one, without rendering all before.
+"""Render the delta between two answers of a model, without rendering the whole conversation.
 
-… sampled answer, its end │ rest of the turn, results of the tools, header of the next answer
-└────────────── the delta ──────────────┘
+… sampled answer │ end of the turn, tool results, header of the next answer │
+                 └───────────────────────── delta ──────────────────────────┘
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from torchrl_agentic.tokens.media import kind_of
 Chat = Sequence[Mapping[str, Any]]
 Method = Literal["fixed_base", "prefix"]
 
-_SLOT, _STUB = "vjq{}resultqvj", "vjqstubqvj"  # plain words that no template or tool writes
-_REMEMBERED = 4096
+_SLOT, _STUB = "vjq{}resultqvj", "vjqstubqvj"  # words that no template or tool writes
+_MAX_SKELETONS = 4096
 _THOUGHT = "<think>\nr\n</think>\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A delta with slots: texts of the template, between them the numbers of the contents that go there.
+    """A delta with slots for the contents of the messages.
 
-    end: what ends the model's turn, as the template writes it.
+    Attributes:
+        end: Text that ends the model's turn, as the template writes it.
+        parts: Texts of the template, and between them the indices of the contents.
     """
 
     end: str
@@ -43,27 +45,34 @@ _FORMS: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(text)[1:-1],
     lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
 )
-"""What templates do to the text of a result; quotes around it are theirs."""
+"""Changes that templates make to the text of a result; they write the quotes around it themselves."""
 _SAMPLES = ("42", " padded\n\n", 'a "quoted"\nline \\ é', "", '{"a": [1, null]}', "<think>x</think>y", "\n")
 
 
 class ChatTemplate:
     """Renders conversations, and the deltas between turns, with the chat template of a model.
 
-    renderer: a tokenizer or processor. chat_template: None for its own. tools: specs that the template
-    shows. tool_role: of messages with results. kwargs: more for the template, such as enable_thinking. ends:
-    texts of the tokens that end an answer; special: of those that do where none of these follows it. control:
-    escapes the control tokens of the tokenizer in what the template takes for its own: what servers say of
-    their tools, names and ids. None: those of all families.
-    provable: whether deltas are wanted at all, so that the template must be one that has them.
+    Args:
+        renderer: A tokenizer or processor of transformers.
+        chat_template: Replaces the renderer's own template.
+        tools: Specifications of the tools that the template shows.
+        tool_role: Role of messages with tool results.
+        kwargs: Further arguments of the template, such as `enable_thinking`.
+        ends: Texts of the tokens that end an answer.
+        special: Texts of the special tokens; the first one ends an answer that none of `ends` follows.
+        control: Escapes control tokens in texts that the template takes for its own: descriptions of tools
+            from servers, names and ids. None: the control tokens of all families.
+        probe: Check now that deltas are exact. False if only whole conversations are rendered.
 
-    method: how deltas are made. "fixed_base" renders them behind a short conversation that is always the
-    same, at a cost that does not grow; "prefix" renders the whole conversation with and without the new
-    messages. The first that a probe proves exact is chosen. appends: whether rendering a longer conversation
-    leaves what was rendered before as it is; keeps_reasoning: whether also the reasoning of earlier turns.
+    Attributes:
+        method: How deltas are rendered; the probe chooses the first method that is exact. "fixed_base"
+            renders them behind a short conversation that is always the same, so the cost does not grow;
+            "prefix" renders the whole conversation with and without the new messages.
+        appends: A longer conversation is rendered as the shorter one plus text at its end.
+        keeps_reasoning: The same holds for the reasoning of earlier turns.
 
     Raises:
-        ValueError: neither gives what the template writes for longer conversations; the message says why.
+        ValueError: If neither method gives the text that the template writes for longer conversations.
     """
 
     def __init__(
@@ -77,7 +86,7 @@ class ChatTemplate:
         ends: Sequence[str] = (),
         special: Sequence[str] = (),
         control: Escaper | None = None,
-        provable: bool = True,
+        probe: bool = True,
     ) -> None:
         self._renderer, self._kwargs = renderer, dict(kwargs or {})
         if chat_template is not None:
@@ -94,16 +103,16 @@ class ChatTemplate:
         self.method: Method = "fixed_base"
         self.appends, self.keeps_reasoning = False, False
         self._in_parts = not self._takes_strings()
-        if provable:
+        if probe:
             self._probe()
 
     @property
     def template_kwargs(self) -> Mapping[str, Any]:
-        """The options of the template, such as `chat_template` and `enable_thinking`."""
+        """Arguments of the template, such as `chat_template` and `enable_thinking`."""
         return self._kwargs
 
     def showing(self, names: Collection[str] | None) -> ChatTemplate:
-        """Give a template that shows the tools of these names alone; None: all of them."""
+        """Return a template that shows only the tools with these names, or all of them for None."""
         if names is None or self._tools is None:
             return self
         known = self._narrowed.get(frozenset(names))
@@ -117,7 +126,7 @@ class ChatTemplate:
         """Render a whole conversation, up to the header of the next answer.
 
         Raises:
-            Exception: whatever the template raises of a conversation that it does not like.
+            Exception: If the template rejects the conversation; templates raise any type.
         """
         return self._renderer.apply_chat_template(
             [_in_parts(message) if self._in_parts else dict(message) for message in chat],
@@ -128,9 +137,16 @@ class ChatTemplate:
         )
 
     def delta(self, before: Chat, new: Chat, sources: Sequence[int]) -> tuple[str, list[Piece]]:
-        """Give what ends the model's turn, and what follows: new messages, the header of the next answer.
+        """Render what follows an answer.
 
-        before: the conversation so far, the answer included. sources: of each new message, for the ledger.
+        Args:
+            before: The conversation so far, the answer included. The method "fixed_base" does not read it.
+            new: New messages.
+            sources: Source of the tokens of each new message, as in `TokenLedger`.
+
+        Returns:
+            The text that ends the model's turn, and the pieces behind it: the new messages and the header of
+            the next answer.
         """
         new = [{**message, **escaped_names(message, self._control)} for message in new]
         if not self._parts_are_known and any(isinstance(message.get("content"), list) for message in new):
@@ -155,7 +171,7 @@ class ChatTemplate:
         return skeleton.end, pieces
 
     def _written(self, before: Chat, new: Chat, skeleton: Skeleton, index: int) -> str | None:
-        """Give what the template makes of one text; None if it changes what is around it as well."""
+        """Return one text as the template writes it, or None if the text around it changes as well."""
         _, whole = self._split(self._context(before, new), _with_slots(new, but=index)[0])
         parts = [part if isinstance(part, str) else _SLOT.format(part) for part in skeleton.parts]
         at = skeleton.parts.index(index)
@@ -165,7 +181,7 @@ class ChatTemplate:
         return whole[len(head) : len(whole) - len(tail)]
 
     def _rendered_delta(self, before: Chat, new: Chat) -> tuple[str, list[Piece]]:
-        """Render the new messages at once, without control tokens in their texts: all is the template's."""
+        """Render the new messages at once as one trusted text, with the control tokens in them escaped."""
         clean = [_with_texts(message, self._control.together(_texts(message))) for message in new]
         end, rest = self._split(self._context(before, new), clean)
         return end, [Piece(rest, BOUNDARY, is_trusted=True)]
@@ -178,16 +194,16 @@ class ChatTemplate:
         found = self._skeletons.get(key)
         if found is None:
             found = _parted(*self._split(self._context(before, new), empty), count)
-            if len(self._skeletons) >= _REMEMBERED:
+            if len(self._skeletons) >= _MAX_SKELETONS:
                 self._skeletons.clear()
             self._skeletons[key] = found
         return found
 
     def _split(self, context: Chat, new: Chat) -> tuple[str, str]:
-        """Render new messages behind a context that ends in a stub; part that at the end of the answer."""
+        """Render new messages behind a context that ends in a stub; split the text behind the stub's end."""
         whole = self.render([*context, *new])
         if _STUB not in whole:
-            raise ValueError("it leaves out, or changes, the text of an answer")
+            raise ValueError("it omits or changes the text of an answer")
         at, end = self._first_end(whole, whole.rindex(_STUB) + len(_STUB))
         return end, whole[at + len(end) :]
 
@@ -200,11 +216,11 @@ class ChatTemplate:
         raise ValueError("no token that ends a turn follows an answer")
 
     def _context(self, before: Chat, new: Chat) -> Chat:
-        """Give the conversation behind which the method renders new messages, its last answer a stub."""
+        """Return the conversation behind which new messages are rendered; its last answer is a stub."""
         return [*before[:-1], _answer(_STUB)] if self.method == "prefix" else self._base(new)
 
     def _base(self, new: Chat) -> Chat:
-        """Give a short conversation behind which these messages can stand."""
+        """Return a short conversation behind which the template accepts these messages."""
         called = [message for message in new if message["role"] not in ("user", "system", "assistant")]
         problem: Exception | None = None
         for stub in _stubs(called):
@@ -212,22 +228,22 @@ class ChatTemplate:
             try:
                 if _STUB in self.render([*base, *new]):
                     return base
-            except Exception as error:  # a template raises whatever it likes
+            except Exception as error:  # templates raise any type
                 problem = error
         raise ValueError(
             f"it cannot render the messages {[m['role'] for m in new]} behind an answer: {problem}"
         )
 
     def _takes_strings(self) -> bool:
-        """Whether contents may be strings; the templates of some processors want lists of parts."""
+        """Check whether contents may be strings; the templates of some processors want lists of parts."""
         self._in_parts = False
         try:
             return "qvj" in self.render([{"role": "user", "content": "qvj"}])
-        except Exception:  # a template raises whatever it likes
+        except Exception:  # templates raise any type
             return False
 
     def _probe(self) -> None:
-        """Choose the method, and prove it on conversations of several turns."""
+        """Choose the method, and check it on conversations of several turns."""
         problems: list[str] = []
         for method in ("fixed_base", "prefix"):
             self.method = method
@@ -240,7 +256,7 @@ class ChatTemplate:
         raise ValueError(
             "this chat template cannot be continued token by token. "
             + "; ".join(problems)
-            + f". Give another one as chat_template=, or another tool_role= than {self._tool_role!r}, here"
+            + f". Pass another chat_template=, or another tool_role= than {self._tool_role!r} here"
             " and to ToolCompose, or set use_inference_chat_template=True"
         )
 
@@ -251,7 +267,7 @@ class ChatTemplate:
         if self.appends:
             return
         if self.method == "prefix":
-            raise ValueError("it renders earlier messages otherwise once others follow")
+            raise ValueError("it renders earlier messages differently once others follow")
         self._prove_independence()
 
     def _result(self, content: str | list[Any], index: int) -> dict[str, Any]:
@@ -263,7 +279,7 @@ class ChatTemplate:
         }
 
     def _is_form(self, form: Callable[[str], str], *, in_parts: bool = False) -> bool:
-        """Whether results go through the template in this way."""
+        """Check whether the template changes the texts of results in this way."""
         if in_parts:
             self._part_form = form
         else:
@@ -279,7 +295,7 @@ class ChatTemplate:
         return True
 
     def _extends(self, thought: str) -> bool:
-        """Whether a conversation grows as the template would render it at once."""
+        """Check whether rendered deltas add up to the rendering of the whole conversation."""
         chat: list[Mapping[str, Any]] = [*_question()]
         text = self.render(chat)
         for turn in (
@@ -301,7 +317,7 @@ class ChatTemplate:
         return True
 
     def _prove_independence(self) -> None:
-        """See that a delta is the same late in a conversation, whose calls the template is told of."""
+        """Check that a delta is the same late in a conversation whose calls the template sees."""
         chat: list[Mapping[str, Any]] = [*_question()]
         for index in range(3):
             new = [self._result(str(40 + index), index)]
@@ -309,12 +325,12 @@ class ChatTemplate:
             end, rest = self._split([*chat, stub], new)
             found, pieces = self.delta([*chat, stub], new, [0])
             if (found, "".join(piece.text for piece in pieces)) != (end, rest):
-                raise ValueError(f"what follows an answer depends on what went before: {rest!r}")
+                raise ValueError(f"the text behind an answer depends on the messages before it: {rest!r}")
             chat += [stub, *new]
 
 
 def _stubs(called: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Give answers to which results can be put, the likeliest first."""
+    """Yield answers that results can follow, the likeliest first."""
     plain: dict[str, Any] = {"role": "assistant", "content": _STUB}
     if not called:
         yield plain
@@ -335,7 +351,7 @@ def _stubs(called: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:
-    """Give the texts of a message, in their order."""
+    """Return the texts of a message, in order."""
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return [content or ""]
@@ -343,7 +359,7 @@ def _texts(message: Mapping[str, Any]) -> list[str]:
 
 
 def _with_slots(new: Chat, but: int | None = None) -> tuple[list[dict[str, Any]], int]:
-    """Give messages with slots for their texts, but for one, and the number of slots; media without data."""
+    """Return messages with slots in place of their texts, except text `but`, and the number of texts."""
     count = 0
     made: list[dict[str, Any]] = []
     for message in new:
@@ -355,7 +371,7 @@ def _with_slots(new: Chat, but: int | None = None) -> tuple[list[dict[str, Any]]
 
 
 def _with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Give a message with other texts, and media without their data, which templates do not write."""
+    """Return a message with other texts, and media without their data, which templates do not write."""
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return {**message, "content": texts[0]}
@@ -374,7 +390,7 @@ def _parted(end: str, rest: str, count: int) -> Skeleton:
     for index in range(count):
         before, slot, rest = rest.partition(_SLOT.format(index))
         if not slot:
-            raise ValueError("it leaves out, or moves, the text of a message")
+            raise ValueError("it omits or moves the text of a message")
         parts += [before, index]
     return Skeleton(end, (*parts, rest))
 

@@ -1,4 +1,4 @@
-"""Whether the ids of a trajectory are those that its text has: training must see what inference saw."""
+"""Compare the ids of a trajectory with an encoding of its text: training must see the ids of inference."""
 
 from __future__ import annotations
 
@@ -8,27 +8,39 @@ from typing import Any, Literal
 
 from torchrl_agentic.messages import content_text
 from torchrl_agentic.tokens.chat_template import Chat, ChatTemplate
-from torchrl_agentic.tokens.encoding import Encoder, Piece
+from torchrl_agentic.tokens.encoding import Encoder, Piece, decode
 from torchrl_agentic.tokens.ledger import BOUNDARY, SAMPLED, TokenLedger
 
 Mode = Literal["strict", "ignore_strippable", "disable"]
 _STRIPPABLE = str.maketrans("", "", "\n\t\r ")
-_AROUND = 40
-INCONSISTENT = (
+_CONTEXT_TOKENS, _EXCERPT_CHARS = 8, 120
+_WARNING = (
     "Inconsistent training and inference tokenization detected. This may lead to unexpected behavior during "
     "training. Please review your chat template to determine if this is intentional. For more information, "
     "refer to the multiturn README.md."
 )
-"""verl's warning, so that those who look for it in logs find it."""
+"""verl's warning, word for word, so that a search of the logs finds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A difference. tokens: how many ids are others; kept, wanted: the texts around where that begins."""
+    """A difference between the ids of a trajectory and those of its text.
+
+    Attributes:
+        tokens: Number of ids that differ.
+        kept: Text of the trajectory's ids, around the place where the difference begins.
+        wanted: Text of the ids of the rendered conversation, around the same place.
+    """
 
     tokens: int
     kept: str
     wanted: str
+
+    def __str__(self) -> str:
+        return (
+            f"{_WARNING} {self.tokens} tokens differ: the ids of the trajectory decode to {self.kept!r}; "
+            f"the conversation, rendered and encoded at once, has {self.wanted!r}"
+        )
 
 
 def find_drift(
@@ -42,9 +54,20 @@ def find_drift(
 ) -> Drift | None:
     """Compare the ids of a trajectory with those of its text, rendered and encoded at once.
 
-    Where the chat template appends (`ChatTemplate.appends`), the text is also compared with the rendering of
-    the whole conversation up to the last answer. "ignore_strippable": differences in newlines, tabs, carriage
-    returns and spaces alone do not count.
+    If the chat template appends (`ChatTemplate.appends`), the text is also compared with the rendering of the
+    whole conversation up to the last answer.
+
+    Args:
+        ledger: Tokens of the whole trajectory.
+        chat: Messages of the whole trajectory.
+        template: Renders the conversation.
+        encoder: Encodes the text.
+        tokenizer: Decodes the ids.
+        mode: "strict"; "ignore_strippable" ignores differences in newlines, tabs, carriage returns and
+            spaces; "disable" compares nothing.
+
+    Returns:
+        The difference, or None if there is none.
     """
     if mode == "disable":
         return None
@@ -71,9 +94,9 @@ def _text_drift(
     if not (answers and sampled and (template.keeps_reasoning or (template.appends and not thinks))):
         return None
     if answers[-1] == 0 or chat[answers[-1] - 1]["role"] == "assistant":
-        return None  # templates render the last message otherwise than one in the middle
+        return None  # templates render the last message differently from one in the middle
     if any(not isinstance(message.get("content"), str | None) for message in chat):
-        return None  # what stands for an image has no text to compare
+        return None  # the placeholder of an image has no text to compare
     text = "".join(piece.text for piece in pieces[: sampled[-1]])
     rendered = template.render(chat[: answers[-1]])
     if text == rendered:
@@ -93,22 +116,17 @@ def _difference(kept: list[int], wanted: list[int], tokenizer: Any, mode: Mode) 
         bare = [decode(tokenizer, ids).translate(_STRIPPABLE) for ids in middles]
         if bare[0] == bare[1]:
             return None
-    first = max(0, head - 8)
-    excerpts = [decode(tokenizer, ids[first : len(ids) - tail + 8])[: 3 * _AROUND] for ids in (kept, wanted)]
+    first, after = max(0, head - _CONTEXT_TOKENS), _CONTEXT_TOKENS - tail
+    excerpts = [decode(tokenizer, ids[first : len(ids) + after])[:_EXCERPT_CHARS] for ids in (kept, wanted)]
     return Drift(max(map(len, middles)), *excerpts)
 
 
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Give the text of ids as it is, control tokens and spaces included."""
-    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
 def _texts(ledger: TokenLedger, tokenizer: Any) -> list[str]:
-    """Give the text of each span of a ledger."""
+    """Return the text of each span of a ledger."""
     ids, spans = list(ledger.ids), list(ledger.spans())
     texts = [decode(tokenizer, ids[span.start : span.stop]) for span in spans]
     if "".join(texts) == decode(tokenizer, ids):
         return texts
-    # Here what a token says depends on those before it, as with SentencePiece's leading space.
+    # Here the text of a token depends on the tokens before it, as with SentencePiece's leading space.
     wholes = [decode(tokenizer, ids[: span.stop]) for span in spans]
     return [whole[len(before) :] for before, whole in zip(["", *wholes], wholes, strict=False)]

@@ -1,4 +1,4 @@
-"""From text to token ids, so that text of others never becomes control tokens."""
+"""Encode text as token ids, so that text of tools never becomes control tokens; decode ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from torchrl_agentic.parsers.control_tokens import Escaper, control_tokens_of
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a text. source: of its tokens, see `TokenLedger`. is_trusted: may hold control tokens."""
+    """A part of a text that comes from one source.
+
+    Attributes:
+        text: The text.
+        source: Source of its tokens, as in `TokenLedger`.
+        is_trusted: The text may contain control tokens.
+    """
 
     text: str
     source: int
@@ -23,52 +29,62 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids, the source of each, and where each begins in the text."""
+    """An encoded text.
+
+    Attributes:
+        ids: Token ids, [T].
+        sources: Source of each token, as in `TokenLedger`, [T].
+        starts: Index of the first character of each token in the text, [T].
+    """
 
     ids: list[int]
     sources: list[int]
     starts: list[int]
 
     def after(self, start: int) -> Encoded:
-        """Give the tokens that begin at this character or later."""
+        """Return the tokens that begin at the character with index `start`, or later."""
         first = bisect.bisect_left(self.starts, start)
         return Encoded(self.ids[first:], self.sources[first:], self.starts[first:])
 
 
 Expansions = Mapping[str, Sequence[str]]
-"""By placeholder, such as that of an image: the text that stands for the first one, the second, ..."""
+"""Placeholder, such as that of an image → the texts that replace its first occurrence, its second, ..."""
 
 
 class Encoder:
     """Encodes texts whose parts come from several sources.
 
-    tokenizer: a fast one. A text of trusted parts alone has the ids that the tokenizer gives it. A control
-    token that would arise in a part that is not trusted, or across its edge, is taken apart: its characters
-    stay, as plain text.
+    A text of trusted parts has the ids that the tokenizer gives it. A control token that would arise in an
+    untrusted part, or across its edge, is split: its characters are encoded as plain text.
+
+    Args:
+        tokenizer: A fast tokenizer of transformers.
 
     Raises:
-        TypeError: the tokenizer is a slow one, which does not say where a token comes from.
+        TypeError: If the tokenizer is a slow one, which does not return the offsets of tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise TypeError(f"a fast tokenizer is needed (tokenizers); got {type(tokenizer).__name__}")
-        self._backend = copy.deepcopy(backend)  # what others set, as to truncation, is theirs
+        self._backend = copy.deepcopy(backend)  # other users of the tokenizer set its truncation
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = False
         self.control = frozenset(control_tokens_of(tokenizer))
-        """The ids of the tokens that steer the conversation."""
+        """Ids of the control tokens."""
 
     def encode(self, pieces: Iterable[Piece], expansions: Expansions | None = None) -> Encoded:
-        """Encode the text that the pieces make up together, without tokens at its beginning and end.
+        """Encode the concatenated text of the pieces, without special tokens at its beginning and end.
 
-        expansions: what stands for placeholders in trusted pieces. It is encoded with what is around it, as
-        processors do; `starts` count through the expanded text.
+        Args:
+            pieces: Parts of the text, in order.
+            expansions: Replacements of placeholders in trusted pieces. They are encoded together with the
+                text around them, as processors do; `starts` index the expanded text.
 
         Raises:
-            ValueError: there are more or fewer placeholders than expansions.
+            ValueError: If there are more or fewer placeholders than expansions.
         """
         pieces = [piece for piece in (_expanded(pieces, expansions) if expansions else pieces) if piece.text]
         text = "".join(piece.text for piece in pieces)
@@ -100,7 +116,7 @@ class Encoder:
 
 
 def _expanded(pieces: Iterable[Piece], expansions: Expansions) -> Iterator[Piece]:
-    """Put in what stands for placeholders."""
+    """Replace the placeholders in trusted pieces."""
     counts = dict.fromkeys(expansions, 0)
     for piece in pieces:
         rest = piece.text
@@ -122,7 +138,7 @@ def _expanded(pieces: Iterable[Piece], expansions: Expansions) -> Iterator[Piece
 
 
 def _first(text: str, marks: Iterable[str]) -> tuple[str, str, str] | None:
-    """Part a text at the first of some marks."""
+    """Split a text at the first mark: the text before it, the mark, the text after it."""
     found = [(text.find(mark), mark) for mark in marks if mark in text]
     if not found:
         return None
@@ -130,8 +146,23 @@ def _first(text: str, marks: Iterable[str]) -> tuple[str, str, str] | None:
     return text[:at], mark, text[at + len(mark) :]
 
 
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the exact text of token ids, control tokens and spaces included.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        ids: Token ids.
+    """
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
 def escaped(message: Mapping[str, Any], control: Escaper) -> dict[str, Any]:
-    """Return a message; one that a tool wrote without control tokens, in its name and id neither."""
+    """Return a message whose content, name and call id hold no control tokens if a tool wrote it.
+
+    Args:
+        message: A message; those without a tool result are returned unchanged.
+        control: Escapes the control tokens.
+    """
     made, content = dict(message), message.get("content")
     blocks = content if isinstance(content, list) else ()
     if "tool_call_id" not in made and not any(block.get("type") == "tool_result" for block in blocks):
@@ -145,13 +176,23 @@ def escaped(message: Mapping[str, Any], control: Escaper) -> dict[str, Any]:
 
 
 def escaped_names(message: Mapping[str, Any], control: Escaper) -> dict[str, str]:
-    """Return the name of a tool and the id of a call that a message holds, without control tokens."""
+    """Return "name" and "tool_call_id" of a message, as far as it has them, without control tokens.
+
+    Args:
+        message: A message.
+        control: Escapes the control tokens.
+    """
     found = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
     return {key: control.escape(value) for key, value in found.items()}
 
 
 def escaped_parts(parts: Sequence[Mapping[str, Any]], control: Escaper) -> list[dict[str, Any]]:
-    """Return the parts of a content without control tokens, also where a template leaves some of them out."""
+    """Return the parts of a content without control tokens, even if a template omits some of the parts.
+
+    Args:
+        parts: Parts of the content of a message.
+        control: Escapes the control tokens.
+    """
     keys = [next((k for k in ("text", "content") if isinstance(part.get(k), str)), None) for part in parts]
     texts = iter(control.together([part[key] for part, key in zip(parts, keys, strict=True) if key]))
     return [{**part, key: next(texts)} if key else dict(part) for part, key in zip(parts, keys, strict=True)]

@@ -1,4 +1,4 @@
-"""The token ledger of a trajectory: which ids, who wrote each, how likely the sampled ones were."""
+"""The token ledger of a trajectory: each id, its source, and the log-probability of the sampled ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 SAMPLED, PROMPT, BOUNDARY = -1, -2, -3
-"""Sources of a token: the model; a prompt, or a message that was put in; the chat template between messages.
-A tool result has the number of its call, counted through the trajectory from 0."""
+"""Sources of a token: the policy; a prompt or an injected message; the chat template between messages.
+
+The source of a tool result's token is the number of its call, counted through the trajectory from 0.
+"""
 _NAMES = {SAMPLED: "sampled", PROMPT: "prompt", BOUNDARY: "boundary"}
+_MAX_LOG_PROB = 1e-4  # above 0, for the rounding of an engine
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one source in a row, [start, stop)."""
+    """A run of tokens that have one source.
+
+    Attributes:
+        source: SAMPLED, PROMPT, BOUNDARY, or the number of a call.
+        start: Index of the first token.
+        stop: Index after the last token.
+    """
 
     source: int
     start: int
@@ -24,21 +33,20 @@ class Span:
 
     @property
     def name(self) -> str:
-        """What wrote them, in words."""
+        """Return the source as a word, such as "sampled" or "call 0"."""
         return source_name(self.source)
 
 
 class TokenLedger:
-    """The tokens of one trajectory, append-only: sampled ids are kept, never made again from text.
+    """Token ids of one trajectory, each marked as sampled by the policy or injected by the environment.
 
-    All arrays have one length. mask: whether the model sampled the token, its end-of-sequence token included;
-    those are the ones to train on. log_probs: natural logarithms, NaN where nothing was sampled or no
-    log-probability is known.
+    Ids are appended exactly as the model saw them and never re-created from text, because a tokenizer may
+    split the same text differently once the words around it have changed. All arrays have the same length.
 
     >>> ledger = TokenLedger()
-    >>> ledger.prompt([5, 6])
-    >>> ledger.sampled([7, 2], [-0.5, -0.1])
-    >>> ledger.result([8], call=0)
+    >>> ledger.add_prompt([5, 6])
+    >>> ledger.add_sampled([7, 2], [-0.5, -0.1])
+    >>> ledger.add_result([8], call=0)
     >>> list(ledger.mask)
     [False, False, True, True, False]
     """
@@ -50,74 +58,99 @@ class TokenLedger:
 
     @property
     def ids(self) -> Sequence[int]:
-        """The token ids."""
+        """Token ids, [T]."""
         return tuple(self._ids)
 
     @property
     def log_probs(self) -> Sequence[float]:
-        """The log-probability of each token when it was sampled, in nats; NaN where there is none."""
+        """Log-probability of each token when it was sampled, in nats, [T]; NaN if injected or unknown."""
         return tuple(self._log_probs)
 
     @property
     def sources(self) -> Sequence[int]:
-        """What wrote each token: SAMPLED, PROMPT, BOUNDARY, or the number of a call."""
+        """Source of each token, [T]: SAMPLED, PROMPT, BOUNDARY, or the number of a call."""
         return tuple(self._sources)
 
     @property
     def mask(self) -> Sequence[bool]:
-        """Whether each token was sampled."""
+        """True for each token that was sampled, the end-of-sequence token included, [T]: the loss mask."""
         return [source == SAMPLED for source in self._sources]
 
-    def prompt(self, ids: Iterable[int]) -> None:
-        """Add tokens of a prompt, or of a message that was neither sampled nor a tool's."""
-        self._put(ids, PROMPT)
+    @property
+    def next_call(self) -> int:
+        """Number of the next call: one more than the highest one that has tokens here."""
+        return max(0, max(self._sources, default=SAMPLED) + 1)
 
-    def boundary(self, ids: Iterable[int]) -> None:
-        """Add tokens that the chat template puts between messages."""
-        self._put(ids, BOUNDARY)
+    def add_prompt(self, ids: Iterable[int]) -> None:
+        """Append tokens of a prompt, or of an injected message that is not a tool result.
 
-    def result(self, ids: Iterable[int], *, call: int) -> None:
-        """Add tokens of the result of a call.
+        Args:
+            ids: Token ids.
+        """
+        self._append(ids, PROMPT)
+
+    def add_boundary(self, ids: Iterable[int]) -> None:
+        """Append tokens that the chat template writes between messages.
+
+        Args:
+            ids: Token ids.
+        """
+        self._append(ids, BOUNDARY)
+
+    def add_result(self, ids: Iterable[int], *, call: int) -> None:
+        """Append tokens of a tool result.
+
+        Args:
+            ids: Token ids.
+            call: Number of the call, counted through the trajectory from 0.
 
         Raises:
-            ValueError: calls count from 0.
+            ValueError: If `call` is negative.
         """
         if call < 0:
             raise ValueError(f"calls are numbered from 0; got {call}")
-        self._put(ids, call)
+        self._append(ids, call)
 
-    def sampled(self, ids: Iterable[int], log_probs: Iterable[float] | None = None) -> None:
-        """Add tokens of the model. log_probs: in nats, one for each; None: not known.
+    def add_sampled(self, ids: Iterable[int], log_probs: Iterable[float] | None = None) -> None:
+        """Append tokens that the policy sampled.
+
+        Args:
+            ids: Sampled token ids, the stop token included.
+            log_probs: One log-probability per id, in nats, or None if they are unknown.
 
         Raises:
-            ValueError: there are more of the one than of the other, or a log-probability is above 0.
+            ValueError: If `ids` and `log_probs` differ in length, or a log-probability is above 0.
         """
         ids = list(ids)
         values = [math.nan] * len(ids) if log_probs is None else list(log_probs)
         if len(values) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens, but {len(values)} log-probabilities")
-        if any(value > 1e-4 for value in values):
+        if any(value > _MAX_LOG_PROB for value in values):
             raise ValueError(f"a log-probability is at most 0; got {max(values)}")
-        self._put(ids, SAMPLED, values)
+        self._append(ids, SAMPLED, values)
 
-    def add(self, ids: Iterable[int], sources: Iterable[int]) -> None:
-        """Add tokens that were not sampled, each with its source.
+    def add_injected(self, ids: Iterable[int], sources: Iterable[int]) -> None:
+        """Append tokens that were not sampled, from several sources.
+
+        Args:
+            ids: Token ids.
+            sources: Source of each id: PROMPT, BOUNDARY, or the number of a call.
 
         Raises:
-            ValueError: there are more of the one than of the other, or a source is none, or SAMPLED.
+            ValueError: If `ids` and `sources` differ in length, or a source is SAMPLED or unknown.
         """
         ids, sources = list(ids), list(sources)
         if len(ids) != len(sources):
             raise ValueError(f"{len(ids)} tokens, but {len(sources)} sources")
         if any(source < BOUNDARY or source == SAMPLED for source in sources):
             raise ValueError(f"sources are PROMPT, BOUNDARY and numbers of calls; got {min(sources)}")
-        self._check(ids)
+        _check_ids(ids)
         self._ids.extend(ids)
         self._sources.extend(sources)
         self._log_probs.extend([math.nan] * len(ids))
 
     def spans(self) -> Iterator[Span]:
-        """Go through the runs of tokens with one source."""
+        """Yield the runs of tokens that have one source, in order."""
         start = 0
         for index in range(1, len(self) + 1):
             if index == len(self) or self._sources[index] != self._sources[start]:
@@ -125,22 +158,25 @@ class TokenLedger:
                 start = index
 
     def copy(self) -> Self:
-        """Make a ledger that goes its own way from here: for a branch of the trajectory."""
+        """Return an independent copy, for a branch of the trajectory."""
         new = type(self)()
         new._ids, new._log_probs, new._sources = self._ids[:], self._log_probs[:], self._sources[:]
         return new
 
     def to_json(self) -> dict[str, Any]:
-        """Give the ledger as JSON has it; None stands for NaN."""
+        """Return the ledger as JSON: "ids", "sources" and "log_probs", with None in place of NaN."""
         log_probs = [None if math.isnan(value) else value for value in self._log_probs]
         return {"ids": list(self._ids), "sources": list(self._sources), "log_probs": log_probs}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gives.
+        """Read a ledger that `to_json` wrote.
+
+        Args:
+            data: Lists under "ids", "sources" and "log_probs".
 
         Raises:
-            ValueError: the arrays differ in length, or hold what no ledger does.
+            ValueError: If the lists differ in length or hold an invalid value.
         """
         ids, sources, log_probs = (list(data[key]) for key in ("ids", "sources", "log_probs"))
         if not len(ids) == len(sources) == len(log_probs):
@@ -148,9 +184,9 @@ class TokenLedger:
         ledger = cls()
         for token, source, value in zip(ids, sources, log_probs, strict=True):
             if source == SAMPLED:
-                ledger.sampled([token], None if value is None else [value])
+                ledger.add_sampled([token], None if value is None else [value])
             else:
-                ledger.add([token], [source])
+                ledger.add_injected([token], [source])
         return ledger
 
     def __len__(self) -> int:
@@ -164,21 +200,21 @@ class TokenLedger:
     def __repr__(self) -> str:
         return f"TokenLedger({', '.join(f'{span.stop - span.start} {span.name}' for span in self.spans())})"
 
-    def _put(self, ids: Iterable[int], source: int, log_probs: Iterable[float] | None = None) -> None:
+    def _append(self, ids: Iterable[int], source: int, log_probs: Iterable[float] | None = None) -> None:
         ids = list(ids)
-        self._check(ids)
+        _check_ids(ids)
         self._ids.extend(ids)
         self._sources.extend([source] * len(ids))
         self._log_probs.extend([math.nan] * len(ids) if log_probs is None else log_probs)
 
-    @staticmethod
-    def _check(ids: Sequence[int]) -> None:
-        """See that all can be added, before the first one is."""
-        for token in ids:
-            if type(token) is not int or token < 0:
-                raise ValueError(f"a token id is an integer from 0 on; got {token!r}")
+
+def _check_ids(ids: Sequence[int]) -> None:
+    """Check all ids before the first one is appended."""
+    for token in ids:
+        if type(token) is not int or token < 0:
+            raise ValueError(f"a token id is an integer from 0 on; got {token!r}")
 
 
 def source_name(source: int) -> str:
-    """Say in words what wrote a token."""
+    """Return the source of a token as a word, such as "sampled" or "call 0"."""
     return _NAMES.get(source, f"call {source}")

@@ -1,4 +1,4 @@
-"""Images and videos in messages: what a processor puts into the prompt for each."""
+"""Images and videos in messages, and the text that a processor writes into the prompt for each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from torchrl_agentic.messages import JSON, Content, ImagePart, TextPart, ToolRes
 from torchrl_agentic.tools.images import decoded
 
 KINDS = {"image": "images", "video": "videos"}
-"""Kinds of media, and the argument of a processor that takes them."""
+"""Kind of media → the argument of a processor that takes a list of them."""
 _REMEMBERED = 256
 _WORD = re.compile(r"vjq([0-9]+)media")
 
 
 def slotted(results: Sequence[ToolResult]) -> tuple[list[ToolResult], dict[str, JSON]]:
-    """Give results with a word in place of each image and video; and by word, the part of a message.
+    """Replace each image and video in tool results with a word, so that any parser can render them.
 
-    A parser writes such results as it writes any text; then `filled` puts the parts in.
+    Args:
+        results: Results of tool calls.
+
+    Returns:
+        The results as text, and by word the part of a message that `filled` puts back.
     """
     taken = {found for result in results for found in _WORD.findall(result.text)}
     number = next(number for number in itertools.count() if str(number) not in taken)
@@ -47,7 +51,15 @@ def slotted(results: Sequence[ToolResult]) -> tuple[list[ToolResult], dict[str, 
 def filled(
     messages: Sequence[Mapping[str, JSON]], slots: Mapping[str, JSON]
 ) -> list[Mapping[str, JSON]] | None:
-    """Give messages with parts in place of words; None if a word is not there once, in a content of text."""
+    """Replace the words of `slotted` in rendered messages with the parts they stand for.
+
+    Args:
+        messages: Rendered messages.
+        slots: Word → part of a message.
+
+    Returns:
+        The messages, or None unless each word occurs exactly once in the contents that are text.
+    """
     written = [message["content"] for message in messages if isinstance(message["content"], str)]
     stem = next(iter(slots)).removesuffix("0qvj")
     pattern = re.compile(f"({stem}[0-9]+qvj)")
@@ -65,11 +77,12 @@ def filled(
 
 
 class Expander:
-    """What a processor puts into a prompt for each image and video, as text.
+    """Returns the text that a processor writes into a prompt for each image and video.
 
-    The same image often stands in several rows; what stands for the latest ones is remembered.
+    The same image often occurs in several rows, so the texts of the latest ones are cached.
 
-    processor: None, of a model that reads text alone.
+    Args:
+        processor: A processor of transformers, or None if the model reads text only.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -77,11 +90,11 @@ class Expander:
         self._known: dict[bytes, str] = {}
 
     def __call__(self, chat: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-        """Give, for each placeholder, what stands for the first one in these messages, the second, ...
+        """Return the expansions of all images and videos in a conversation, as `Encoder.encode` takes them.
 
         Raises:
-            ValueError: the model sees no media of this kind.
-            Exception: whatever the processor raises of an image that it does not like.
+            ValueError: If the model takes no media of some kind.
+            Exception: If the processor rejects an image; processors raise any type.
         """
         found: dict[str, list[str]] = {}
         for kind in KINDS:
@@ -91,20 +104,29 @@ class Expander:
         return found
 
     def text(self, part: Mapping[str, Any], kind: str) -> str:
-        """Give what stands for one of them."""
+        """Return the text that the processor writes for one image or video.
+
+        Args:
+            part: The part of a message.
+            kind: "image" or "video".
+
+        Raises:
+            ValueError: If the model takes no media of this kind.
+            Exception: If the processor rejects it; processors raise any type.
+        """
         data = part.get("base64")
         key = None if data is None else hashlib.blake2b(f"{kind} {data}".encode()).digest()
         text = None if key is None else self._known.pop(key, None)
         if text is None:
             text = self._made(self._mark(kind), kind, opened(part, kind))
         if key is not None:
-            self._known[key] = text  # the latest is the last
+            self._known[key] = text  # dictionaries keep their order: the oldest is the first
             if len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
         return text
 
     def takes(self, kind: str) -> bool:
-        """Whether the model sees media of this kind."""
+        """Check whether the model takes media of a kind: "image" or "video"."""
         return getattr(self._processor, f"{kind}_token", None) is not None
 
     def _mark(self, kind: str) -> str:
@@ -118,7 +140,7 @@ class Expander:
         return getattr(self._processor, f"{kind}_token")
 
     def _made(self, mark: str, kind: str, item: Any) -> str:
-        if isinstance(item, bytes):  # processors read videos from files alone
+        if isinstance(item, bytes):  # processors read videos only from files
             with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
                 file.write(item)
                 file.flush()
@@ -130,7 +152,12 @@ class Expander:
 
 
 def parts_of(chat: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
-    """Give the parts of messages that are images ("image"), or videos ("video"), in their order."""
+    """Return the images or videos of a conversation, in order.
+
+    Args:
+        chat: Messages.
+        kind: "image" or "video".
+    """
     contents = [message.get("content") for message in chat]
     return [
         part for content in contents if isinstance(content, list) for part in content if kind_of(part) == kind
@@ -138,7 +165,7 @@ def parts_of(chat: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, 
 
 
 def as_text(content: Content) -> str:
-    """Give a content as the text of a result, in which a line names each image and video."""
+    """Return the content of a message as text, in which a line names each image and video."""
     if not isinstance(content, list):
         return content_text(content)
     lines: list[str] = []
@@ -153,20 +180,25 @@ def as_text(content: Content) -> str:
 
 
 def kind_of(part: Any) -> str | None:
-    """Give which of `KINDS` a part of a message is; None if it is none."""
+    """Return which of `KINDS` a part of a message is, or None if it is text or something else."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     kind = {"image_url": "image", "video_url": "video"}.get(kind, kind) if isinstance(kind, str) else None
     return kind if kind in KINDS else None
 
 
 def opened(part: Mapping[str, Any], kind: str) -> Any:
-    """Give a part's image as processors take it: opened if it is data, else the path, address or object.
+    """Return an image or video as processors take it.
 
-    A video that is data is given as bytes.
+    Args:
+        part: The part of a message.
+        kind: "image" or "video".
+
+    Returns:
+        A `PIL.Image` or the bytes of a video if the part holds data, else its path, URL or object.
 
     Raises:
-        ValueError: it holds no image, or the data is none that can be opened.
-        MissingExtra: it must be opened, and Pillow is not installed.
+        ValueError: If the part holds no image, or data that cannot be opened.
+        MissingExtra: If an image must be opened and Pillow is not installed.
     """
     data = part.get("base64")
     if data is not None:

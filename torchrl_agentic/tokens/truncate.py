@@ -1,4 +1,4 @@
-"""Truncate long tool results, with a marker inside the limit that says how much is missing."""
+"""Truncate long tool results, with a marker inside the bound that says how much is missing."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 Side = Literal["left", "middle", "right"]
-Count = Callable[[str], int]
+CountTokens = Callable[[str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """Truncate text of tool results to a bound.
+class Truncation:
+    """A bound on the text of a tool result, in tokens or characters.
 
     Args:
         max_tokens: Upper bound in tokens, marker included; None: no bound.
         max_chars: Upper bound in characters, marker included; None: no bound.
         side: The part that is kept, as in verl up to 0.7: "left" keeps the head, "right" the tail, "middle"
             both ends.
-        marker: Replaces what was left out; `{omitted}` becomes the number of characters.
+        marker: Replaces the omitted text; `{omitted}` becomes the number of omitted characters.
 
     Raises:
-        ValueError: If a bound is below 1, the side is unknown, or the marker alone exceeds the bound.
+        ValueError: If a bound is below 1, the side is unknown, or the marker alone exceeds `max_chars`.
     """
 
     max_tokens: int | None = None
@@ -36,24 +36,42 @@ class Clip:
         for name, bound in (("max_tokens", self.max_tokens), ("max_chars", self.max_chars)):
             if bound is not None and bound < 1:
                 raise ValueError(f"{name} must be 1 or more; got {bound}")
-        longest = len(self.marker.format(omitted=10**9))
+        longest = len(self.longest_marker)
         if self.max_chars is not None and self.max_chars < longest:
             raise ValueError(
                 f"max_chars={self.max_chars} leaves no room for the marker, which takes {longest}: "
                 f"{self.marker!r}"
             )
 
-    def __call__(self, text: str, count: Count) -> str:
-        """Give the text, cut if it is too long. count: how many tokens a text has."""
-        return self.together([text], count)[0]
+    @property
+    def longest_marker(self) -> str:
+        """Return the marker of a billion omitted characters, which must fit into a bound."""
+        return self.marker.format(omitted=10**9)
 
-    def together(self, texts: Sequence[str], count: Count) -> list[str]:
-        """Give texts between which something else stands, cut as if they were one; some may become empty."""
+    def apply(self, text: str, count: CountTokens) -> str:
+        """Return a text, truncated if it exceeds a bound.
+
+        Args:
+            text: The text of a tool result.
+            count: Returns the number of tokens of a text.
+        """
+        return self.apply_together([text], count)[0]
+
+    def apply_together(self, texts: Sequence[str], count: CountTokens) -> list[str]:
+        """Return texts that are truncated as if they were one, such as the texts between images.
+
+        Args:
+            texts: Texts of one tool result, in order.
+            count: Returns the number of tokens of a text.
+
+        Returns:
+            As many texts; some may be empty.
+        """
         if self._fits(texts, count):
             return list(texts)
         size = sum(map(len, texts))
         most = size if self.max_chars is None else min(size, self.max_chars)
-        low, high = 0, min(most, self.max_tokens or most)  # so many characters are kept; `low` fit
+        low, high = 0, min(most, self.max_tokens or most)  # numbers of characters to keep; `low` fits
         while high < most and self._fits(self._cut(texts, high), count):
             low, high = high, min(most, 2 * high)
         while low < high:
@@ -64,7 +82,7 @@ class Clip:
                 high = middle - 1
         return self._cut(texts, low)
 
-    def _fits(self, texts: Sequence[str], count: Count) -> bool:
+    def _fits(self, texts: Sequence[str], count: CountTokens) -> bool:
         if self.max_chars is not None and sum(map(len, texts)) > self.max_chars:
             return False
         if self.max_tokens is None:
@@ -78,7 +96,7 @@ class Clip:
         start = {"left": kept, "middle": (kept + 1) // 2, "right": 0}[self.side]
         stop, marker = start + omitted, self.marker.format(omitted=omitted)
         made: list[str] = []
-        for text in texts:  # start and stop count from the beginning of this one
+        for text in texts:  # start and stop count from the beginning of this text
             is_here = bool(marker) and start <= len(text)
             made.append(text[: max(0, start)] + (marker if is_here else "") + text[max(0, stop) :])
             marker = "" if is_here else marker

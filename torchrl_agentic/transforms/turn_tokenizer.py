@@ -1,11 +1,10 @@
-"""TurnTokenizer: the next prompt of each row, token by token."""
+"""TurnTokenizer: the TensorDict border of `tokens/writer.py`, which writes the next prompt of each row."""
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +12,12 @@ from tensordict import TensorDictBase
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.transforms import Transform
 
-from torchrl_agentic.errors import MissingExtra, check_count
-from torchrl_agentic.parsers.base import Tools, specs_of
-from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
-from torchrl_agentic.tokens import media
+from torchrl_agentic.parsers.base import Tools
 from torchrl_agentic.tokens.chat_template import ChatTemplate
-from torchrl_agentic.tokens.drift import INCONSISTENT, Mode, find_drift
-from torchrl_agentic.tokens.encoding import Encoder, Piece, escaped
-from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
-from torchrl_agentic.tokens.truncate import Clip, Side
+from torchrl_agentic.tokens.drift import Mode
+from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.tokens.truncate import Side
+from torchrl_agentic.tokens.writer import ChatEncoder, ChatMessage, NextPrompt, TokenWriter
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
@@ -36,58 +32,60 @@ from torchrl_agentic.transforms.specs import (
     with_truncated,
 )
 
-logger = logging.getLogger(__name__)
-
 TOKENS, ATTENTION = ("tokens", "prompt"), ("masks", "all_attention_mask")
 LEDGER = {"mask": torch.bool, "sources": torch.int64, "log_probs": torch.float32}
 _DRIFT = (specs.KEY, "token_drift")
 
-Messages = list[dict[str, Any]]
-
 
 class TurnTokenizer(Transform):
-    """Writes ("tokens", "prompt"): exactly the ids so far, then those of the messages that tools put in.
+    """Writes ("tokens", "prompt"): exactly the ids so far, then those of the injected messages.
 
-    Put it last in the environment, behind `ToolCompose` and whatever else adds messages; the policy generates
-    from tokens (`agent_policy`). Sampled ids are never made again from text. Rows are ragged: a batch is a
-    lazy stack.
+    Put it last in the environment, behind `ToolCompose` and every other transform that adds messages; the
+    policy generates from tokens (`agent_policy`). Sampled ids are never re-created from text. Rows are
+    ragged: a batch is a lazy stack. `TokenWriter` does the work for each row, without TensorDict.
 
     A row whose next prompt would leave no room for an answer ends here, `truncated`, before the engine sees
     that prompt. Put transforms that write rewards at the end of a trajectory behind this one.
 
-    Writes per row, of equal length: ("tokens", "prompt") int64; ("masks", "all_attention_mask") bool, all
-    true; ("ledger", "mask") bool, whether the token was sampled; ("ledger", "sources") int64, see
-    `TokenLedger`; ("ledger", "log_probs") float32, in nats, NaN where nothing was sampled. And ("agentic",
-    "token_drift") int64, [*B, 1]: at the end of a trajectory, how many ids differ from those of the whole
+    Writes per row, of equal length T: ("tokens", "prompt"), int64; ("masks", "all_attention_mask"), bool, all
+    true; ("ledger", "mask"), bool, true if the token was sampled; ("ledger", "sources"), int64, see
+    `TokenLedger`; ("ledger", "log_probs"), float32, in nats, NaN where nothing was sampled. Also ("agentic",
+    "token_drift"), int64, [*B, 1]: at the end of a trajectory, how many ids differ from those of the whole
     conversation, rendered and encoded at once.
 
     Args:
-        tokenizer: a fast one, with a chat template, whose pad token is none that ends an answer.
-        tools: what the template shows: `compose.tools`; to a row that has a `tool_selection`, those alone.
-        chat_template: instead of the tokenizer's own.
-        template_kwargs: more for the template, such as `enable_thinking`.
-        tool_role: of messages with results, as `ToolCompose` has it.
-        stop_token_ids: what else than `eos_token` ends an answer, such as Llama's `<|eom_id|>`.
-        processor: of a model that sees images or videos; it renders, and says what stands for each. One from
-            a tool that it refuses, such as a strip a pixel high, becomes a line of text in the history too.
-        max_trajectory_tokens: Tokens that a trajectory may have, prompts and answers together; by default
-            what the engine takes, which `agent_policy` finds out. The policy's answers keep to it too.
-        max_tool_response_tokens: of a result's text; None: no bound. A longer one is cut in the history too.
-            Images and videos never are.
-        max_tool_response_chars: the same in characters.
-        tool_response_truncate_side: the part that is kept, as in verl 0.7: "left" keeps the head, "right" the
+        tokenizer: A fast tokenizer with a chat template, whose pad token ends no answer.
+        tools: Tools that the template shows: `compose.tools`. A row with a `tool_selection` shows only those.
+        chat_template: Replaces the tokenizer's own template.
+        template_kwargs: Further arguments of the template, such as `enable_thinking`.
+        tool_role: Role of messages with tool results, as in `ToolCompose`.
+        stop_token_ids: Ids that end an answer besides `eos_token`, such as Llama's `<|eom_id|>`.
+        processor: Processor of a model that takes images or videos. It renders the template, and expands the
+            placeholders of media. An image of a tool that it rejects, such as a strip one pixel high, is
+            replaced by a line of text in the history too.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory, prompts and answers together; by
+            default the context length of the engine, which `agent_policy` reads from the model. The policy's
+            answers keep to it too.
+        max_tool_response_tokens: Upper bound on the text of a tool result, in tokens; None: no bound. Longer
+            results are truncated in the history too; images and videos never are.
+        max_tool_response_chars: The same bound in characters.
+        tool_response_truncate_side: The part that is kept, as in verl 0.7: "left" keeps the head, "right" the
             tail, "middle" both ends.
-        use_inference_chat_template: render the whole conversation anew each turn, as in production, where
-            templates drop earlier reasoning. It costs: the time grows with the conversation, and earlier
-            turns have other ids than were sampled, so that only each turn's own answer can be trained on, as
-            a row of its own (the mask of the prompt is all false). "token_drift" counts the replaced ids.
-        tokenization_sanity_check_mode: "strict"; "ignore_strippable": white space may differ; "disable".
-        raise_on_drift: whether a difference raises instead of warning once.
+        use_inference_chat_template: Render the whole conversation anew each turn, as in production, where
+            templates drop earlier reasoning. The cost grows with the conversation, and earlier turns have
+            other ids than were sampled, so only each turn's own answer can be trained on, as a row of its own
+            (the mask of the prompt is all false). "token_drift" counts the replaced ids.
+        tokenization_sanity_check_mode: "strict"; "ignore_strippable" ignores white space; "disable".
+        raise_on_drift: Raise RuntimeError for a difference, instead of warning once.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        chat_encoder: The part that all rows share.
 
     Raises:
-        ValueError: the pad token ends answers too, a bound leaves no room for the marker, or the template
-            cannot be continued token by token; the message says why.
-        TypeError: the tokenizer is not a fast one.
+        ValueError: If the pad token also ends answers, a bound leaves no room for the marker, or the template
+            cannot be continued token by token.
+        TypeError: If the tokenizer is not a fast tokenizer with a chat template.
     """
 
     def __init__(
@@ -109,100 +107,73 @@ class TurnTokenizer(Transform):
         raise_on_drift: bool = False,
     ) -> None:
         super().__init__()
-        if tokenization_sanity_check_mode not in ("strict", "ignore_strippable", "disable"):
-            raise ValueError(
-                "tokenization_sanity_check_mode is strict, ignore_strippable or disable; "
-                f"got {tokenization_sanity_check_mode!r}"
-            )
-        check_count("max_trajectory_tokens", max_trajectory_tokens)
-        check_tokenizer(tokenizer)
-        self.tokenizer = tokenizer
-        self.max_trajectory_tokens = max_trajectory_tokens
-        self.expansions = media.Expander(processor)
-        self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
-        self.encoder, self._control = (
-            Encoder(tokenizer),
-            escaper(tuple(control_tokens_of(tokenizer).values())),
-        )
-        self.clip = Clip(max_tool_response_tokens, max_tool_response_chars, tool_response_truncate_side)
-        marker = self.clip.marker.format(omitted=10**9)
-        if max_tool_response_tokens is not None and self._count(marker) > max_tool_response_tokens:
-            raise ValueError(
-                f"max_tool_response_tokens={max_tool_response_tokens} has no room for the marker"
-            )
-        added = tokenizer.added_tokens_decoder
-        self.template = ChatTemplate(
-            processor if processor is not None else tokenizer,
+        self.chat_encoder = ChatEncoder(
+            tokenizer,
+            tools=tools,
             chat_template=chat_template,
-            tools=specs_of(tools),
+            template_kwargs=template_kwargs,
             tool_role=tool_role,
-            kwargs=template_kwargs,
-            ends=[tokenizer.convert_ids_to_tokens(token) for token in self.stop_token_ids],
-            special=[token.content for token in added.values() if token.special],
-            control=self._control,
-            provable=not use_inference_chat_template,
+            stop_token_ids=stop_token_ids,
+            processor=processor,
+            max_trajectory_tokens=max_trajectory_tokens,
+            max_tool_response_tokens=max_tool_response_tokens,
+            max_tool_response_chars=max_tool_response_chars,
+            tool_response_truncate_side=tool_response_truncate_side,
+            use_inference_chat_template=use_inference_chat_template,
+            tokenization_sanity_check_mode=tokenization_sanity_check_mode,
         )
-        self.use_inference_chat_template = use_inference_chat_template
-        self.sanity_check_mode: Mode = tokenization_sanity_check_mode
+        self.tokenizer = tokenizer
         self.raise_on_drift = raise_on_drift
-        self._warned = False
-        self._mask: torch.Tensor | None = None
+        self._has_warned = False
+        self._reset_mask: torch.Tensor | None = None
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Chat template that renders the conversations."""
+        return self.chat_encoder.template
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
-        """Take note of the mask: a `DataLoadingPrimer` makes a new TensorDict for the reset, without it."""
-        self._mask = None if tensordict is None else tensordict.get("_reset", None)
+        """Keep the reset mask: a `DataLoadingPrimer` makes a new TensorDict for the reset, without it."""
+        self._reset_mask = None if tensordict is None else tensordict.get("_reset", None)
         return tensordict
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        """Encode the prompts of the rows that begin; the others' are dropped by the environment."""
+        """Encode the prompts of the rows that begin; the environment drops those of the other rows."""
         stack, rows = border.leaves(tensordict_reset)
-        mask, self._mask = tensordict.get("_reset", self._mask), None
-        chosen = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
-        for row, conversation, begins in zip(rows, border.prompts(stack), chosen, strict=True):
+        mask, self._reset_mask = tensordict.get("_reset", self._reset_mask), None
+        begins = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
+        for row, conversation, is_new in zip(rows, border.prompts(stack), begins, strict=True):
             ledger = TokenLedger()
-            if begins:
+            if is_new:
                 chat = _chat(border.messages(conversation))
-                ledger.prompt(self._prompt_ids(chat, self._shown(row)))
+                ledger = self.chat_encoder.begin(chat, tools=tool_selection(row)).ledger
             self._write(row, None, ledger)
         drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
         return with_truncated(stack.set(_DRIFT, drift))
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Continue each row by what was sampled and what was put in."""
+        """Continue each row with the tokens that were sampled and the messages that were injected."""
         stack, rows = border.leaves(next_tensordict)
         _, roots = border.leaves(tensordict)
         befores, afters = border.prompts(tensordict), border.prompts(stack)
         done, active = stack.get("done").reshape(-1).tolist(), stepped(tensordict)
-        drifts: list[int] = []
-        full: list[bool] = [False] * len(rows)
+        drifts, full = [0] * len(rows), [False] * len(rows)
         for index, (root, row, before, after) in enumerate(zip(roots, rows, befores, afters, strict=True)):
             if not active[index]:
                 self._write(row, root, TokenLedger())
-                drifts.append(0)
                 continue
-            over, known = done[index], border.length(before) + 1
-            conversation = self._mended(after, known)
-            if conversation is not after:
-                border.inner(row.get("history")).set("prompt", border.AgentHistory.around(conversation))
-            messages = border.messages(conversation)
-            # A fixed base needs nothing of what went before: reading it would cost more with each turn.
-            before_new = _chat(messages[:known]) if over or self._renders_all else []
-            drifts.append(self._continue(root, row, before_new, _chat(messages[known:]), over))
-            full[index] = not over and self._is_full(root, row)
-            if full[index] and not self.use_inference_chat_template:
-                drifts[index] = self._drift(row, _chat(messages), self._shown(root))
-        shape = stack.get("done").shape
-        drift = torch.tensor(drifts, device=stack.device).reshape(shape)
+            writer, prompt, conversation = self._continue(root, row, before, after)
+            left = writer.room(_context_length(root))
+            full[index] = not done[index] and left is not None and left <= 0
+            if self.chat_encoder.use_inference_chat_template:
+                drifts[index] = prompt.n_replaced
+            elif done[index] or full[index]:
+                drifts[index] = self._count_drift(row, conversation, writer.tools)
+        drift = torch.tensor(drifts, device=stack.device).reshape(stack.get("done").shape)
         return self._truncated(stack.set(_DRIFT, drift), full)
 
-    def _is_full(self, root: TensorDictBase, row: TensorDictBase) -> bool:
-        """Return whether the next prompt of a row leaves no room for an answer."""
-        size, room = len(row.get(TOKENS)), root.get(ROOM, None)
-        limits = [self.max_trajectory_tokens, None if room is None else len(root.get(TOKENS)) + int(room)]
-        return any(limit is not None and size >= limit for limit in limits)
-
     def _truncated(self, stack: TensorDictBase, full: Sequence[bool]) -> TensorDictBase:
-        """End rows that are full, and close what their trajectories hold open."""
+        """End the rows that have no room left, and close the sessions of their trajectories."""
         done = stack.get("done")
         rows = torch.tensor(full, device=done.device).reshape(done.shape)
         truncate(stack, rows)
@@ -212,81 +183,61 @@ class TurnTokenizer(Transform):
                 compose.end(full, stack)
         return stack
 
-    @property
-    def _renders_all(self) -> bool:
-        return self.use_inference_chat_template or self.template.method == "prefix"
-
     def _continue(
-        self, root: TensorDictBase, row: TensorDictBase, before: Messages, added: Messages, over: bool
-    ) -> int:
-        """Write what a row's next prompt is, with the messages that were added; give its drift.
+        self,
+        root: TensorDictBase,
+        row: TensorDictBase,
+        before: border.Conversation,
+        after: border.Conversation,
+    ) -> tuple[TokenWriter, NextPrompt, border.Conversation]:
+        """Write the next prompt of a row, and the injected messages as they were encoded."""
+        messages, n_before = border.messages(after), border.length(before)
+        # Most templates do not need the earlier messages: reading them would cost more with each turn.
+        earlier = messages[:n_before] if self.chat_encoder.reads_whole_chat else []
+        writer = self._writer(root, _chat(earlier))
+        answer, *injected = _chat(messages[n_before:])
+        prompt = writer.add_messages(answer, injected)
+        self._write(row, None if self.chat_encoder.use_inference_chat_template else root, writer.ledger)
+        fitted = {
+            index: border.with_content(messages[index], new["content"])
+            for index, (old, new) in enumerate(zip(injected, prompt.injected, strict=True), n_before + 1)
+            if new is not old
+        }
+        if fitted:
+            after = border.conversation([fitted.get(i, message) for i, message in enumerate(messages)])
+            border.inner(row.get("history")).set("prompt", border.AgentHistory.around(after))
+        return writer, prompt, after
 
-        before: the conversation up to the answer, where all is rendered or the trajectory is over.
-        """
+    def _writer(self, root: TensorDictBase, earlier: Sequence[ChatMessage]) -> TokenWriter:
+        """Return a writer of one row that has the sampled tokens, and those before them only if needed."""
         prompt, full = root.get(TOKENS, None), root.get(("tokens", "full"), None)
         if prompt is None or full is None or not torch.equal(full[: len(prompt)], prompt):
             raise RuntimeError(
                 'TurnTokenizer needs a policy that generates from ("tokens", "prompt"), without padding, and '
                 'writes ("tokens", "full") behind it: agent_policy(...)'
             )
-        new, template = TokenLedger(), self._shown(root)
-        if self.use_inference_chat_template:
-            new.prompt(self._prompt_ids([*before, *added], template))
-            self._write(row, None, new)
-            same = min(len(full), len(new))
-            differs = full[:same] != torch.tensor(new.ids[:same], device=full.device)
-            return len(full) - (int(differs.int().argmax()) if bool(differs.any()) else same)
-        sampled = full[len(prompt) :].tolist()
+        tools = tool_selection(root)
+        if self.chat_encoder.use_inference_chat_template:
+            ledger = TokenLedger()
+            ledger.add_prompt(prompt.tolist())
+            writer = TokenWriter(self.chat_encoder, ledger, messages=earlier, tools=tools)
+        else:
+            next_call = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
+            writer = TokenWriter(
+                self.chat_encoder,
+                messages=earlier,
+                tools=tools,
+                preceding=len(prompt),
+                next_call=max(0, next_call),
+            )
         log_probs = root.get(("log_probs", "response"), None)
-        new.sampled(sampled, None if log_probs is None else log_probs.clamp(max=0).tolist())
-        calls = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
-        self._add_delta(new, sampled, before, added, max(0, calls), template)
-        self._write(row, root, new)
-        return self._drift(row, [*before, *added], template) if over else 0
-
-    def _shown(self, row: TensorDictBase) -> ChatTemplate:
-        """Give the template with the tools that a row of the data set may use."""
-        return self.template.showing(tool_selection(row))
-
-    def _add_delta(
-        self,
-        new: TokenLedger,
-        sampled: Sequence[int],
-        before: Messages,
-        added: Messages,
-        calls: int,
-        template: ChatTemplate,
-    ) -> None:
-        """Add to the sampled tokens those of the messages that follow, and the header of the next answer."""
-        sources: list[int] = []
-        for message in added:
-            is_result = "tool_call_id" in message
-            sources.append(calls if is_result else PROMPT)
-            calls += is_result
-        end, pieces = template.delta(before, added, sources)
-        expansions = self.expansions(added)
-        found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expansions)
-        if self._has_ended(sampled, end, pieces):
-            found = found.after(len(end))
-        new.add(found.ids, found.sources)
-
-    def _has_ended(self, sampled: Sequence[int], end: str, pieces: Sequence[Piece]) -> bool:
-        """Whether the model ended its turn, so that the template's end of it is not needed."""
-        if not sampled or sampled[-1] not in self.stop_token_ids:
-            return False
-        if self.tokenizer.convert_tokens_to_ids(end) == sampled[-1]:
-            return True
-        # It ended otherwise. Where the template's end is also the header of what follows, that must stay.
-        header = pieces[0].text if pieces else ""
-        return any(special in header for special in self.template.special)
-
-    def _prompt_ids(self, chat: Messages, template: ChatTemplate) -> list[int]:
-        chat = [escaped(message, self._control) for message in chat]
-        text = Piece(template.render(chat), PROMPT, is_trusted=True)
-        return self.encoder.encode([text], self.expansions(chat)).ids
+        writer.add_sampled(
+            full[len(prompt) :].tolist(), None if log_probs is None else log_probs.clamp(max=0).tolist()
+        )
+        return writer
 
     def _write(self, row: TensorDictBase, root: TensorDictBase | None, new: TokenLedger) -> None:
-        """Write a ledger behind that of the root, or alone."""
+        """Write a ledger into a row, behind the ledger of the root if there is one."""
         made: dict[Any, torch.Tensor] = {TOKENS: torch.tensor(new.ids, dtype=torch.int64)}
         for name, dtype in LEDGER.items():
             made["ledger", name] = torch.tensor(getattr(new, name), dtype=dtype)
@@ -295,82 +246,32 @@ class TurnTokenizer(Transform):
             row.set(key, value if root is None else torch.cat([root.get(key), value]))
         size = len(row.get(TOKENS))
         row.set(ATTENTION, torch.ones(size, dtype=torch.bool, device=row.device))
-        if self.max_trajectory_tokens is not None:
-            row.set(TOKENS_LEFT, torch.tensor([self.max_trajectory_tokens - size], device=row.device))
+        bound = self.chat_encoder.max_trajectory_tokens
+        if bound is not None:
+            row.set(TOKENS_LEFT, torch.tensor([bound - size], device=row.device))
 
-    def _mended(self, conversation: border.Conversation, known: int) -> border.Conversation:
-        """Cut results that are too long, and let no image be one that the processor refuses."""
-        messages = border.messages(conversation)
-        mended: dict[int, TensorDictBase] = {}
-        for index in range(known, len(messages)):
-            message = border.message_dict(messages[index])
-            if "tool_call_id" in message:
-                content = self._mended_content(message["content"])
-                if content != message["content"]:
-                    mended[index] = border.with_content(messages[index], content)
-        if not mended:
-            return conversation
-        return border.conversation([mended.get(index, message) for index, message in enumerate(messages)])
-
-    def _mended_content(self, content: Any) -> Any:
-        if isinstance(content, str):
-            return self.clip(content, self._count)
-        if not isinstance(content, list):
-            return content
-        parts = [self._shown_part(part) for part in content]
-        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-        cut = iter(self.clip.together(texts, self._count))
-        parts = [{**part, "text": next(cut)} if isinstance(part.get("text"), str) else part for part in parts]
-        return [part for part in parts if part.get("text") != ""]
-
-    def _shown_part(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Give a part as it is, or a text in place of what the processor refuses."""
-        kind = media.kind_of(part)
-        if kind is None:
-            return part
-        try:
-            self.expansions.text(part, kind)
-        except MissingExtra:
-            raise
-        except Exception as error:  # a processor raises whatever it likes
-            if not self.expansions.takes(kind):
-                raise
-            logger.warning("the processor refuses a tool's %s: %s", kind, error)
-            return {"type": "text", "text": f"[{kind} that cannot be shown: {str(error)[:200]}]"}
-        return part
-
-    def _count(self, text: str) -> int:
-        return len(self.encoder.encode([Piece(text, 0)]).ids)
-
-    def _drift(self, row: TensorDictBase, chat: Messages, template: ChatTemplate) -> int:
-        if self.sanity_check_mode == "disable":
+    def _count_drift(
+        self, row: TensorDictBase, conversation: border.Conversation, tools: Collection[str] | None
+    ) -> int:
+        """Return how many tokens of a row drift; warn of the first drift, or raise."""
+        if self.chat_encoder.drift_mode == "disable":
             return 0
-        found = find_drift(
-            read_ledger(row),
-            chat,
-            template=template,
-            encoder=self.encoder,
-            tokenizer=self.tokenizer,
-            mode=self.sanity_check_mode,
-        )
-        if found is None:
+        chat = _chat(border.messages(conversation))
+        drift = TokenWriter(self.chat_encoder, read_ledger(row), messages=chat, tools=tools).find_drift()
+        if drift is None:
             return 0
-        text = (
-            f"{INCONSISTENT} {found.tokens} tokens differ: the ids of the trajectory say {found.kept!r}; "
-            f"rendered and encoded at once, the conversation says {found.wanted!r}"
-        )
         if self.raise_on_drift:
-            raise RuntimeError(text)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"{text}. Later ones are only counted, in {_DRIFT}", stacklevel=2)
-        return found.tokens
+            raise RuntimeError(str(drift))
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{drift}. Later ones are only counted, in {_DRIFT}", stacklevel=2)
+        return drift.tokens
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
-        """Add what is written.
+        """Add the entries that this transform writes.
 
         Raises:
-            ValueError: no `ToolCompose`, nor anything else, keeps a history.
+            ValueError: If the environment has no ("history", "prompt").
         """
         if "history" not in observation_spec.keys():
             raise ValueError('TurnTokenizer reads ("history", "prompt"): use ChatEnv(input_mode="history")')
@@ -386,7 +287,7 @@ class TurnTokenizer(Transform):
             observation_spec[specs.KEY] = Composite(shape=shape, device=device)
         each = torch.Size((*shape, 1))
         observation_spec[_DRIFT] = Unbounded(shape=each, dtype=torch.int64, device=device)
-        if self.max_trajectory_tokens is not None:
+        if self.chat_encoder.max_trajectory_tokens is not None:
             observation_spec[TOKENS_LEFT] = Unbounded(shape=each, dtype=torch.int64, device=device)
         return observation_spec
 
@@ -398,46 +299,8 @@ class TurnTokenizer(Transform):
         return f"TurnTokenizer({self.tokenizer.name_or_path!r}, deltas by {self.template.method})"
 
 
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raise TypeError if an object lacks what `TurnTokenizer` uses of a tokenizer."""
-    needed = (
-        "apply_chat_template",
-        "backend_tokenizer",
-        "added_tokens_decoder",
-        "eos_token_id",
-        "pad_token_id",
-    )
-    missing = [name for name in needed if not hasattr(tokenizer, name)]
-    if missing:
-        raise TypeError(
-            "tokenizer is a fast tokenizer of transformers with a chat template, as"
-            f" AutoTokenizer.from_pretrained(...) gives it; got {type(tokenizer).__name__}, which has no"
-            f" {', '.join(missing)}"
-        )
-
-
-def stop_ids(tokenizer: Any, more: Sequence[int] = ()) -> tuple[int, ...]:
-    """Give the ids that end an answer, the end-of-sequence token first.
-
-    Raises:
-        ValueError: the tokenizer has none, or pads with one.
-    """
-    ids = tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *more) if i is not None))
-    if not ids:
-        raise ValueError("the tokenizer has no eos_token: nothing would end an answer")
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ids:
-        pad = tokenizer.pad_token
-        raise ValueError(
-            f"the pad token {pad!r} is none, or ends answers too, so that TorchRL would cut the end off as "
-            "padding. Give the tokenizer one of its own: "
-            'tokenizer.pad_token = "<|endoftext|>", or add_special_tokens({"pad_token": "<pad>"}) and '
-            "model.resize_token_embeddings(len(tokenizer))"
-        )
-    return ids
-
-
 def read_ledger(row: TensorDictBase) -> TokenLedger:
-    """Read the ledger of one row: its ("tokens", "prompt") and what stands under "ledger"."""
+    """Read the ledger of one row: ("tokens", "prompt") and the entries under "ledger"."""
     ids, sources, log_probs = (
         row.get(key).tolist() for key in (TOKENS, ("ledger", "sources"), ("ledger", "log_probs"))
     )
@@ -448,12 +311,18 @@ def read_ledger(row: TensorDictBase) -> TokenLedger:
             continue
         if sources[start] == SAMPLED:
             known = log_probs[start:stop]
-            ledger.sampled(ids[start:stop], None if all(map(math.isnan, known)) else known)
+            ledger.add_sampled(ids[start:stop], None if all(map(math.isnan, known)) else known)
         else:
-            ledger.add(ids[start:stop], sources[start:stop])
+            ledger.add_injected(ids[start:stop], sources[start:stop])
         start = stop
     return ledger
 
 
-def _chat(messages: Sequence[TensorDictBase]) -> Messages:
+def _context_length(root: TensorDictBase) -> int | None:
+    """Return how many tokens the engine takes, if the policy wrote how much room the prompt left."""
+    room = root.get(ROOM, None)
+    return None if room is None else len(root.get(TOKENS)) + int(room)
+
+
+def _chat(messages: Sequence[TensorDictBase]) -> list[dict[str, Any]]:
     return [border.message_dict(message) for message in messages]

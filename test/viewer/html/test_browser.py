@@ -50,8 +50,8 @@ def _hostile(number, text):
     outcome = DispatchResult(text, (call,), (result,))
     made = Turn(text, 0, Message("assistant", f"<think>{text}</think>{text}"), outcome, messages, context)
     ledger = TokenLedger()
-    ledger.prompt([1])
-    ledger.sampled([2])
+    ledger.add_prompt([1])
+    ledger.add_sampled([2])
     return record(
         made,
         request_id=f"{text}#{number}/call-1",
@@ -146,7 +146,7 @@ class TestHostileDump:
 
     def test_numbers_that_nobody_could_draw_are_left_out(self, opened, tmp_path):
         ledger = TokenLedger()
-        ledger.add([5], [-3])
+        ledger.add_injected([5], [-3])
         results = [
             replace(ToolResult.from_text("x"), timing=Timing(start, 1e308, -1.0), reward=float("nan"))
             for start in (-1e308, 1e308)

@@ -1,4 +1,4 @@
-"""Promises as test classes: inherit one, and supply the object under test.
+"""Contracts as test classes: inherit one, and supply the object under test.
 
 They need pytest, pytest-asyncio and hypothesis: pip install 'torchrl-agentic[test]'.
 """

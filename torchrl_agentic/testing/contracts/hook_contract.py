@@ -1,4 +1,4 @@
-"""What everything promises that is told of trajectories."""
+"""The contract of every `TrajectoryHook`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,19 @@ from torchrl_agentic.tokens.ledger import TokenLedger
 
 
 class HookContract:
-    """Promises of a `TrajectoryHook`: it is told of all trajectories, and never stands in their way.
-
-    make: a fresh one. told: how many trajectories have ended by what it has written or sent, where that can
-    be asked; None: it cannot.
-    """
+    """Tests of a `TrajectoryHook`: it receives all trajectories, and never disturbs them."""
 
     def make(self) -> TrajectoryHook:
-        """Make the hook under test."""
+        """Return a fresh hook to test."""
         raise NotImplementedError
 
     def told(self, hook: TrajectoryHook) -> int | None:
-        """Count the trajectories that have ended."""
+        """Return how many ended trajectories the hook has written or sent; None if that is unknown."""
         del hook
 
     @pytest.fixture
     def hook(self) -> Iterator[TrajectoryHook]:
-        """A fresh hook, closed afterwards if it can be."""
+        """Yield a fresh hook, and close it afterwards if it has `close`."""
         hook = self.make()
         yield hook
         close = getattr(hook, "close", None)
@@ -48,7 +44,12 @@ class HookContract:
             close()
 
     def turns(self, trajectory: str = "0.0", row: int = 0) -> Sequence[Turn]:
-        """Give the turns of a trajectory: one with a call of each status, then one without calls."""
+        """Return the turns of a trajectory: one with a call of each status, then one without calls.
+
+        Args:
+            trajectory: Name of the trajectory.
+            row: Row of the batch.
+        """
         statuses = [*Status]
         calls = [
             ParsedCall("f", {"a": [1, "é\ud800\x1b[31m", None]}, f"call_0_{n}") for n in range(len(statuses))
@@ -67,10 +68,15 @@ class HookContract:
         return [first, Turn(trajectory, 1, Message("assistant", None), DispatchResult(), row=row)]
 
     def play(self, recording: Recording, turns: Sequence[Turn]) -> None:
-        """Tell all that there is to tell of a trajectory."""
+        """Call every method of a recording.
+
+        Args:
+            recording: The recording of one trajectory.
+            turns: Turns of the trajectory.
+        """
         ledger = TokenLedger()
-        ledger.prompt([1, 2])
-        ledger.sampled([3], [-0.5])
+        ledger.add_prompt([1, 2])
+        ledger.add_sampled([3], [-0.5])
         for turn in turns:
             recording.record_turn(turn)
             recording.add_reward(0.5)
@@ -92,7 +98,7 @@ class HookContract:
         assert self.told(hook) in (1, None)
 
     def test_trajectories_of_one_name_are_several(self, hook: TrajectoryHook) -> None:
-        """Environments that share a hook name their trajectories alike."""
+        """Environments that share a hook use the same names for their trajectories."""
         recordings = [hook.begin("0.0"), hook.begin("0.0")]
         for turn in self.turns():
             for recording in recordings:

@@ -1,4 +1,4 @@
-"""What every simulated user promises."""
+"""The contract of every simulated user."""
 
 from __future__ import annotations
 
@@ -17,33 +17,39 @@ from torchrl_agentic.messages import Message
 
 
 class InteractionContract:
-    """Promises of an `Interaction`, or of what `as_interaction` takes for one.
+    """Tests of an `Interaction`, or of an object that `as_interaction` accepts.
 
-    make: a fresh one. kwargs: what a row says to it. said: what the model says first; the answer must be a
-    text, or the end.
+    Attributes:
+        kwargs: Arguments of the interaction in the data set's row.
+        said: First message of the model; the user must answer it with a text or end the conversation.
     """
 
     kwargs: ClassVar[Mapping[str, Any]] = {}
     said: ClassVar[str] = "Hello. What can I do for you?"
 
     def make(self) -> Any:
-        """Make the interaction under test."""
+        """Return a fresh interaction to test."""
         raise NotImplementedError
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The conversation that it answers."""
+        """Return the conversation that the user answers."""
         return (Message("user", "Hi"), Message("assistant", self.said))
 
     @pytest_asyncio.fixture
     async def dispatcher(self) -> AsyncGenerator[Dispatcher]:
-        """A dispatcher that holds the interaction."""
+        """Yield a dispatcher that holds the interaction."""
         dispatcher = Dispatcher([UserTool(as_interaction(self.make()), "user:x")], validate_inputs=False)
         yield dispatcher
         await dispatcher.close()
 
     def session(self, dispatcher: Dispatcher, trajectory: str = "t") -> Session:
-        """Begin a trajectory of a row that says `kwargs`."""
+        """Begin a trajectory whose row holds `kwargs`.
+
+        Args:
+            dispatcher: The dispatcher that holds the interaction.
+            trajectory: Name of the trajectory.
+        """
         session = dispatcher.session(trajectory)
         set_arguments(session, self.kwargs)
         return session
@@ -59,7 +65,7 @@ class InteractionContract:
     async def test_trajectories_run_side_by_side_and_do_not_hear_each_other(
         self, dispatcher: Dispatcher
     ) -> None:
-        """Each gets a first reply, also while the others talk."""
+        """Each gets a first reply, also while the others are running."""
         sessions = [self.session(dispatcher, f"t{index}") for index in range(3)]
         said = await asyncio.gather(*(reply(session, "x", self.messages) for session in sessions))
         assert all(one is not None for one in said)

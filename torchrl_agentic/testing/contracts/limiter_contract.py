@@ -1,4 +1,4 @@
-"""What every limiter promises."""
+"""The contract of every limiter."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ import pytest
 from torchrl_agentic.limits import Limiter
 
 PATIENCE_S = 20.0
-"""How long something may take that is promised to happen."""
+"""Time limit for an event that must happen, in seconds."""
 SOON_S = 0.2
-"""How long we look for what must not happen."""
+"""Time in which an event that must not happen is watched for, in seconds."""
 
 
 class LimiterContract:
-    """Promises of a `Limiter`, by event loops, threads and cancelled callers.
-
-    make: a fresh limiter that lets so many run at once.
-    """
+    """Tests of a `Limiter` with event loops, threads and cancelled callers."""
 
     def make(self, max_concurrent: int) -> Limiter:
-        """Make the limiter under test."""
+        """Return a fresh limiter that admits `max_concurrent` callers at once."""
         raise NotImplementedError
 
     @pytest.mark.asyncio

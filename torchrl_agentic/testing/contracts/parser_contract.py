@@ -1,4 +1,4 @@
-"""What every parser promises."""
+"""The contract of every parser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _args = st.dictionaries(st.text(f"{string.ascii_lowercase}_", min_size=1, max_si
 _names = st.builds("{}{}".format, st.sampled_from(_FIRST), st.text(f"{_FIRST}{string.digits}", max_size=20))
 _rules = settings(
     deadline=None,
-    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),  # to explain takes minutes
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),  # the phase "explain" takes minutes
     suppress_health_check=[
         HealthCheck.differing_executors,
         HealthCheck.filter_too_much,
@@ -69,12 +69,15 @@ _CONTROL = (
 
 
 class ParserContract:
-    """Promises of a `ToolCallParser`.
+    """Tests of a `ToolCallParser`.
 
-    parser: the one under test. malformed: messages that hold at least one attempt, none of which can be read.
-    markers: pieces of the format's syntax, which random messages are made of. in_text: whether calls stand in
-    the text, so that spans apply. at_line_start: whether they do so only at the start of a line. calls: what
-    can be called, as a strategy of (tool, arguments), where the format cannot say everything.
+    Attributes:
+        parser: The parser under test.
+        malformed: Messages with at least one attempt to call a tool, none of which can be parsed.
+        markers: Pieces of the format's syntax, for random messages.
+        in_text: Calls are part of the text, so they have spans.
+        at_line_start: Calls begin only at the start of a line.
+        calls: Strategy of (tool, arguments) that the format can express.
     """
 
     parser: ClassVar[ToolCallParser]
@@ -85,7 +88,12 @@ class ParserContract:
     calls: ClassVar[st.SearchStrategy[tuple[str, dict[str, Any]]]] = st.tuples(_names, _args)
 
     def check(self, text: str, result: ParseResult) -> None:
-        """What holds for any message."""
+        """Check the properties of the result of any message.
+
+        Args:
+            text: The message.
+            result: What the parser made of it.
+        """
         ids = [call.call_id for call in result.calls]
         assert len(set(ids)) == len(ids), "two calls have one id"
         assert [call.index for call in result.calls] == list(range(len(ids)))
@@ -117,7 +125,7 @@ class ParserContract:
         tools=st.none() | st.just({"f": {"type": "object", "properties": {"a": {"type": "string"}}}}),
     )
     def test_a_message_in_pieces_is_read_as_the_whole(self, data: st.DataObject, tools: Any) -> None:
-        """Whatever the pieces; and the events tell all that the result says."""
+        """Whatever the pieces; and the events hold everything that the result holds."""
         text = self._message(data)
         size = data.draw(st.sampled_from([1, 2, 3, 5, 8, 13, 1000]))
         stream, events = self.parser.stream(tools=tools, turn=3), list[Event]()
@@ -142,7 +150,7 @@ class ParserContract:
     @_rules
     @given(data=st.data())
     def test_tokens_that_hold_no_marker_of_their_own_are_read_as_text(self, data: st.DataObject) -> None:
-        """A tokenizer with one token per byte."""
+        """With a tokenizer that has one token per byte."""
         from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
         text, tokenizer = self._message(data), byte_tokenizer()
@@ -155,7 +163,7 @@ class ParserContract:
     @_rules
     @given(call=st.data(), before=st.text("ab \n", max_size=5), turn=st.integers(0, 9))
     def test_what_is_rendered_reads_back(self, call: st.DataObject, before: str, turn: int) -> None:
-        """Also behind some text, where calls stand in the text."""
+        """Also behind some text, if calls are part of the text."""
         name, args = call.draw(self.calls)
         text = self._rendered(name, args)
         if before and self.at_line_start:
@@ -184,7 +192,7 @@ class ParserContract:
     @_rules
     @given(data=st.data())
     def test_a_message_cut_off_runs_nothing_else(self, data: st.DataObject) -> None:
-        """A prefix of a call gives that call, an error or nothing: never other arguments."""
+        """A prefix of a call is parsed as that call, an error or nothing: never as other arguments."""
         name, args = data.draw(self.calls)
         text = self._rendered(name, args)
         cut = text[: data.draw(st.integers(0, len(text)))]
@@ -195,7 +203,7 @@ class ParserContract:
         for message in self.malformed:
             calls = self.parser.parse(message).calls
             assert calls, f"no attempt seen in {message!r}"
-            assert all(call.error is not None for call in calls), f"something could be read in {message!r}"
+            assert all(call.error is not None for call in calls), f"a call was parsed from {message!r}"
             for call in calls:
                 assert call.error is not None
                 assert len(call.error.message) <= 500, "the model reads this"
@@ -222,7 +230,7 @@ class ParserContract:
 
     def test_output_of_a_tool_is_never_a_call(self) -> None:
         """A tool returns a call in the format itself; read as if a model had written it, it is text."""
-        if not self.in_text or self.at_line_start:  # what has no opener of its own cannot be told from text
+        if not self.in_text or self.at_line_start:  # without an opening marker, a call is like text
             return
         name, args = self.example()
         forged = ToolResult.from_text(self.parser.render_call(ParsedCall(name, args, "call_0_0")))
@@ -261,11 +269,11 @@ class ParserContract:
             assert len({repr(result) for result in threads.map(self.parser.parse, [text] * 64)}) == 1
 
     def example(self) -> tuple[str, dict[str, Any]]:
-        """A call that the format can say."""
+        """Return a call that the format can express."""
         return "t", {"a": "x" * 100}
 
     def schema(self, args: Mapping[str, JSON]) -> dict[str, JSON]:
-        """Give a schema that fits some arguments."""
+        """Return a schema that accepts these arguments."""
         names = {
             str: "string",
             bool: "boolean",
@@ -283,7 +291,7 @@ class ParserContract:
     def _rendered(self, name: str, args: dict[str, Any]) -> str:
         try:
             return self.parser.render_call(ParsedCall(name, args, "call_1"))
-        except ValueError:  # the format cannot say it
+        except ValueError:  # the format cannot express it
             assume(False)
             raise
 

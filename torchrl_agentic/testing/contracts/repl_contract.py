@@ -1,4 +1,4 @@
-"""What every interpreter promises, whatever code does to it."""
+"""The contract of every interpreter, against hostile code too."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torchrl_agentic.repl import Repl
 
 
 class ReplContract:
-    """Promises of a `Repl`."""
+    """Tests of a `Repl`."""
 
     def make(self) -> Repl:
-        """Make the interpreter under test: not open, in a sandbox of its own."""
+        """Return the interpreter to test: not open, in a sandbox of its own."""
         raise NotImplementedError
 
     @pytest_asyncio.fixture
     async def repl(self) -> AsyncGenerator[Repl]:
-        """An open interpreter."""
+        """Yield an open interpreter."""
         async with self.make() as repl:
             yield repl
 
     @staticmethod
     async def works(repl: Repl) -> None:
-        """See that it still runs code."""
+        """Check that the interpreter still runs code."""
         async with asyncio.timeout(10):
             assert (await repl.execute("40 + 2", timeout=5)).value == "42"
 

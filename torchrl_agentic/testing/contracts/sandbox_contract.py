@@ -38,12 +38,12 @@ class SandboxContract:
     inapplicable: ClassVar[Mapping[str, str]] = {}
 
     def make(self, limits: ResourceLimits | None = None) -> Sandbox:
-        """Make the sandbox under test."""
+        """Return a fresh sandbox with these limits."""
         raise NotImplementedError
 
     @pytest_asyncio.fixture
     async def sandbox(self) -> AsyncGenerator[Sandbox]:
-        """An open sandbox, for tests that a subclass adds."""
+        """Yield an open sandbox, for tests that a subclass adds."""
         async with self.make() as sandbox:
             yield sandbox
 
@@ -57,13 +57,13 @@ class SandboxContract:
             try:
                 sandbox = self.make()
             except Exception:
-                sandbox = None  # it needs fixtures, or fails, as each test will tell
+                sandbox = None  # it needs fixtures, or fails; then each test shows why
             cases = [case for case in CASES if self._excuse(case, sandbox) is None]
         metafunc.parametrize("case", cases, ids=str)
 
     @pytest.mark.asyncio
     async def test_promise(self, case: Case) -> None:
-        """It holds, or the sandbox says that it does not stop this."""
+        """The case holds, or the sandbox lists it as not enforced."""
         reason = self._excuse(case, self.make())
         if reason is not None:
             pytest.skip(reason)
@@ -71,7 +71,7 @@ class SandboxContract:
 
     @pytest.mark.asyncio
     async def test_all_cases_apply(self) -> None:
-        """They do, or it is said which do not, and why."""
+        """All cases apply, or the skipped test names the others and the reasons."""
         sandbox = self.make()
         left_out: dict[str, list[str]] = {}
         for case in CASES:
@@ -89,7 +89,7 @@ class SandboxContract:
         return self.groups is None or case.group in self.groups
 
     def _excuse(self, case: Case, sandbox: Sandbox | None) -> str | None:
-        """Say why a case is left out; without a sandbox, as far as that is known."""
+        """Return why a case is left out, or None; without a sandbox, as far as that is known."""
         if not self._shows(case):
             return f"{type(self).__name__} shows nothing about this: {case.group}"
         if sandbox is not None and (reason := case.skip_reason(sandbox, self.untestable)):

@@ -1,4 +1,4 @@
-"""What every tool promises."""
+"""The contract of every tool."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 
 class ToolContract:
-    """Promises of a `Tool`, with sessions or without, for a test class to inherit.
+    """Tests of a `Tool`, with sessions or without.
 
     Attributes:
-        good: Arguments that give OK.
-        bad: Arguments that its schema refuses.
-        row: The columns of the data set's row that trajectories begin with, for tools that need one.
+        good: Arguments of a call that succeeds.
+        bad: Arguments that its schema rejects.
+        row: Columns of the data set's row that trajectories begin with, for tools that need one.
     """
 
     good: ClassVar[Mapping[str, JSON]] = {}
@@ -37,13 +37,19 @@ class ToolContract:
 
     @pytest_asyncio.fixture
     async def dispatcher(self) -> AsyncGenerator[Dispatcher]:
-        """A dispatcher that holds the tool."""
+        """Yield a dispatcher that holds the tool."""
         dispatcher = Dispatcher([self.make()])
         yield dispatcher
         await dispatcher.close()
 
     async def call(self, dispatcher: Dispatcher, args: Mapping[str, JSON], row: int = 0) -> ToolResult:
-        """Call it once, in a trajectory of that row of a batch."""
+        """Call the tool once, in a trajectory of its own.
+
+        Args:
+            dispatcher: The dispatcher that holds the tool.
+            args: Arguments of the call.
+            row: Row of the batch.
+        """
         async with dispatcher.session(f"{row}.0", row=row) as session:
             session.data = RowData.of(self.row)
             return (await session.run([ParsedCall(dispatcher.tools[0].name, args, "c1")]))[0]
@@ -84,7 +90,7 @@ class ToolContract:
 
     @pytest.mark.asyncio
     async def test_a_session_closes_in_the_task_that_opened_it(self) -> None:
-        """Anyio refuses anything else, hence MCP; each is closed exactly once."""
+        """Anyio requires it, and MCP uses anyio; each session is closed exactly once."""
         seen: list[tuple[str, Any]] = []
         tool = ensure_tool(self.make())
         original = tool.session

@@ -1,8 +1,7 @@
 """MCP servers for tests and demos, made with the official SDK: over stdio, streamable HTTP and SSE.
 
-`python -m torchrl_agentic.testing.servers.demo_mcp` is one over stdio;
+`python -m torchrl_agentic.testing.servers.demo_mcp` serves stdio, and `config()` returns how to start it;
 `http_app` and `sse_app` are for `serving`.
-`config()` says how to start the first.
 """
 
 from __future__ import annotations
@@ -38,7 +37,13 @@ PIXEL = base64.b64encode(b"\x89PNG one pixel").decode()
 
 
 def config(*arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> MCPServerConfig:
-    """Say how to start the demo server over stdio; `env` is all it gets besides the ordinary."""
+    """Return the configuration that starts the demo server over stdio.
+
+    Args:
+        arguments: Command-line arguments of the server.
+        env: Environment variables that are added to PYTHONPATH and the usual ones.
+        options: Further fields of `MCPServerConfig`.
+    """
     root = str(Path(__file__).parents[3])
     paths = {"PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
     options = {"name": "demo", **options}
@@ -46,7 +51,7 @@ def config(*arguments: str, env: Mapping[str, str] | None = None, **options: Any
 
 
 def demo_server() -> MCPServer:
-    """Make a server whose tools show all that tools of a server may do."""
+    """Return a server whose tools cover all behaviours of MCP tools."""
     server = MCPServer("demo", log_level="CRITICAL")
     counts: Counter[str] = Counter()
     cancelled: list[str] = []
@@ -57,17 +62,17 @@ def demo_server() -> MCPServer:
 
     @server.tool(annotations=READS)
     async def echo(text: str) -> str:
-        """Say it again."""
+        """Return a text unchanged."""
         return text
 
     @server.tool(annotations=READS)
     async def pid() -> int:
-        """Give the number of the server's process."""
+        """Return the id of the server's process."""
         return os.getpid()
 
     @server.tool(annotations=READS)
     async def environ() -> dict[str, str]:
-        """Give the server's environment."""
+        """Return the server's environment variables."""
         return dict(os.environ)
 
     @server.tool(annotations=ToolAnnotations(read_only_hint=False, idempotent_hint=False))
@@ -78,7 +83,7 @@ def demo_server() -> MCPServer:
 
     @server.tool(annotations=READS)
     async def counted(ctx: Context) -> int:
-        """Say how often `count` was called."""
+        """Return how often `count` was called."""
         return counts[session_of(ctx)]
 
     @server.tool(annotations=READS)
@@ -94,30 +99,30 @@ def demo_server() -> MCPServer:
 
     @server.tool(annotations=READS)
     async def holding() -> int:
-        """Say how many calls of `hold` have begun."""
+        """Return how many calls of `hold` have begun."""
         return counts["holding"]
 
     @server.tool(annotations=READS)
     async def release() -> str:
-        """Let all calls of `hold` end."""
+        """End all calls of `hold`."""
         released.set()
         return "released"
 
     @server.tool(annotations=READS)
     async def cancelled_calls() -> list[str]:
-        """Give the labels of the calls of `hold` that were cancelled."""
+        """Return the labels of the calls of `hold` that were cancelled."""
         return cancelled
 
     @server.tool()
     async def work(steps: int, ctx: Context) -> str:
-        """Work in steps, and tell of each."""
+        """Work in steps, and report each."""
         for step in range(steps):
             await ctx.report_progress(step + 1, steps, f"step {step + 1}")
         return "done"
 
     @server.tool()
     async def grow(name: str, ctx: Context) -> str:
-        """Add a tool, and say so to the client."""
+        """Add a tool, and notify the client."""
 
         async def grown() -> str:
             return name
@@ -128,20 +133,20 @@ def demo_server() -> MCPServer:
 
     @server.tool()
     async def shrink(name: str, ctx: Context) -> str:
-        """Take a tool away, and say so to the client."""
+        """Remove a tool, and notify the client."""
         server.remove_tool(name)
         await ctx.session.send_tool_list_changed()
         return f"{name} is gone"
 
     @server.tool()
     async def retype(ctx: Context) -> str:
-        """Let `echo` take another argument, and say so to the client."""
+        """Change the argument of `echo`, and notify the client."""
         server.remove_tool("echo")
 
         async def echo(number: int) -> str:
             return str(number)
 
-        server.add_tool(echo, description="Say a number.")
+        server.add_tool(echo, description="Return a number.")
         await ctx.session.send_tool_list_changed()
         return "done"
 
@@ -158,7 +163,7 @@ def demo_server() -> MCPServer:
 
     @server.tool()
     async def parts() -> CallToolResult:
-        """Give content of each kind."""
+        """Return content of each kind."""
         return CallToolResult(
             content=[
                 TextContent(type="text", text="first"),
@@ -184,24 +189,24 @@ def demo_server() -> MCPServer:
 
     @server.tool()
     async def facts() -> dict[str, int]:
-        """Give something structured."""
+        """Return a structured result."""
         return {"answer": 42}
 
     @server.tool(name="odd.name/with spaces")
     async def odd() -> str:
-        """Have a name that models cannot write."""
+        """Return "odd"; the name of this tool is one that models cannot write."""
         return "odd"
 
     return server
 
 
 def http_app() -> Any:
-    """Make the demo server for streamable HTTP, at /mcp."""
+    """Return the demo server for streamable HTTP, at /mcp."""
     return demo_server().streamable_http_app()
 
 
 def sse_app() -> Any:
-    """Make the demo server for SSE, at /sse."""
+    """Return the demo server for SSE, at /sse."""
     return demo_server().sse_app()
 
 

@@ -1,4 +1,4 @@
-"""Runs a server on loopback: an ASGI application in a thread, or in a process of its own."""
+"""Run an ASGI application on loopback, in a thread or in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
     from torchrl_agentic.serve.connections import ConnectionBounds
 
 END_S = 20.0
-"""How long a server may take to end."""
+"""Time limit for a server to end, in seconds."""
 
 
 @contextlib.contextmanager
 def serving(app: Any, *, bounds: ConnectionBounds | None = None) -> Generator[str]:
-    """Serve an application on a free port, and give its URL.
+    """Serve an application on a free port while the context is open, and yield its URL.
 
-    app: an ASGI application, served by a thread of this process; or "module:function", which makes one and is
-    called in a process of its own. bounds: what clients of the thread may take.
+    Args:
+        app: An ASGI application, served by a thread of this process; or "module:function", which returns one
+            and is called in a process of its own.
+        bounds: Limits for the clients of an application in a thread.
 
     Raises:
-        MissingExtra: uvicorn is not installed.
-        RuntimeError: the application does not start, or end.
+        MissingExtra: If uvicorn is not installed.
+        RuntimeError: If the application does not start or end.
     """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -43,7 +45,7 @@ def _in_thread(app: Any, listening: socket.socket, bounds: ConnectionBounds | No
     thread = threading.Thread(target=_serve, args=(server, listening), daemon=True, name="serving")
     thread.start()
     try:
-        yield  # the socket takes connections already; they are served once the application has started
+        yield  # the socket accepts connections already; they are served once the application has started
     finally:
         server.should_exit = True
         thread.join(END_S)
@@ -54,12 +56,12 @@ def _in_thread(app: Any, listening: socket.socket, bounds: ConnectionBounds | No
 @contextlib.contextmanager
 def _in_process(factory: str, listening: socket.socket) -> Generator[None]:
     fd = listening.fileno()
-    # Without -m's folder of the caller, the package might be another one than ours.
+    # PYTHONPATH makes the process import the same package as this one.
     argv = [sys.executable, "-m", __name__, factory, str(fd)]
     process = subprocess.Popen(
         argv, pass_fds=(fd,), env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     )
-    listening.close()  # who connects after the process has died is refused, and does not wait for ever
+    listening.close()  # after the process has died, connections are refused instead of waiting forever
     try:
         yield
     finally:
