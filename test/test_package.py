@@ -1,5 +1,6 @@
 """Importing the package starts nothing and loads nothing heavy; its names are there."""
 
+import inspect
 import subprocess
 import sys
 
@@ -66,3 +67,11 @@ def test_tool_is_the_decorator_after_its_module_was_imported_too():
     """Function and module share a name; whichever is imported last must not win."""
     code = "import torchrl_agentic.tools.base; from torchrl_agentic import tool; print(callable(tool))"
     assert _fresh(code) == "True"
+
+
+def test_the_heart_stays_small():
+    """Sessions by row, processes and the list of tools have files of their own."""
+    heart = torchrl_agentic.ToolCompose
+    methods = [name for name, value in vars(heart).items() if inspect.isfunction(value)]
+    assert len(inspect.getsource(heart).splitlines()) <= 300
+    assert len(methods) <= 15

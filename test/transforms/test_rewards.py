@@ -138,7 +138,7 @@ def test_the_specs_say_what_is_written(place):
 
 
 def test_what_it_needs_is_said():
-    with pytest.raises(ValueError, match="by turn, at the end, or on tokens"):
+    with pytest.raises(ValueError, match="place is 'turn', 'end' or 'tokens'"):
         ToolRewardTransform(place="start")
     env = env_of(ToolRewardTransform(place="tokens"), rows=1)
     with pytest.raises(RuntimeError, match="needs a TurnTokenizer before"):

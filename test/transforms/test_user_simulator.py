@@ -499,7 +499,11 @@ def test_without_tools_it_says_what_it_needs():
         (parrot, {"max_turns": 0}, "max_turns must be 1 or more"),
         (parrot, {"per_reply_timeout": 0}, "per_reply_timeout must be above 0"),
         (parrot, {"per_reply_timeout": float("nan")}, "per_reply_timeout must be above 0"),
-        (parrot, {"rate_limits": {"x": RateLimiter(max_concurrent=1)}}, "no such interaction; known: parrot"),
+        (
+            parrot,
+            {"rate_limits": {"x": RateLimiter(max_concurrent=1)}},
+            "no interaction has this name",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(items, options, words):

@@ -270,7 +270,7 @@ def test_a_wrapper_around_a_tool_of_the_toolset_keeps_its_order():
     ledger.more = [Renamed(last, "latest")]
     compose = ToolCompose([])
     compose.add_toolset(ledger)
-    effects = {name: bound.effects for name, bound in compose._live().bound.items()}
+    effects = {name: bound.effects for name, bound in compose._rows.dispatcher.bound.items()}
     assert effects["latest"] == effects["add"] == Effects(writes=["account"])
     assert effects["free"] is Effects.PURE
     compose.close()

@@ -1,7 +1,20 @@
-"""From parsed calls to results: look up, validate, order, limit, run, under deadlines. Plain asyncio."""
+"""From parsed calls to results, in plain asyncio: look up, validate, order, limit and run, under deadlines.
 
-from torchrl_agentic.dispatch.dispatcher import Dispatcher, ToolSelection
+A message takes this way: `Dispatcher.run` → `TurnRun.start` → `resolve` → `dependencies` → `Session.live` →
+the tool.
+"""
+
+from torchrl_agentic.dispatch.dispatcher import Dispatcher
 from torchrl_agentic.dispatch.execution_pool import ExecutionPool, PoolMode, init_execution_pool
-from torchrl_agentic.dispatch.session import Session
+from torchrl_agentic.dispatch.rows import SessionRows
+from torchrl_agentic.dispatch.session import Session, ToolSelection
 
-__all__ = ["Dispatcher", "ExecutionPool", "PoolMode", "Session", "ToolSelection", "init_execution_pool"]
+__all__ = [
+    "Dispatcher",
+    "ExecutionPool",
+    "PoolMode",
+    "Session",
+    "SessionRows",
+    "ToolSelection",
+    "init_execution_pool",
+]

@@ -1,65 +1,49 @@
-"""The tools of a ToolCompose, ready to be called, and the turns that run on them."""
+"""`Dispatcher`: the tools of an environment, ready to be called, and the turns that run on them."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
-from torchrl_agentic.dispatch.session import Session
+from torchrl_agentic.dispatch.resolve import BoundTool
+from torchrl_agentic.dispatch.session import Session, ToolSelection
 from torchrl_agentic.dispatch.threads import WorkerThreads
-from torchrl_agentic.dispatch.turn import Outages, TurnRun
+from torchrl_agentic.dispatch.turn import Outages, TurnOptions, TurnRun
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset, effects_of, has_sessions, world_name
-from torchrl_agentic.tools.row_data import RowData
 from torchrl_agentic.tools.schema import Schema, Validator
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 logger = logging.getLogger(__name__)
 
 
-ToolSelection: TypeAlias = Callable[[str, int, RowData], Collection[str] | None]
-"""(trajectory, turn, row) → names of the tools that it may use in this turn; None: what the data set says."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoundTool:
-    """What the dispatcher knows about a tool, worked out once. world: the toolset whose world it uses."""
-
-    tool: Tool
-    effects: Effects
-    has_sessions: bool
-    validator: Validator
-    limiter: Limiter | None
-    world: Toolset | None = None
-
-
 class Dispatcher:
     """Runs the calls of any number of trajectories, concurrently where their effects allow it.
 
     Args:
-        tools: tools, look-alikes or typed functions; see `ensure_tool`.
-        rate_limits: tool name → limiter. Share a limiter between dispatchers that use the same service.
-        per_call_timeout: seconds that one run of any tool may take, from its start and with its retries;
-            waiting for a slot of its rate limiter, or in a line of the tool's own, does not count. None: no
-            bound.
-        per_turn_timeout: seconds that all calls of a turn may take, with their queueing; None: no bound.
-        validate_inputs: check arguments against the tool's schema before it runs.
-        max_threads: how many blocking tools run at once.
-        max_calls_per_turn: calls beyond it are answered SKIPPED; None: no bound.
+        tools: Tools, look-alikes or typed functions; see `ensure_tool`.
+        rate_limits: Limiters by the names of tools. Share a limiter between dispatchers that use the same
+            service.
+        per_call_timeout: Seconds that one run of any tool may take, from its start and with its retries, or
+            None for no limit. Waiting for a slot of a limiter, or in a queue of the tool, does not count.
+        per_turn_timeout: Seconds that all calls of a turn may take, queueing included, or None for no limit.
+        validate_inputs: Whether arguments are checked against the tool's schema before it runs.
+        max_threads: Number of blocking tools that run at once.
+        max_calls_per_turn: Number of calls that a message may contain, or None for no limit; further calls
+            get SKIPPED results.
         tool_selection: Called with the name of a trajectory, its turn and its `RowData` before the calls of a
-            turn run; returns the names of the tools that it may use, or None for what the data set says.
-        compose: what tools find as `ToolContext.compose`.
+            turn run; returns the names of the tools that it may use, or None to follow the data set.
+        compose: Object that tools find as `ToolContext.compose`.
 
     Raises:
-        TypeError: an item is no tool, or an option has another type than it should.
-        ValueError: two tools of one name, a limit for a tool that is not there, a schema that is none, a
-            bound that is not above 0.
+        TypeError: If an item is not a tool, or an option has the wrong type.
+        ValueError: If two tools have one name, a limit names an unknown tool, a schema is invalid, or a limit
+            is not above 0.
     """
 
     def __init__(
@@ -98,30 +82,27 @@ class Dispatcher:
         for name, limiter in self._limits.items():
             if not callable(getattr(limiter, "slot", None)):
                 raise TypeError(
-                    f"rate_limits[{name!r}] is no limiter: write RateLimiter(max_concurrent={limiter!r})"
+                    f"rate_limits[{name!r}] is not a limiter: write RateLimiter(max_concurrent={limiter!r})"
                 )
         if unknown := [name for name in self._limits if name not in self.bound]:
             known = ", ".join(self.bound) or "none"
-            raise ValueError(f"a rate limit for {unknown[0]!r}, but no such tool; tools: {known}")
+            raise ValueError(f"rate_limits names {unknown[0]!r}, but there is no such tool; tools: {known}")
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools, in the order they came."""
+        """The tools, in order."""
         return tuple(bound.tool for bound in self.bound.values())
 
     @property
     def schemas(self) -> Mapping[str, Schema]:
-        """Return the JSON Schemas of the arguments by the names of the tools, as they are shown and checked.
-
-        Parsers of formats whose values have no types of their own read them.
-        """
+        """JSON Schemas of the arguments by the names of the tools; parsers of untyped values read them."""
         if self._schemas is None:
             self._schemas = {name: entry.validator.schema for name, entry in self.bound.items()}
         return self._schemas
 
     @property
     def threads(self) -> WorkerThreads:
-        """The threads for blocking tools."""
+        """Threads for blocking tools."""
         return self._threads
 
     def add(
@@ -132,7 +113,21 @@ class Dispatcher:
         limiter: Limiter | None = None,
         toolset: Toolset | None = None,
     ) -> Tool:
-        """Add a tool, at the end or before position `index`. toolset: the one it comes from."""
+        """Add a tool.
+
+        Args:
+            item: A tool, a look-alike or a typed function.
+            index: Position before which it is inserted, or None for the end.
+            limiter: Limiter of its calls, or None for the one in `rate_limits`.
+            toolset: Toolset that it comes from, or None.
+
+        Returns:
+            The tool that was added.
+
+        Raises:
+            TypeError: If `item` is not a tool.
+            ValueError: If it has no name, or the name of another tool, or an invalid schema.
+        """
         tool = ensure_tool(item)
         if not tool.name:
             raise ValueError(f"{tool!r} has no name that a model could call")
@@ -163,25 +158,25 @@ class Dispatcher:
         return BoundTool(tool, effects, has_sessions(tool), validator, limiter, world)
 
     def rebind(self, tool: Tool) -> None:
-        """Take note that a tool which is here has other arguments or effects now.
+        """Read the schema and the effects of a tool again, because they have changed.
 
         Raises:
-            ValueError: its schema is none; it stays as it was.
+            ValueError: If its schema is invalid; the tool stays as it was.
         """
         world = self.bound[tool.name].world
         self.bound = {**self.bound, tool.name: self._bind(tool, self._limits.get(tool.name), world)}
         self._schemas = None
 
     def remove(self, name: str) -> Tool:
-        """Take a tool out; what trajectories hold of it closes with them."""
+        """Remove and return a tool; trajectories that have it open close it when they end."""
         self._limits.pop(name, None)
         self._schemas = None
         return self.bound.pop(name).tool
 
     def fork(self, compose: Any = None) -> Dispatcher:
-        """Make another one with the same tools, limiters and threads, set up once for both.
+        """Return a dispatcher with the same tools, limiters and threads, set up once for both.
 
-        Tools that are added to one or taken out of it do not change the other. Each has sessions of its own.
+        Tools that are added to one or removed from it do not change the other. Each has its own sessions.
         """
         twin = copy.copy(self)
         twin.bound, twin._limits = dict(self.bound), dict(self._limits)
@@ -189,19 +184,28 @@ class Dispatcher:
         return twin
 
     def session(self, trajectory: str, *, row: int = 0) -> Session:
-        """Open a trajectory. Nothing starts before its first call."""
+        """Return the session of a new trajectory; nothing is opened before its first call.
+
+        Args:
+            trajectory: Name of the trajectory, unique in the process.
+            row: Index in the flattened batch.
+        """
         session = Session(self, trajectory, row)
         self._sessions.add(session)
         return session
 
     def forget(self, session: Session) -> None:
-        """Take note that a session is closed."""
+        """Remove a session that is closed."""
         self._sessions.discard(session)
 
     async def run(self, batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]]) -> list[list[ToolResult]]:
-        """Run one turn of several trajectories at once, (session, calls, state) each.
+        """Run one turn of several trajectories at once.
 
-        Results in that order.
+        Args:
+            batch: (session, calls, state) of each trajectory.
+
+        Returns:
+            The results of each trajectory, in the order of `batch` and of its calls.
         """
         if not self.ready:
             await self.setup()
@@ -217,7 +221,16 @@ class Dispatcher:
 
         self._sessions.update(session for session, _, _ in batch)
         outages = Outages()
-        runs = [TurnRun(self, session, calls, state, finished, outages) for session, calls, state in batch]
+        options = TurnOptions(
+            self.bound,
+            self._threads,
+            self.per_call_timeout,
+            self.per_turn_timeout,
+            self.validate_inputs,
+            self.max_calls_per_turn,
+            self.compose,
+        )
+        runs = [TurnRun(options, session, calls, state, finished, outages) for session, calls, state in batch]
         open_runs = len(runs) + 1
         for run in runs:
             run.start()
@@ -238,7 +251,7 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether every tool is set up; asked at each turn, and looked up once."""
+        """True if every tool is set up; the answer is kept, because every turn asks."""
         seen = self._seen_ready
         if seen is not None and seen[0] is self.bound and seen[1] == self._teardowns[0]:
             return True
@@ -250,7 +263,7 @@ class Dispatcher:
         """Set up each tool that is not set up yet, one after the other.
 
         Raises:
-            Exception: what a tool's `setup` raised; those before it are torn down again.
+            Exception: Any error of a tool's `setup`; the tools before it are torn down again.
         """
         while not self.ready:
             if not self._setting_up:
@@ -273,18 +286,21 @@ class Dispatcher:
             self._set_up[id(bound.tool)] = bound.tool
 
     async def close(self) -> None:
-        """Close all sessions, tear the tools down, let the threads end; using it again sets it up anew."""
+        """Close all sessions, tear the tools down and end the threads.
+
+        A later use sets everything up again.
+        """
         await self.close_sessions()
         await self._teardown()
         self._threads.close()
 
     async def close_sessions(self) -> None:
-        """Close what trajectories hold open; the tools stay set up."""
+        """Close the sessions of all trajectories; the tools stay set up."""
         ours = [session for session in self._sessions if session.dispatcher is self]
         await asyncio.gather(*(session.close() for session in ours))
 
     async def close_all(self) -> None:
-        """Close all sessions, those of forks too, and tear the tools down: nobody is left to use them."""
+        """Close all sessions, those of forks included, and tear the tools down."""
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
         await self.close()
 
@@ -306,7 +322,7 @@ def limits_by_tool(rate_limits: Mapping[str, Limiter] | None) -> dict[str, Limit
     """Return a copy of `rate_limits`.
 
     Raises:
-        TypeError: If it is no mapping.
+        TypeError: If it is not a mapping.
     """
     if not isinstance(cast("object", rate_limits), Mapping | None):
         raise TypeError(
@@ -317,5 +333,5 @@ def limits_by_tool(rate_limits: Mapping[str, Limiter] | None) -> dict[str, Limit
 
 
 def _owns_nothing(tool: Tool) -> bool:
-    """Whether there is nothing to set up or tear down; such a tool is always ready."""
+    """Return True if a tool has nothing to set up or tear down, so that it is always ready."""
     return type(tool).setup is Tool.setup and type(tool).teardown is Tool.teardown

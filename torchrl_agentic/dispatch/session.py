@@ -1,15 +1,15 @@
-"""What one trajectory holds open: a live tool per stateful tool, each opened and closed by one owner task."""
+"""One trajectory's open tools: each is opened and closed by a task of its own, the owner."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
-from torchrl_agentic.dispatch.turn import sound
+from torchrl_agentic.dispatch.model_messages import encodable_result
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
 from torchrl_agentic.tools.base import (
     Threads,
@@ -22,26 +22,26 @@ from torchrl_agentic.tools.base import (
     world_name,
 )
 from torchrl_agentic.tools.row_data import NO_DATA, RowData, check_names
-
-if TYPE_CHECKING:
-    from torchrl_agentic.dispatch.dispatcher import Dispatcher
+from torchrl_agentic.tools.schema import Schema
 
 logger = logging.getLogger(__name__)
 
+ToolSelection: TypeAlias = Callable[[str, int, RowData], Collection[str] | None]
+"""(trajectory, turn, row) → names of the tools for this turn, or None to follow the data set."""
 CLOSE_GRACE_S = 10.0
-"""How long closing one live tool may take before it is cancelled."""
+"""Seconds that closing one live tool may take before it is cancelled."""
 
 
 class _Owner:
-    """The task that opens what a trajectory has of a tool, or the world of a toolset, and closes it.
+    """The task that opens a tool, or the world of a toolset, for one trajectory, and closes it.
 
-    anyio lets no other task leave a cancel scope.
+    One task does both, because anyio forbids leaving a cancel scope in another task.
 
     Args:
         opener: The tool or toolset.
         session: The trajectory.
-        source: What another trajectory has of it, from which this one goes on.
-        after: The owner in whose place this one comes; it closes first.
+        source: Live tool or world of another trajectory that this one continues, or None.
+        after: Owner that this one replaces; it closes first.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class _Owner:
             async with self._opening() as live:
                 self.ready.set_result(live)
                 await self.closing.wait()
-                # A world that no call has seen, since it opened too late, is not the trajectory's doing.
+                # A world that opened too late for any call has no reward to give.
                 if self.is_used if isinstance(self.opener, Toolset) else has_finish(live):
                     await self._finish(live)
         except BaseException as error:
@@ -76,16 +76,16 @@ class _Owner:
                 logger.exception("closing tool %s failed (trajectory %s)", self.name, self.trajectory)
             else:
                 self.ready.set_exception(error)
-                self.ready.exception()  # looked at, so that asyncio does not complain if nobody else does
+                self.ready.exception()  # retrieved, so that asyncio does not report it as never retrieved
             if isinstance(error, asyncio.CancelledError):
                 raise
 
     async def _finish(self, live: Any) -> None:
         try:
             finishing = self.opener.finish(live) if isinstance(self.opener, Toolset) else live.finish()
-            worth = await finishing
-            if worth is not None:
-                self.session.worth[self.name] = float(worth)
+            reward = await finishing
+            if reward is not None:
+                self.session.rewards[self.name] = float(reward)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -112,16 +112,61 @@ class _Owner:
             await asyncio.wait((self.task,), timeout=1.0)
 
 
-class Session:
-    """One trajectory's side of a dispatcher, from its reset to its end. Made by `Dispatcher.session`.
+class SessionHost(Protocol):
+    """What a session needs of the dispatcher that created it."""
 
-    turn, n_calls: how many it has had. row: its place in the batch. data: what the data set says of it.
-    allowed: the tools that it may use in this turn; None: all.
-    worth: tool → what the trajectory was worth to it, filled in by `close`. An async context manager;
-    `close` may be called any number of times, and calls that come after it open everything anew.
+    @property
+    def per_call_timeout(self) -> float | None:
+        """Seconds that one run of a tool may take, or None."""
+        ...
+
+    @property
+    def tool_selection(self) -> ToolSelection | None:
+        """Callback that chooses the tools of each turn, or None."""
+        ...
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools, in order."""
+        ...
+
+    @property
+    def schemas(self) -> Mapping[str, Schema]:
+        """JSON Schemas of the arguments by the names of the tools."""
+        ...
+
+    @property
+    def threads(self) -> Threads:
+        """Threads for blocking functions."""
+        ...
+
+    async def run(self, batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]]) -> list[list[ToolResult]]:
+        """Run one turn of several trajectories at once."""
+        ...
+
+    def forget(self, session: Session) -> None:
+        """Remove a session that is closed."""
+        ...
+
+
+class Session:
+    """One trajectory's side of a dispatcher, from its reset to its end; created by `Dispatcher.session`.
+
+    An async context manager. `close` may be called any number of times; calls after it open everything anew.
+
+    Attributes:
+        dispatcher: The dispatcher.
+        trajectory: Name of the trajectory, unique in a process.
+        row: Index in the flattened batch.
+        turn: Number of turns so far.
+        n_calls: Number of calls so far, as the sources of a `TokenLedger` count them.
+        data: Row of the data set.
+        allowed: Names of the tools that the trajectory may use in this turn, or None for all.
+        rewards: Final reward of the trajectory by tool, filled in by `close`.
+        lingering: Tasks of cancelled calls that have not ended yet.
     """
 
-    def __init__(self, dispatcher: Dispatcher, trajectory: str, row: int = 0) -> None:
+    def __init__(self, dispatcher: SessionHost, trajectory: str, row: int = 0) -> None:
         self.dispatcher = dispatcher
         self.trajectory = trajectory
         self.row = row
@@ -129,29 +174,40 @@ class Session:
         self.n_calls = 0
         self.data: RowData = NO_DATA
         self.allowed: frozenset[str] | None = None
-        self.worth: dict[str, float] = {}
+        self.rewards: dict[str, float] = {}
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self._owners: dict[str | Toolset, _Owner] = {}  # of tools by their names
         self._ids: dict[str, int] = {}
 
     @property
     def threads(self) -> Threads:
-        """The threads for what blocks."""
+        """Threads for blocking functions."""
         return self.dispatcher.threads
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is open or still ending."""
+        """True if anything is open or still ending."""
         return bool(self._owners or self.lingering)
 
     async def run(self, calls: Sequence[ParsedCall], *, state: Any = None) -> list[ToolResult]:
-        """Answer the calls of one turn: one result per call, in their order."""
+        """Run the calls of one turn.
+
+        Args:
+            calls: Calls with ids that are unique in the trajectory.
+            state: View of the environment's row, for tools with `wants_state`.
+
+        Returns:
+            One result per call, in the order of the calls.
+        """
         return (await self.dispatcher.run([(self, calls, state)]))[0]
 
     async def open(self, tools: Sequence[Tool]) -> list[tuple[Tool, ToolResult]]:
-        """Open tools before anybody calls them; give what they say at the start, with who says it.
+        """Open tools before their first call, and return their initial messages.
 
-        One that cannot be opened says nothing; its calls will try again, and tell what is wrong.
+        A tool that cannot be opened has no message; its calls try again and report the error.
+
+        Returns:
+            (tool, result) of each tool that has an initial message.
         """
         said = await asyncio.gather(*(self._greeting(tool) for tool in tools))
         return [(tool, result) for tool, result in zip(tools, said, strict=True) if result is not None]
@@ -160,7 +216,7 @@ class Session:
         try:
             async with asyncio.timeout(self.dispatcher.per_call_timeout):
                 value = await (await self.live(tool)).greeting()
-            return None if value is None else sound(ToolResult.from_value(value))
+            return None if value is None else encodable_result(ToolResult.from_value(value))
         except asyncio.CancelledError:
             raise
         except BaseException:  # SystemExit too: it would end the loop that all share
@@ -168,26 +224,29 @@ class Session:
             return None
 
     async def live(self, opener: Tool | Toolset) -> Any:
-        """Return what this trajectory has of a tool with sessions, or of a toolset with a world.
+        """Return the live tool of a tool with sessions, or the world of a toolset.
 
-        It is opened at the first call.
+        Open it at the first call.
         """
         key = opener if isinstance(opener, Toolset) else opener.name
         owner = self._owners.get(key)
         if owner is None or (owner.task.done() and owner.ready.exception() is not None):
             owner = self._owners[key] = _Owner(opener, self)
-        elif owner.opener is not opener:  # another one has taken its place
+        elif owner.opener is not opener:  # another tool of this name has replaced it
             owner = self._owners[key] = _Owner(opener, self, after=owner)
         live = await asyncio.shield(owner.ready)
         owner.is_used = True
         return live
 
     async def branch(self, into: Sequence[Session]) -> None:
-        """Let other trajectories, in which nothing was called yet, go on from where this one is.
+        """Continue this trajectory in others, in which nothing has been called yet.
+
+        Args:
+            into: Sessions that get copies of everything that is open here.
 
         Raises:
-            TypeError: a tool that is open here cannot be branched.
-            InfrastructureError: what a tool holds cannot be copied.
+            TypeError: If a tool that is open here defines no `branch`.
+            InfrastructureError: If the state of a tool cannot be copied.
         """
         try:
             for session in into:
@@ -203,9 +262,10 @@ class Session:
             raise
 
     def begin_turn(self) -> None:
-        """Work out which tools the trajectory may use in this turn: what the callback says, or else its row.
+        """Set `allowed` for this turn: the tools that the callback returns, or else those of the data set.
 
-        A callback that raises is logged, and the row decides; so is a name of a tool that is not there.
+        A callback that raises, or that names an unknown tool, is logged; after an exception the data set
+        decides.
         """
         self.allowed = self.data.selection_at(self.turn)
         choose = self.dispatcher.tool_selection
@@ -215,18 +275,18 @@ class Session:
             names = choose(self.trajectory, self.turn, self.data)
             if names is not None:
                 self.allowed = frozenset(names)
-                check_names("tool_selection", self.allowed, self.dispatcher.bound)
+                check_names("tool_selection", self.allowed, [tool.name for tool in self.dispatcher.tools])
         except Exception as error:
             where = f"(trajectory {self.trajectory}, turn {self.turn})"
             logger.error("tool_selection: %s %s", error, where, exc_info=not isinstance(error, ValueError))
 
-    def take_worth(self) -> float:
-        """Give what the trajectory was worth to its tools, in sum, and forget it: it is to be told once."""
-        worth, self.worth = self.worth, {}
-        return sum(worth.values())
+    def take_reward(self) -> float:
+        """Return the sum of the tools' final rewards, and clear them, so that they count once."""
+        rewards, self.rewards = self.rewards, {}
+        return sum(rewards.values())
 
     def unique(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:
-        """Give the calls ids that are unique in this trajectory; of equal ids the later ones get a suffix."""
+        """Return the calls with ids that are unique in this trajectory; later duplicates get a suffix."""
         unique: list[ParsedCall] = []
         for call in calls:
             call_id = claim_id(call.call_id, self._ids)
@@ -236,7 +296,7 @@ class Session:
         return tuple(unique)
 
     async def close(self) -> None:
-        """Close what is open, after what was cancelled has had a moment to end."""
+        """Close everything that is open, after cancelled calls have had a second to end."""
         if self.lingering:
             await asyncio.wait(set(self.lingering), timeout=1.0)
         owners, self._owners = self._owners, {}

@@ -1,4 +1,4 @@
-"""From effects to order, as a pure function."""
+"""Run the calls of one turn: order them by their effects, start them, and stop them at their deadlines."""
 
 from __future__ import annotations
 
@@ -8,44 +8,53 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
+from torchrl_agentic.dispatch import model_messages
+from torchrl_agentic.dispatch.model_messages import encodable_result
+from torchrl_agentic.dispatch.resolve import BoundTool, Ready, resolve
+from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.limits import Slot
 from torchrl_agentic.limits.base import LOST
-from torchrl_agentic.messages import (
-    JSON,
-    ParsedCall,
-    Status,
-    TextPart,
-    Timing,
-    ToolResult,
-    encodable,
-    is_encodable,
-)
-from torchrl_agentic.tools.base import Effects, ToolContext
+from torchrl_agentic.messages import ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
+from torchrl_agentic.tools.base import Effects, Threads, ToolContext
 from torchrl_agentic.tools.row_data import NO_DATA
-from torchrl_agentic.tools.schema import SchemaValidationError
-
-if TYPE_CHECKING:
-    from torchrl_agentic.dispatch.dispatcher import BoundTool, Dispatcher
-    from torchrl_agentic.dispatch.session import Session
 
 logger = logging.getLogger(__name__)
 
+CANCEL_GRACE_S = 1.0
+"""Seconds that a cancelled turn waits for its calls to end."""
+MAX_CAUSE = 500
+"""Characters of a cause that are logged."""
+SHOWN = 3
+"""Number of causes, and of ids, in the log line about the INFRA results of a step."""
+
 
 def conflict(first: Effects, second: Effects) -> bool:
-    """Whether two calls of one trajectory must not overlap."""
+    """Return True if two calls of one trajectory must not overlap.
+
+    Args:
+        first: Effects of one call.
+        second: Effects of the other call.
+    """
     if first.exclusive or second.exclusive:
         return True
     return bool(first.writes & (second.reads | second.writes) or second.writes & first.reads)
 
 
 def dependencies(effects: Sequence[Effects]) -> list[set[int]]:
-    """Give for each call the earlier calls it has to wait for, numbered in the order the model wrote them.
+    """Return for each call the earlier calls that it waits for, numbered in the order the model wrote them.
 
-    Only the latest conflicts are given, the others follow: if 2 waits for 1 and 1 for 0, 2 names only 1. The
-    work is linear in the calls and their resources.
+    Only the latest conflicts are listed, because the others follow: if 2 waits for 1 and 1 for 0, then 2
+    lists only 1. The work is linear in the number of calls and resources.
+
+    >>> write, read = Effects(writes=["file"]), Effects(reads=["file"])
+    >>> dependencies([write, read, read, write])
+    [set(), {0}, {0}, {1, 2}]
+
+    Args:
+        effects: Effects of the calls of one trajectory.
     """
     waits: list[set[int]] = []
     barrier: int | None = None  # the latest exclusive call
@@ -77,18 +86,12 @@ def dependencies(effects: Sequence[Effects]) -> list[set[int]]:
     return waits
 
 
-CANCEL_GRACE_S = 1.0
-"""How long a cancelled turn waits for its calls to end."""
-MAX_CAUSE = 500
-"""How many characters of a cause are logged."""
-SHOWN = 3
-"""How many causes, and ids, the line about the INFRA results of a step names at most."""
-
-
 class _RunClock:
-    """Bounds the run of one call; stands still while the call waits in a line of the tool's own.
+    """Stops a call at its deadline; paused while the call waits in a queue of the tool itself.
 
-    queued_s: how long it has stood still.
+    Attributes:
+        queued_s: Seconds that the clock was paused.
+        deadline: Time of the event loop's clock at which the call is stopped, or None.
     """
 
     __slots__ = ("_entry", "_expire", "_loop", "_stopped_at", "_stops", "_timer", "deadline", "queued_s")
@@ -107,7 +110,7 @@ class _RunClock:
         self._timer = None if deadline is None else loop.call_at(deadline, expire, entry)
 
     def stop(self) -> None:
-        """Stop it; it goes on after as many calls of `go_on`."""
+        """Pause the clock; it goes on after as many calls of `go_on`."""
         self._stops += 1
         if self._stops == 1:
             self._stopped_at = self._loop.time()
@@ -115,7 +118,7 @@ class _RunClock:
                 self._timer.cancel()
 
     def go_on(self) -> float | None:
-        """Let it run again, and return the new deadline."""
+        """Let the clock run again, and return the new deadline."""
         self._stops -= 1
         if self._stops == 0:
             self._count()
@@ -123,7 +126,7 @@ class _RunClock:
         return self.deadline
 
     def end(self) -> None:
-        """End it, whether it runs or not."""
+        """End the clock, whether it runs or is paused."""
         if self._stops:
             self._count()
         self.deadline = None
@@ -131,10 +134,10 @@ class _RunClock:
             self._timer.cancel()
 
     def _count(self) -> None:
-        stood_still = self._loop.time() - self._stopped_at
-        self.queued_s += stood_still
+        paused_s = self._loop.time() - self._stopped_at
+        self.queued_s += paused_s
         if self.deadline is not None:
-            self.deadline += stood_still
+            self.deadline += paused_s
 
     def _armed(self) -> asyncio.TimerHandle | None:
         deadline = self.deadline
@@ -142,18 +145,15 @@ class _RunClock:
 
 
 class _Entry:
-    """A call on its way to its result."""
+    """A call between its resolution and its result."""
 
     __slots__ = (
-        "args", "began", "bound", "call", "clock", "dependents", "notes", "result", "slot", "task",
-        "waits_for",
+        "began", "call", "clock", "dependents", "ready", "result", "slot", "task", "waits_for",
     )  # fmt: skip
 
     def __init__(self, call: ParsedCall) -> None:
         self.call = call
-        self.bound: BoundTool | None = None
-        self.args: Mapping[str, JSON] = call.args
-        self.notes = call.notes
+        self.ready: Ready | None = None
         self.result: ToolResult | None = None
         self.began: float | None = None
         self.slot: Slot | None = None
@@ -163,23 +163,45 @@ class _Entry:
         self.dependents: list[_Entry] = []
 
 
+@dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """Options of a dispatcher that hold for the turns it runs; see `Dispatcher` for their meaning."""
+
+    tools: Mapping[str, BoundTool]
+    threads: Threads
+    per_call_timeout: float | None
+    per_turn_timeout: float | None
+    validate_inputs: bool
+    max_calls: int | None
+    compose: Any
+
+
 class TurnRun:
-    """The calls of one turn. `start` it; `finished` is called once every call has its result."""
+    """The calls of one turn of one trajectory.
+
+    Args:
+        options: Options of the dispatcher.
+        session: The trajectory.
+        calls: Calls of the message, in the order the model wrote them.
+        state: View of the environment's row, for tools with `wants_state`.
+        finished: Called once, when every call has its result.
+        outages: Collects the INFRA results of the step.
+    """
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        options: TurnOptions,
         session: Session,
         calls: Sequence[ParsedCall],
         state: Any,
         finished: Callable[[], None],
         outages: Outages,
     ) -> None:
-        self._outages = outages
-        self._dispatcher = dispatcher
+        self._options = options
         self._session = session
         self._state = state
         self._finished = finished
+        self._outages = outages
         self._loop = asyncio.get_running_loop()
         self._entries = [_Entry(call) for call in calls]
         self._open = len(self._entries)
@@ -190,18 +212,27 @@ class TurnRun:
         session.turn += 1
 
     def start(self) -> None:
-        """Answer what cannot run, work out the order of the rest, and start what waits for nothing."""
+        """Refuse the calls that may not run, order the others, and start those that wait for no other."""
         if not self._entries:
             self._finished()
             return
-        runnable: list[_Entry] = []
+        runnable, effects = list[_Entry](), list[Effects]()
+        options = self._options
         for number, entry in enumerate(self._entries):
-            refusal = self._refuse(entry, number)
-            if refusal is None:
+            resolved = resolve(
+                entry.call,
+                number,
+                options.tools,
+                allowed=self._session.allowed,
+                max_calls=options.max_calls,
+                validate=options.validate_inputs,
+            )
+            if isinstance(resolved, Ready):
+                entry.ready = resolved
                 runnable.append(entry)
+                effects.append(resolved.bound.effects)
             else:
-                self._finish(entry, refusal)
-        effects = [entry.bound.effects for entry in runnable if entry.bound is not None]
+                self._finish(entry, resolved.result)
         if any(effect is not Effects.PURE for effect in effects):
             for entry, earlier in zip(runnable, dependencies(effects), strict=True):
                 entry.waits_for = len(earlier)
@@ -212,116 +243,91 @@ class TurnRun:
                 entry.task = self._loop.create_task(self._perform(entry))
 
     def results(self) -> list[ToolResult]:
-        """The results in the order of the calls, once finished."""
+        """Return the results in the order of the calls, once the turn has finished."""
         return [entry.result for entry in self._entries if entry.result is not None]
 
     def expire(self) -> None:
-        """The time of the turn is over: what runs or waits gets a TIMEOUT result now."""
-        seconds = self._dispatcher.per_turn_timeout
+        """Give every call that has not finished a TIMEOUT result, because the time of the turn is over."""
         for entry in self._entries:
             if entry.result is None:
-                text = f"Error: the turn's {seconds:g} s were over before {entry.call.tool!r} had finished"
-                self._stop(entry, _failure(Status.TIMEOUT, text))
+                seconds = self._options.per_turn_timeout
+                self._stop(entry, model_messages.turn_timeout(entry.call.tool, seconds))
 
     async def cancel(self) -> None:
-        """Cancel what runs and wait a moment for it to end."""
+        """Cancel every call that has not finished, and wait up to `CANCEL_GRACE_S` for them to end."""
         for entry in self._entries:
             if entry.result is None:
-                self._stop(entry, _failure(Status.CANCELLED, "Error: cancelled"))
+                self._stop(entry, model_messages.cancelled(entry.call.tool))
         if self._session.lingering:
             await asyncio.wait(set(self._session.lingering), timeout=CANCEL_GRACE_S)
 
-    def _refuse(self, entry: _Entry, number: int) -> ToolResult | None:
-        """Look the tool up and check the arguments. None: the call may run."""
-        call, most = entry.call, self._dispatcher.max_calls_per_turn
-        if call.error is not None:
-            over = call.error.code == "over_limit"
-            return _failure(Status.SKIPPED if over else Status.MALFORMED, f"Error: {call.error.message}")
-        if most is not None and number >= most:
-            return _failure(Status.SKIPPED, f"Error: not run, one message may hold {most} calls at most")
-        entry.bound = self._dispatcher.bound.get(call.tool)
-        allowed = self._session.allowed
-        if entry.bound is None or (allowed is not None and call.tool not in allowed):
-            known = ", ".join(name for name in self._dispatcher.bound if allowed is None or name in allowed)
-            known = known or "none"
-            return _failure(Status.UNKNOWN_TOOL, f"Error: no tool named {call.tool!r}; available: {known}")
-        if self._dispatcher.validate_inputs:
-            try:
-                entry.args, passed_over = entry.bound.validator.accept(call.args)
-            except SchemaValidationError as error:
-                return _failure(Status.INVALID_ARGS, f"Error: {call.tool}: {error}")
-            if passed_over:
-                entry.notes += passed_over
-        return None
-
     async def _perform(self, entry: _Entry) -> None:
-        assert entry.bound is not None
-        bound, dispatcher = entry.bound, self._dispatcher
+        """Run one call: wait for its limiter, open its session, call the tool, store the result."""
+        ready = entry.ready
+        assert ready is not None
+        bound = ready.bound
         try:
             if bound.limiter is not None:
                 entry.slot = bound.limiter.slot()
                 await entry.slot.acquire()
             entry.began = self._loop.time()
-            seconds = dispatcher.per_call_timeout
+            seconds = self._options.per_call_timeout
             deadline = None if seconds is None else entry.began + seconds
             entry.clock = _RunClock(self._loop, deadline, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             world = None if bound.world is None else await self._session.live(bound.world)
-            value = await live.run(entry.args, self._context(entry, bound, live, world, entry.clock))
+            value = await live.run(ready.args, self._context(entry.call, bound, live, world, entry.clock))
             is_plain = type(value) is str and is_encodable(value)
-            answer = value if is_plain else sound(ToolResult.from_value(value))
+            answer = value if is_plain else encodable_result(ToolResult.from_value(value))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
-                raise  # stopped by us, and answered already
+                raise  # stopped by us, and its result is set
             try:
-                answer = self._answer(entry, error)
+                answer = self._result_of(entry, error)
             except BaseException:  # an exception whose text cannot be read either
                 answer = self._crash(entry, error)
         self._finish(entry, answer)
 
-    def _answer(self, entry: _Entry, error: BaseException) -> ToolResult:
-        """Say what became of a call that raised."""
+    def _result_of(self, entry: _Entry, error: BaseException) -> ToolResult:
+        """Return the result of a call that raised."""
         name = entry.call.tool
         if (result := ToolResult.from_error(error, name)) is not None:
-            return sound(result)
+            return encodable_result(result)
         if isinstance(error, asyncio.CancelledError):
             if entry.slot is not None and entry.slot.is_lost:
-                return _failure(Status.INFRA, f"Error: {name} is not available at the moment: {LOST}")
-            return _failure(Status.CANCELLED, f"Error: {name} was cancelled")
+                return model_messages.unavailable(name, LOST)
+            return model_messages.cancelled(name)
         return self._crash(entry, error)
 
     def _crash(self, entry: _Entry, error: BaseException) -> ToolResult:
-        """Log a bug, once; SystemExit counts as one too: it must not end the loop that all share."""
-        name = entry.call.tool
+        """Log a bug of a tool once; SystemExit counts, because it must not end the loop that all share."""
         if entry.result is None:
-            logger.error("tool %s crashed %s", name, self._where(entry), exc_info=error)
-        return _failure(Status.CRASH, f"Error: {name} crashed ({type(error).__name__}); it did not finish")
+            logger.error("tool %s crashed %s", entry.call.tool, self._where(entry), exc_info=error)
+        return model_messages.crashed(entry.call.tool, error)
 
     def _context(
-        self, entry: _Entry, bound: BoundTool, live: Any, world: Any, clock: _RunClock
+        self, call: ParsedCall, bound: BoundTool, live: Any, world: Any, clock: _RunClock
     ) -> ToolContext:
-        call, session = entry.call, self._session
+        session = self._session
         return ToolContext(
             call.call_id,
             call.tag,
             self._state if bound.tool.wants_state else None,
             getattr(live, "sandbox", None),
             getattr(live, "repl", None),
-            self._dispatcher.compose,
+            self._options.compose,
             session.row,
             session.trajectory,
             self._turn,
             clock.deadline,
-            self._dispatcher.threads,
+            self._options.threads,
             session.data if bound.tool.wants_row or bound.world is not None else NO_DATA,
             clock,
             world,
         )
 
     def _expire_call(self, entry: _Entry) -> None:
-        seconds = self._dispatcher.per_call_timeout
-        text = f"Error: {entry.call.tool} did not finish within {seconds:g} s and was stopped"
-        self._stop(entry, _failure(Status.TIMEOUT, text))
+        self._stop(entry, model_messages.call_timeout(entry.call.tool, self._options.per_call_timeout))
 
     def _stop(self, entry: _Entry, result: ToolResult) -> None:
         """Give a call that has not finished its result, and cancel its task."""
@@ -329,7 +335,7 @@ class TurnRun:
         if task is not None:
             self._session.lingering.add(task)
             task.add_done_callback(self._session.lingering.discard)
-            task.add_done_callback(_looked_at)
+            task.add_done_callback(_mark_retrieved)
             # Calls that depend on this one start when its task ends, or after a grace if it does not.
             dependents, entry.dependents = entry.dependents, []
             release = functools.partial(self._release, dependents)
@@ -340,7 +346,7 @@ class TurnRun:
             task.cancel(entry.result)  # so that a recorder inside the task can read what the model was told
 
     def _release(self, dependents: list[_Entry]) -> None:
-        """Let go of calls that waited for one; may come again."""
+        """Start calls that waited for another one; may be called again."""
         while dependents:
             dependent = dependents.pop()
             dependent.waits_for -= 1
@@ -357,15 +363,16 @@ class TurnRun:
         if entry.clock is not None:
             entry.clock.end()
             queued_s = entry.clock.queued_s
-            entry.clock = None  # each knows the other: no garbage that only the collector finds
+            entry.clock = None  # breaks the cycle between the two, which only the collector would find
         if isinstance(answer, ToolResult) and answer.timing is not None:  # the tool queued the call itself
             queued_s = max(queued_s, answer.timing.queue_s)
         began = min(now, began + queued_s)
         timing = Timing(self._started, began - self._started_at, now - began)
+        notes = entry.call.notes if entry.ready is None else entry.ready.notes
         if isinstance(answer, str):
-            result = ToolResult((TextPart(answer),), timing=timing, notes=entry.notes)
+            result = ToolResult((TextPart(answer),), timing=timing, notes=notes)
         else:
-            result = replace(answer, timing=timing, notes=(*entry.notes, *answer.notes))
+            result = replace(answer, timing=timing, notes=(*notes, *answer.notes))
         entry.result = result
         if result.status is Status.INFRA:
             self._outages.add(entry.call.tool, result.text, self._where(entry))
@@ -381,53 +388,45 @@ class TurnRun:
 
 
 class Outages:
-    """The INFRA results of one step, logged in one line per tool: a dead service fails every row."""
+    """The INFRA results of one step, logged in one line per tool, because a dead service fails every row."""
 
     def __init__(self) -> None:
         self._of_tools: dict[str, tuple[Counter[str], list[str]]] = {}
 
     def add(self, tool: str, text: str, where: str) -> None:
-        """Count a result."""
+        """Count a result.
+
+        Args:
+            tool: Name of the tool.
+            text: Text of the result.
+            where: Ids of the trajectory, the turn and the call, for the log.
+        """
         causes, places = self._of_tools.setdefault(tool, (Counter(), []))
         causes[" ".join(text.removeprefix("Error: ").split())[:MAX_CAUSE]] += 1
         if len(places) < SHOWN:
             places.append(where)
 
     def log(self) -> None:
-        """Log what was counted: for each tool how many calls, the commonest causes, and the first ids."""
+        """Log for each tool the number of calls, the most frequent causes, and the first ids."""
         for tool, (causes, places) in self._of_tools.items():
             total, most = causes.total(), causes.most_common(SHOWN)
             if total == 1:
                 logger.warning("tool %s: %s %s", tool, most[0][0], places[0])
                 continue
-            told = "; ".join(f"{count} x {cause}" for cause, count in most)
+            reasons = "; ".join(f"{count} x {cause}" for cause, count in most)
             others = len(causes) - len(most)
             more = f"; and {others} other causes" if others else ""
             logger.warning(
-                "tool %s: %s calls got INFRA: %s%s; first: %s", tool, total, told, more, ", ".join(places)
+                "tool %s: %s calls got INFRA: %s%s; first: %s",
+                tool,
+                total,
+                reasons,
+                more,
+                ", ".join(places),
             )
 
 
-def sound(result: ToolResult) -> ToolResult:
-    """Return the result with text that can be written as UTF-8 and a reward that is a float.
-
-    Raises:
-        TypeError: If a part has no text, or the reward is not a number.
-        ValueError: If the reward is not a number.
-    """
-    text = result.text
-    if not (text.isascii() or is_encodable(text)):
-        parts = tuple(TextPart(encodable(str(part))) for part in result.parts)
-        result = replace(result, parts=parts)
-    if result.reward is None or type(result.reward) is float:
-        return result
-    return replace(result, reward=float(result.reward))
-
-
-def _failure(status: Status, text: str) -> ToolResult:
-    return ToolResult.from_text(text, status=status)
-
-
-def _looked_at(task: asyncio.Task[None]) -> None:
+def _mark_retrieved(task: asyncio.Task[None]) -> None:
+    """Retrieve the exception of a task, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()

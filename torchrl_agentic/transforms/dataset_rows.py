@@ -1,4 +1,4 @@
-"""Columns of a data set, as plain Python: what a row of a reset TensorDict knows besides its conversation."""
+"""Rows of a data set: read their columns from a TensorDict, and begin trajectories with them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,22 @@ from torchrl_agentic.transforms.row_turn import RowTurn
 
 _stack: Any = NonTensorStack  # declared abstract, which it is not
 MOST_NUMBERS = 4096
-"""A tensor of more numbers than this stays a tensor: it is an image rather than a list."""
+"""Largest tensor that becomes a list, in elements.
+
+A larger tensor stays as it is, being an image or the like.
+"""
 
 
 def columns(tensordict: TensorDictBase, row: int, names: Iterable[NestedKey]) -> dict[NestedKey, Any]:
-    """Give the columns of one row, by name; those that the row does not have are left out.
+    """Return the columns of one row by name, as plain Python; missing columns are left out.
 
-    row: through the flattened batch. names: a tuple leads into nested TensorDicts and dicts alike. What is
-    given is the caller's own: a TensorDict is a dict, text and objects are themselves, tensors and arrays are
-    numbers and lists, up to `MOST_NUMBERS`; larger ones stay as they are.
+    A TensorDict becomes a dict, a tensor or array a number or list, up to `MOST_NUMBERS` elements. Texts and
+    other objects stay as they are. The caller may change what it gets.
+
+    Args:
+        tensordict: The batch, [*B].
+        row: Index in the flattened batch.
+        names: Keys of the columns; a tuple leads into nested TensorDicts and dicts.
     """
     wanted = [(name, _path(name)) for name in names]
     held = _row(tensordict, row, sorted({path[0] for _, path in wanted}))
@@ -45,11 +52,11 @@ def columns(tensordict: TensorDictBase, row: int, names: Iterable[NestedKey]) ->
 
 
 def collate_rows(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
-    """Put rows of a data set together: the `collate_fn` of a `DataLoader` for TorchRL's chat environments.
+    """Stack rows of a data set: the `collate_fn` of a `DataLoader` for TorchRL's chat environments.
 
-    Each row keeps what it has, lists and dicts included, which TensorDict would take apart; a column that
-    only other rows have is None. Where a row has no `query`, and its `prompt` is a list of messages, as in
-    data sets for verl, the environment begins with these messages: they become its `query` too.
+    Lists and dicts stay whole, which TensorDict would take apart; a column that a row does not have is None.
+    If a row has no `query`, and its `prompt` is a list of messages, as in data sets for verl, then these
+    messages become its `query`, and the environment begins with them.
 
     Args:
         rows: One mapping of columns per row.
@@ -73,7 +80,7 @@ def _with_query(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Make plain Python of what a TensorDict holds; dicts and lists are copied, so that each has its own."""
+    """Convert a value of a TensorDict to plain Python; dicts and lists are copied."""
     if is_non_tensor(value):
         return plain(_data(value))
     if isinstance(value, TensorDictBase):
@@ -97,7 +104,7 @@ _ABSENT = object()
 
 
 def _row(td: TensorDictBase, row: int, keys: list[str]) -> TensorDictBase:
-    """Give one row. A batch may be a stack whose rows do not have the same keys."""
+    """Return one row; a batch may be a stack whose rows have different keys."""
     for index in _unravelled(row, td.batch_size):
         if isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0:
             td = td.tensordicts[index]
@@ -132,25 +139,35 @@ _OURS = frozenset((
     "history", "text", "tokens", "masks", "log_probs", "ledger", "next", "agentic", "done", "terminated",
     "truncated",
 ))  # fmt: skip
-"""What stands beside the columns of a data set."""
+"""Keys of a TensorDict that are not columns of a data set."""
 
 
-def has_something_to_say(tools: Sequence[Tool], tensordict: TensorDictBase) -> bool:
-    """Whether tools want to know, or rows of the data set restrict them."""
+def concerns_tools(tools: Sequence[Tool], tensordict: TensorDictBase) -> bool:
+    """Return True if a tool needs the rows of the data set, or a row says something to tools.
+
+    Args:
+        tools: The tools.
+        tensordict: Result of the reset, [*B].
+    """
     wanted = any(tool.wants_row or tool.opens_at_reset for tool in tools)
     return wanted or has_row_keys(tensordict.keys())
 
 
 def has_row_keys(columns: Container[object]) -> bool:
-    """Return whether columns of these names say something to tools."""
+    """Return True if one of these columns is for tools."""
     return any(key in columns for key in (*KEYS, EXTRA))
 
 
 def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> RowData:
-    """Read what the data set says of a row that begins.
+    """Read the row of the data set for a trajectory that begins.
+
+    Args:
+        tools: The tools.
+        tensordict: Result of the reset, [*B].
+        row: Index in the flattened batch.
 
     Raises:
-        ValueError: it names a tool that is not there, or lacks what a tool needs.
+        ValueError: If it names an unknown tool, or lacks what a tool needs.
     """
     found: Any = columns(tensordict, row, [key for key in tensordict.keys() if key not in _OURS])
     try:
@@ -167,18 +184,18 @@ def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> Row
 def completed(
     known: RowData, tools: Sequence[Tool], tensordict: TensorDictBase, row: int, *, has_worlds: bool
 ) -> RowData:
-    """Return the row with what was given to `env.reset` by hand, which transforms see at the first step only.
+    """Return the row completed by columns passed to `env.reset`, which transforms see only at the first step.
 
     Args:
-        known: The row as it was read at the reset.
+        known: Row as it was read at the reset.
         tools: The tools.
         tensordict: The root of the first step, [*B].
-        row: The row, through the flattened batch.
-        has_worlds: Whether any column may be for a world; tools alone take `tools_kwargs` and its like.
+        row: Index in the flattened batch.
+        has_worlds: Whether a toolset has a world, which may need any column.
 
     Raises:
-        ValueError: If it is wrong, or comes too late: a tool that opens at the reset has arguments for that,
-            or a selection was to be shown in a prompt of tokens.
+        ValueError: If the row is invalid, or comes too late for a tool that opens at the reset, or for a
+            prompt of tokens that had to show a selection of tools.
     """
     keys = tensordict.keys()
     is_new = has_row_keys(keys) and not has_row_keys(known.columns)
@@ -201,7 +218,7 @@ def completed(
 
 
 def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
-    """Read which tools a row of the data set may use from its first turn on; None: all."""
+    """Return the names of the tools that a row may use from its first turn on, or None for all."""
     keys = [key for key in (SELECTION, EXTRA) if key in tensordict.keys()]
     if not keys:
         return None
@@ -209,30 +226,64 @@ def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
     return RowData(selections=read_selections(said_of(found)[SELECTION])).selection_at(0)
 
 
-def open_at_reset(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:
-    """Open what is open from the start on; give what is said, as turns in which nobody has called."""
-    eager = [tool for tool in tools if tool.opens_at_reset]
-    if not eager or not sessions:
+def begin_rows(
+    tools: Sequence[Tool], sessions: Sequence[Session], tensordict_reset: TensorDictBase, *, has_worlds: bool
+) -> list[RowTurn]:
+    """Give new trajectories their rows of the data set, and open the tools that open at the reset.
+
+    Args:
+        tools: The tools.
+        sessions: Sessions of the rows that begin.
+        tensordict_reset: Result of the reset, [*B].
+        has_worlds: Whether a toolset has a world, which may need any column.
+
+    Returns:
+        A turn without a message of the model for each row whose tools have initial messages.
+
+    Raises:
+        ValueError: If a row names an unknown tool, or lacks what a tool needs.
+    """
+    if not has_worlds and not concerns_tools(tools, tensordict_reset):
         return []
+    for session in sessions:
+        session.data = row_data(tools, tensordict_reset, session.row)
+    eager = [tool for tool in tools if tool.opens_at_reset]
+    return run(_opened(eager, sessions)) if eager and sessions else []
 
-    async def opened() -> list[RowTurn]:
-        said = await asyncio.gather(
-            *(
-                session.open([tool for tool in eager if session.data.allows(tool.name)])
-                for session in sessions
-            )
+
+async def _opened(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:
+    """Open tools in all sessions concurrently, and return their initial messages as turns."""
+    allowed = [[tool for tool in tools if session.data.allows(tool.name)] for session in sessions]
+    opened = await asyncio.gather(*map(Session.open, sessions, allowed))
+    return [
+        RowTurn(
+            session.row,
+            session,
+            Message("assistant", ""),
+            ParseResult(""),
+            tuple(ParsedCall(tool.name, {}, f"open_{tool.name}") for tool, _ in messages),
+            [result for _, result in messages],
         )
-        return [
-            RowTurn(
-                session.row,
-                session,
-                Message("assistant", ""),
-                ParseResult(""),
-                tuple(ParsedCall(tool.name, {}, f"open_{tool.name}") for tool, _ in greetings),
-                [result for _, result in greetings],
-            )
-            for session, greetings in zip(sessions, said, strict=True)
-            if greetings
-        ]
+        for session, messages in zip(sessions, opened, strict=True)
+        if messages
+    ]
 
-    return run(opened())
+
+HIDDEN_STATE = frozenset((
+    "history", "text", "tokens", "masks", "log_probs", "next", "agentic", "answer", "answers", "ground_truth",
+    "ground_truths", "gts", "label", "labels", "reward_model", "solution", "solutions", "target", "targets",
+))  # fmt: skip
+"""Keys that tools never see: the conversation, and the right answers of a data set."""
+
+
+def visible_state(tensordict: TensorDictBase, row: int) -> TensorDictBase:
+    """Return a locked copy of one row of a step for tools with `wants_state`, without `HIDDEN_STATE`.
+
+    Args:
+        tensordict: The root of the step, [*B].
+        row: Index in the flattened batch.
+    """
+    flat: Any = tensordict if tensordict.batch_dims == 1 else tensordict.reshape(-1)
+    item = flat[row]
+    hidden = [key for key in item.keys(True) if not HIDDEN_STATE.isdisjoint(_path(key))]
+    return item.exclude(*hidden).clone().lock_()

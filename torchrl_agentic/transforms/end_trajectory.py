@@ -1,8 +1,7 @@
-"""When a trajectory is over, other than by a tool that says so."""
+"""`EndTrajectory`: end trajectories after a number of turns, or at a message without calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,26 +11,35 @@ from torchrl.envs.transforms import Transform
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.pipeline import beside, stepped
-from torchrl_agentic.transforms.specs import out_of_room, spec_with_truncated, truncate, with_truncated
+from torchrl_agentic.transforms.specs import (
+    mark_ended,
+    out_of_room,
+    spec_with_truncated,
+    truncate,
+    with_truncated,
+)
 
 
 class EndTrajectory(Transform):
-    """End trajectories of a chat environment, which never ends them itself. Put it behind `ToolCompose`.
+    """End the trajectories of a chat environment, which never ends them itself. Put it behind `ToolCompose`.
 
-    It also truncates a row whose prompt left the policy no room for an answer (`agent_policy`).
+    It also truncates a row whose prompt left the policy no room for an answer (`agent_policy`), and writes
+    the reason into ("agentic", "ended_by").
 
     Args:
-        max_turns: the turn after which a trajectory is truncated; None: no bound.
-        when_no_calls: whether a message without calls is the last one, as an answer is. It terminates. With a
-            `UserSimulator`, who answers such messages, it must be false.
+        max_turns: Number of turns after which a trajectory is truncated, or None for no limit.
+        when_no_calls: Whether a message without calls terminates the trajectory, because it is the answer. It
+            must be False with a `UserSimulator`, which replies to such messages.
 
     Raises:
-        ValueError: neither is asked for, or `max_turns` is below 1.
+        ValueError: If neither is given, or `max_turns` is below 1.
     """
 
     def __init__(self, *, max_turns: int | None = None, when_no_calls: bool = False) -> None:
         if max_turns is None and not when_no_calls:
-            raise ValueError("EndTrajectory would never end one: give max_turns or when_no_calls=True")
+            raise ValueError(
+                "EndTrajectory would never end a trajectory: pass max_turns or when_no_calls=True"
+            )
         check_count("max_turns", max_turns)
         super().__init__()
         self.max_turns = max_turns
@@ -44,22 +52,21 @@ class EndTrajectory(Transform):
         if ("agentic", "turn") not in next_tensordict.keys(True):
             raise RuntimeError("EndTrajectory reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
-        composes = list(beside(self, ToolCompose))
         active, full = stepped(tensordict), out_of_room(tensordict)
         active, full = (torch.tensor(rows, device=done.device).reshape(done.shape) for rows in (active, full))
         cut = active & full
-        _say(composes, cut, "max_trajectory_tokens")
+        mark_ended(next_tensordict, cut, "max_trajectory_tokens")
         if self.when_no_calls:
             answered = active & ~cut & ~next_tensordict.get(("agentic", "any_tool_calls"))
-            _say(composes, answered, "no_calls")
+            mark_ended(next_tensordict, answered, "no_calls")
             next_tensordict.set("terminated", next_tensordict.get("terminated") | answered)
             next_tensordict.set("done", done | answered)
         if self.max_turns is not None:
             late = active & (next_tensordict.get(("agentic", "turn")) >= self.max_turns)
-            _say(composes, late, "max_turns")
+            mark_ended(next_tensordict, late, "max_turns")
             cut = cut | late
         done = truncate(next_tensordict, cut).get("done")
-        for compose in composes:
+        for compose in beside(self, ToolCompose):
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 
@@ -69,8 +76,3 @@ class EndTrajectory(Transform):
 
     def __repr__(self) -> str:
         return f"EndTrajectory(max_turns={self.max_turns}, when_no_calls={self.when_no_calls})"
-
-
-def _say(composes: Iterable[ToolCompose], rows: torch.Tensor, reason: str) -> None:
-    for compose in composes:
-        compose.recordings.because(rows.reshape(-1).tolist(), reason)

@@ -1,18 +1,26 @@
-"""What an environment is made of: the transforms of a kind, wherever they are nested; the rows that step."""
+"""Find the other transforms of an environment, and the rows that take part in a step or a reset."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import torch
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Compose, Transform
+
+from torchrl_agentic.transforms.specs import ENDED_BY
 
 T = TypeVar("T")
 
 
 def within(transform: object, kind: type[T]) -> Iterator[T]:
-    """Give the transforms of a kind in an environment's transform: itself, or those inside it."""
+    """Yield the transforms of a class: the transform itself, or those nested inside it.
+
+    Args:
+        transform: The transform of an environment, or None.
+        kind: The class.
+    """
     if isinstance(transform, kind):
         yield transform
     elif isinstance(transform, Compose):
@@ -21,7 +29,12 @@ def within(transform: object, kind: type[T]) -> Iterator[T]:
 
 
 def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
-    """Give the transforms of a kind in the environment that a transform is part of."""
+    """Yield the transforms of a class in the environment that a transform belongs to.
+
+    Args:
+        transform: Any transform of the environment.
+        kind: The class.
+    """
     return within(getattr(transform.container, "transform", None), kind)
 
 
@@ -57,10 +70,31 @@ def stepped(tensordict: TensorDictBase) -> list[bool]:
     return [is_in and not is_over for is_in, is_over in zip(active, done.reshape(-1).tolist(), strict=True)]
 
 
+def reset_rows(tensordict: TensorDictBase, mask: torch.Tensor | None, size: int) -> list[bool]:
+    """Return for each row of a batch whether it is reset.
+
+    Args:
+        tensordict: Argument of the reset; its "_reset" counts if it is there.
+        mask: "_reset" as `_reset_env_preprocess` saw it, because a `DataLoadingPrimer` drops it; None: all
+            rows.
+        size: Number of rows.
+    """
+    mask = tensordict.get("_reset", mask)
+    return [True] * size if mask is None else mask.reshape(size, -1).any(-1).tolist()
+
+
 def keep_ended(tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-    """Keep `done`, `terminated` and `truncated` of rows that had ended before a step."""
+    """Keep the flags, and the reason, of rows that had ended before a step.
+
+    Args:
+        tensordict: The root of the step, [*B].
+        next_tensordict: Its "next", [*B].
+    """
     done = tensordict.get("done", None)
     if done is not None and done.any():
+        reason = tensordict.get(ENDED_BY, None)
+        if reason is not None:
+            next_tensordict.set(ENDED_BY, torch.where(reason != 0, reason, next_tensordict.get(ENDED_BY)))
         for key in ("done", "terminated", "truncated"):
             before, after = tensordict.get(key, None), next_tensordict.get(key, None)
             if before is not None:

@@ -1,4 +1,4 @@
-"""RecordTransform: what only the whole environment knows of a trajectory, for its record."""
+"""`RecordTransform`: add rewards, right answers and tokens to the records of a `ToolCompose`."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.dataset_rows import columns
 from torchrl_agentic.transforms.pipeline import beside, stepped
+from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.rewards import COLUMNS
 from torchrl_agentic.transforms.turn_tokenizer import LEDGER, TurnTokenizer, read_ledger
 
 
 class RecordTransform(Transform):
-    """Tells the recorder of `ToolCompose` of rewards, right answers and tokens. Put it last.
+    """Adds rewards, right answers and tokens to the records of `ToolCompose`. Put it last.
 
     It writes nothing into the TensorDict. A trajectory is recorded as soon as it is done. Without this
-    transform it is recorded when the environment goes on to the next step, in `rollout` and in collectors, or
-    resets the row; and without rewards, right answers, tokens, and messages behind the last results.
+    transform it is recorded when the environment goes on to the next step or resets the row, and without
+    rewards, right answers, tokens, and messages behind the last results.
 
     Args:
-        gts: the column of the data set with the right answer; None: the first of `answer.COLUMNS` that there
-            is, if any.
-        extras: what else to record: name in the record → column of the data set, or of what the step wrote.
-        tokens: whether token ids, who wrote them, and log-probs are recorded; needs a `TurnTokenizer`, whose
-            tokenizer gives their texts.
+        gts: Column of the data set with the right answer, or None for the first of `rewards.COLUMNS` that
+            exists.
+        extras: Keys of other columns, of the data set or of the step, by their names in the record.
+        tokens: Whether token ids, their sources and log-probs are recorded; needs a `TurnTokenizer`, whose
+            tokenizer decodes them.
 
     Raises:
-        RuntimeError: there is no `ToolCompose` with a recorder in front of it, or no `TurnTokenizer` where
-            tokens are wanted.
+        RuntimeError: If there is no `ToolCompose` with a recorder, or no `TurnTokenizer` for `tokens`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RecordTransform(Transform):
         composes = [one for one in beside(self, ToolCompose) if one.recordings.hook is not None]
         if not composes:
             raise RuntimeError(
-                "RecordTransform tells the recorder of a ToolCompose, and there is none: "
+                "RecordTransform needs a ToolCompose with a recorder: "
                 'Compose(ToolCompose(..., recorder=Recorder("dump")), ..., RecordTransform())'
             )
         size = next_tensordict.batch_size.numel()
@@ -68,28 +68,28 @@ class RecordTransform(Transform):
                 recording = compose.recordings.of(row)
                 if recording is not None and active[row] and rewards is not None:
                     recording.reward(rewards[row])
-            self._finish(compose, over, tensordict, next_tensordict)
+            self._finish(compose.recordings, over, tensordict, next_tensordict)
         return next_tensordict
 
     def _finish(
         self,
-        compose: ToolCompose,
+        recordings: Recordings,
         over: Sequence[int],
         tensordict: TensorDictBase,
         next_tensordict: TensorDictBase,
     ) -> None:
-        """Tell what is known of the rows that are done, and end their recordings."""
-        told = [(row, found) for row in over if (found := compose.recordings.of(row)) is not None]
-        if not told:
+        """Complete the recordings of the rows that are done, and end them."""
+        ending = [(row, found) for row in over if (found := recordings.of(row)) is not None]
+        if not ending:
             return
         prompts = border.prompts(next_tensordict)
         rows = border.leaves(next_tensordict)[1] if self.tokens else []
-        for row, recording in told:
-            recording.added(compose.unrecorded(row, prompts[row]))
+        for row, recording in ending:
+            recording.added(recordings.unrecorded(row, prompts[row]))
             self._note(recording, row, tensordict, next_tensordict)
             if self.tokens:
                 recording.note(tokens=self._tokens(rows[row]))
-        compose.finish_recordings([row for row, _ in told], next_tensordict)
+        recordings.finish_done(next_tensordict)
 
     def _note(
         self, recording: Recording, row: int, tensordict: TensorDictBase, next_tensordict: TensorDictBase
@@ -119,5 +119,5 @@ class RecordTransform(Transform):
 
 
 def _single(value: JSON) -> JSON:
-    """Give what a column of one number per row holds as that number."""
+    """Return the number of a column of one number per row."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -1,59 +1,97 @@
-"""The recordings of an environment's rows, each from its first turn until its trajectory ends."""
+"""`Recordings`: what a `ToolCompose` records of its rows, from the first turn of a trajectory to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from torchrl_agentic.messages import Turn
+from tensordict import TensorDictBase
+
+from torchrl_agentic.messages import Message, Turn
 from torchrl_agentic.records import Recording, TrajectoryHook
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.specs import end_reasons
 
 
 class Recordings:
-    """What is recorded of each row. One that has ended is recorded again only once it begins anew."""
+    """The open recordings by row. A trajectory that has ended is recorded again only after its reset.
+
+    Args:
+        hook: Receives the trajectories, or None to record nothing.
+    """
 
     def __init__(self, hook: TrajectoryHook | None) -> None:
         self.hook = hook
         self._open: dict[int, Recording] = {}
-        self._reasons: dict[int, str] = {}
         self._ended: set[int] = set()
+        self._lengths: dict[int, int] = {}
 
-    def turn(self, turn: Turn) -> None:
-        """Record a turn of a row that goes on."""
+    def recorded(self, row: int) -> int:
+        """Return the number of messages of a row's conversation that are recorded."""
+        return self._lengths.get(row, 0)
+
+    def turn(self, turn: Turn, length: int) -> None:
+        """Record a turn.
+
+        Args:
+            turn: The turn; its row must not have ended.
+            length: Number of messages of the conversation after the turn.
+        """
+        self._lengths[turn.row] = length
         if self.hook is None or turn.row in self._ended:
             return
         recording = self._open.get(turn.row)
         if recording is None:
             recording = self._open[turn.row] = self.hook.begin(turn.trajectory, turn.row)
         recording.turn(turn)
-        if turn.outcome.stop_requested:
-            self._reasons[turn.row] = "stop_tool"
 
     def of(self, row: int) -> Recording | None:
-        """Give the recording of a row, if it has one that goes on."""
+        """Return the open recording of a row, or None."""
         return self._open.get(row)
 
-    def because(self, rows: Sequence[bool], reason: str) -> None:
-        """Say why rows end; what was said first counts."""
-        for row in self._open:
-            if row < len(rows) and rows[row]:
-                self._reasons.setdefault(row, reason)
+    def unrecorded(self, row: int, conversation: border.Conversation) -> list[Message]:
+        """Return the messages that came after the last recorded turn of a row, and count them as recorded.
 
-    def finish(self, rows: Iterable[int], reason: str) -> None:
-        """End the recordings of rows. reason: where none was said."""
-        for row in rows:
-            recording = self._open.pop(row, None)
-            if recording is not None:
-                self._ended.add(row)
-                recording.finish(self._reasons.pop(row, reason))
+        Args:
+            row: Index in the flattened batch.
+            conversation: The conversation of the row.
+        """
+        length = border.length(conversation)
+        known, self._lengths[row] = self._lengths.get(row, length), length
+        return list(map(border.read_message, border.messages(conversation)[known:]))
+
+    def finish_done(self, next_tensordict: TensorDictBase) -> None:
+        """End the recordings of the rows that are done, with the reasons that the TensorDict holds.
+
+        Args:
+            next_tensordict: The "next" of a step, [*B].
+        """
+        done = next_tensordict.get("done").reshape(-1).tolist()
+        if any(done) and self._open:
+            reasons = end_reasons(next_tensordict)
+            for row, is_done in enumerate(done):
+                if is_done:
+                    self._finish(row, reasons[row])
 
     def begin(self, rows: Iterable[int], reason: str) -> None:
-        """Let rows begin anew; those that had not ended end with that reason."""
-        rows = list(rows)
-        self.finish(rows, reason)
-        self._ended.difference_update(rows)
+        """Prepare rows for new trajectories.
+
+        Args:
+            rows: Rows of the flattened batch.
+            reason: Reason for the recordings that are still open.
+        """
+        for row in rows:
+            self._finish(row, reason)
+            self._ended.discard(row)
+            self._lengths.pop(row, None)
+
+    def _finish(self, row: int, reason: str) -> None:
+        recording = self._open.pop(row, None)
+        if recording is not None:
+            self._ended.add(row)
+            recording.finish(reason)
 
     def fresh(self) -> Recordings:
-        """Make those of another environment, or process, with the same hook."""
+        """Return recordings of another environment or process, with the same hook."""
         return Recordings(self.hook)
 
     def __reduce__(self) -> tuple[type[Recordings], tuple[TrajectoryHook | None]]:

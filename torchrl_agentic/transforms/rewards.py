@@ -1,4 +1,4 @@
-"""ToolRewardTransform: what tools say calls and trajectories were worth, as rewards."""
+"""Rewards from tools (`ToolRewardTransform`) and from right answers (`AnswerRewardTransform`)."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ ON_TOKENS = ("ledger", "rewards")
 
 
 class ToolRewardTransform(Transform):
-    """Write "reward", [*B, 1, 1] float32: what tools say of this turn and, at its end, of the trajectory.
+    """Write "reward", float32, [*B, 1, 1]: the rewards of calls, and at the end the final rewards of tools.
 
     The shape is that of TorchRL's rewards for language models, which `MCAdvantage` and `GRPOLoss` expect. Put
-    the transform behind `ToolCompose` and behind all that ends trajectories: at `done` it closes what they
-    hold open, whereupon tools say what the whole was worth. What is in "reward" already stays, and is added
-    to.
+    the transform behind `ToolCompose` and behind all that ends trajectories: at `done` it closes the
+    sessions, and tools return their final rewards. It adds to a "reward" that is there already.
 
     Args:
-        place: "turn": each turn has its own reward. "end": the last one has the sum of all, the others none.
-            "tokens": as "turn", and ("ledger", "rewards") float32 has it on the last token that was sampled
-            in the turn, zero on all others, as long as ("tokens", "prompt"); behind `TurnTokenizer` only.
-        calls: what a call's reward counts.
-        trajectories: what a trajectory's reward counts.
+        place: "turn": each turn has its own reward. "end": the last turn has the sum of all, the others 0.
+            "tokens": as "turn", and ("ledger", "rewards"), float32, as long as ("tokens", "prompt"), has the
+            reward at the last token that was sampled in the turn and 0 elsewhere; behind `TurnTokenizer`
+            only.
+        calls: Weight of the rewards of calls.
+        trajectories: Weight of the final rewards.
 
     Raises:
-        ValueError: there is no such place.
+        ValueError: If `place` is another text.
     """
 
     def __init__(self, *, place: Place = "turn", calls: float = 1.0, trajectories: float = 1.0) -> None:
         if place not in ("turn", "end", "tokens"):
-            raise ValueError(f"rewards are placed by turn, at the end, or on tokens; got {place!r}")
+            raise ValueError(f"place is 'turn', 'end' or 'tokens'; got {place!r}")
         super().__init__()
         self.place: Place = place
         self.calls, self.trajectories = calls, trajectories
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        """Begin with nothing."""
+        """Write zeros."""
         if self.place == "end":
-            tensordict_reset.set(SO_FAR, torch.zeros_like(tensordict_reset.get(specs.WORTH)))
+            tensordict_reset.set(SO_FAR, torch.zeros_like(tensordict_reset.get(specs.FINAL_REWARD)))
         if self.place == "tokens":
             tensordict_reset, rows = border.leaves(tensordict_reset)
             for row in rows:
@@ -61,14 +61,14 @@ class ToolRewardTransform(Transform):
         return tensordict_reset
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Write what this turn was worth."""
-        if specs.WORTH not in next_tensordict.keys(True):
+        """Close the rows that are done, and write the rewards."""
+        if specs.FINAL_REWARD not in next_tensordict.keys(True):
             raise RuntimeError("ToolRewardTransform reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
         for compose in beside(self, ToolCompose):
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         turn = next_tensordict.get((specs.KEY, "tool_reward"))
-        reward = self.calls * turn + self.trajectories * next_tensordict.get(specs.WORTH)
+        reward = self.calls * turn + self.trajectories * next_tensordict.get(specs.FINAL_REWARD)
         if self.place == "tokens":
             next_tensordict = self._on_tokens(tensordict, next_tensordict, reward)
         if self.place == "end":
@@ -100,11 +100,11 @@ class ToolRewardTransform(Transform):
         return ids
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Say that there is a reward."""
+        """Add the reward."""
         return with_reward(reward_spec)
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
-        """Add what is carried from turn to turn."""
+        """Add the entries that are carried from turn to turn."""
         shape, device = observation_spec.shape, observation_spec.device
         if self.place == "end":
             each = torch.Size((*shape, 1))
@@ -131,7 +131,7 @@ def add_reward(tensordict: TensorDictBase, reward: torch.Tensor) -> TensorDictBa
 
 
 def with_reward(reward_spec: Any) -> Any:
-    """Describe the reward: [*B, 1, 1], also where others wrote [*B, 1]."""
+    """Add the reward to a spec, [*B, 1, 1], also if another transform declared [*B, 1]."""
     shape = torch.Size((*reward_spec.shape, 1, 1))
     if "reward" not in reward_spec.keys():
         reward_spec["reward"] = Unbounded(shape=shape, dtype=torch.float32, device=reward_spec.device)
@@ -143,24 +143,23 @@ def with_reward(reward_spec: Any) -> Any:
 COLUMNS: tuple[NestedKey, ...] = (
     "ground_truth", ("reward_model", "ground_truth"), ("extra_info", "ground_truth"), "answer",
 )  # fmt: skip
-"""Where data sets keep the right answer; the first that a row has counts."""
+"""Columns of the right answer in common data sets; the first that a row has counts."""
 
 
 class AnswerRewardTransform(Transform):
-    r"""Write "reward", [*B, 1, 1] float32: at the end of a trajectory, whether its answer is right; else 0.
+    r"""Write "reward", float32, [*B, 1, 1]: at the end of a trajectory, whether its answer is right; else 0.
 
-    The answer is the last message of the model, without its reasoning. Put it behind all that ends
-    trajectories. What is in "reward" already stays, and is added to, so that it goes together with
-    `ToolRewardTransform`.
+    The answer is the last message of the model, without its reasoning. Put the transform behind all that ends
+    trajectories. It adds to a "reward" that is there already, so it combines with `ToolRewardTransform`.
 
     Args:
-        is_right: answer, right answer → whether they are the same. `same_number`, for GSM8K, compares the
-            last numbers, those behind "####" if there are any; `same_mathematics`, for Geometry3K, what is in
-            \boxed{}; both are in `tools.verl.graders`.
-        column: of the data set, with the right answer; a tuple leads into another column. None: one of
-            `COLUMNS`.
-        right: what a right answer is worth.
-        wrong: what any other one is.
+        is_right: Function of (answer, right answer) that returns True if they agree. `same_number`, for
+            GSM8K, compares the last numbers, those behind "####" if there are any; `same_mathematics`, for
+            Geometry3K, compares the contents of \boxed{}; both are in `tools.verl.graders`.
+        column: Column of the data set with the right answer; a tuple leads into another column. None: the
+            first of `COLUMNS` that exists.
+        right: Reward of a right answer.
+        wrong: Reward of any other answer.
     """
 
     def __init__(
@@ -176,19 +175,19 @@ class AnswerRewardTransform(Transform):
         self.columns = COLUMNS if column is None else (column,)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Judge the rows that are done."""
+        """Write the rewards of the rows that are done."""
         done = next_tensordict.get("done")
         rows = zip(
             border.prompts(next_tensordict), done.reshape(-1).tolist(), stepped(tensordict), strict=True
         )
         values = [
-            self._worth(conversation, self._truth(tensordict, row)) if over and active else 0.0
+            self._reward_of(conversation, self._truth(tensordict, row)) if over and active else 0.0
             for row, (conversation, over, active) in enumerate(rows)
         ]
         reward = torch.tensor(values, dtype=torch.float32, device=done.device).reshape(done.shape)
         return add_reward(next_tensordict, reward)
 
-    def _worth(self, conversation: border.Conversation, truth: str) -> float:
+    def _reward_of(self, conversation: border.Conversation, truth: str) -> float:
         said = (border.read_message(message) for message in reversed(border.messages(conversation)))
         answer = next((message.text for message in said if message.role == "assistant"), "")
         return self.right if self.is_right(answer.rpartition("</think>")[2], truth) else self.wrong
@@ -198,13 +197,13 @@ class AnswerRewardTransform(Transform):
         known = [found[name] for name in self.columns if found.get(name) is not None]
         if not known:
             raise ValueError(
-                f"row {row} of the data set has no right answer: it was looked for in "
+                f"row {row} of the data set has no right answer in "
                 f"{', '.join(map(repr, self.columns))}; name its column with column="
             )
         return str(known[0])
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Say that there is a reward."""
+        """Add the reward."""
         return with_reward(reward_spec)
 
     def __repr__(self) -> str:

@@ -1,13 +1,15 @@
-"""One row's turn: from what the model wrote to the messages that answer it, apart from running the calls."""
+"""One row's turn: read the message of the model, run its calls, write the results as messages."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchrl_agentic.dispatch import Session
+from torchrl_agentic.dispatch import Dispatcher, Session
+from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.messages import (
     JSON,
     CallError,
@@ -36,12 +38,22 @@ EOS_STRINGS = (
     "</s>",
     "<eos>",
 )
-"""What may stand at the end of a message where an engine keeps the end-of-sequence token in the text."""
+"""Strings that are cut off the end of a message: engines may leave the end-of-sequence token in the text."""
 
 
 @dataclass(slots=True)
 class RowTurn:
-    """What becomes of one row in one step."""
+    """One row in one step.
+
+    Attributes:
+        row: Index in the flattened batch.
+        session: Session of the trajectory.
+        message: Last message of the conversation.
+        parsed: Calls of the message, and its text without them.
+        calls: Calls with ids that are unique in the trajectory.
+        results: One result per call.
+        rendered: Messages that carry the results.
+    """
 
     row: int
     session: Session
@@ -55,10 +67,19 @@ class RowTurn:
 def read_turn(
     conversation: border.Conversation, known: int, written: int, eos_strings: Sequence[str]
 ) -> tuple[border.Conversation, Message]:
-    """Read the last message, and mend what the policy wrote: the messages from `known` to `written`.
+    """Read the last message, and repair the messages that the policy wrote.
 
-    Turns of others that the model invented after its own are cut off; what transforms before us appended
-    stays. So are end-of-sequence strings: the next prompt would have them twice.
+    Turns of other roles that the model invented after its own are removed, and end-of-sequence strings are
+    cut off, because the next prompt would contain them twice. Messages that other transforms appended stay.
+
+    Args:
+        conversation: The conversation after the policy, [L].
+        known: Number of messages in the prompt of the policy.
+        written: Number of messages after the policy, before other transforms.
+        eos_strings: Strings to cut off.
+
+    Returns:
+        The repaired conversation, and its last message.
     """
     messages = border.messages(conversation)
     if written > known + 1 and border.read_message(messages[known]).role == "assistant":
@@ -74,7 +95,12 @@ def read_turn(
 
 
 def without_eos(text: str, eos_strings: Sequence[str]) -> str:
-    """Cut end-of-sequence strings, and white space between and after them, off the end of a text."""
+    """Return a text without end-of-sequence strings, and white space around them, at its end.
+
+    Args:
+        text: Text of a message.
+        eos_strings: Strings to cut off.
+    """
     while True:
         trimmed = text.rstrip()
         ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
@@ -84,7 +110,13 @@ def without_eos(text: str, eos_strings: Sequence[str]) -> str:
 
 
 def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseResult:
-    """Read the calls of a message; one that was cut off has none. A parser that crashes costs one error."""
+    """Read the calls of a message. An incomplete message has none; a parser that raises costs one error.
+
+    Args:
+        parser: The parser.
+        message: A message of any role; only the assistant's can contain calls.
+        session: Session of the trajectory, for the schemas of its tools and for log lines.
+    """
     if message.role != "assistant" or not message.is_complete:
         return ParseResult(message.text, (), message.text)
     response: Any = message.content
@@ -102,10 +134,45 @@ def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseRe
         return ParseResult(message.text, (call,), "")
 
 
+def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence[Any]) -> None:
+    """Run the calls of several rows concurrently, and store calls and results in their turns.
+
+    Sessions in which a tool asked for the end of the trajectory are closed before this returns.
+
+    Args:
+        dispatcher: Dispatcher of the sessions.
+        turns: Turns with at least one call each.
+        states: View of the row for each turn, for tools with `wants_state`.
+    """
+    for turn in turns:
+        turn.calls = turn.session.unique(turn.parsed.calls)
+
+    async def run_all() -> list[list[ToolResult]]:
+        batch = [(turn.session, turn.calls, state) for turn, state in zip(turns, states, strict=True)]
+        results = await dispatcher.run(batch)
+        over = [
+            turn.session
+            for turn, found in zip(turns, results, strict=True)
+            if any(result.stop for result in found)
+        ]
+        await asyncio.gather(*(session.close() for session in over))
+        return results
+
+    for turn, results in zip(turns, run(run_all()), strict=True):
+        turn.results = results
+
+
 def render(
     parser: ToolCallParser, turn: RowTurn, tool_role: str, *, media: bool = False
 ) -> Sequence[Mapping[str, JSON]]:
-    """Write the results as messages. media: with their images and videos, where the parser writes text."""
+    """Return the messages that carry the results of a turn.
+
+    Args:
+        parser: The parser.
+        turn: The turn.
+        tool_role: Role of messages that the parser gives the role "tool".
+        media: Whether images and videos become parts of the content, if the parser writes text.
+    """
     rendered: Sequence[Mapping[str, JSON]] | None = None
     if media:
         results, slots = slotted(turn.results)
@@ -121,7 +188,7 @@ def render(
 
 
 def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> Mapping[str, JSON]:
-    """Escape what would be a control token where a template leaves out the images between two texts."""
+    """Escape control tokens that would appear if a template drops the images between two texts."""
     content = message["content"]
     if not isinstance(content, list):
         return message
@@ -131,7 +198,7 @@ def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> 
 def _messages(
     parser: ToolCallParser, turn: RowTurn, results: Sequence[ToolResult]
 ) -> Sequence[Mapping[str, JSON]]:
-    """Write results as messages; where the parser cannot, as plain ones of the tool's role."""
+    """Render results by the parser; if it raises, as plain messages of the role "tool"."""
     try:
         rendered = parser.render(turn.calls, results)
         if any(not isinstance(message["role"], str) or "content" not in message for message in rendered):
@@ -147,7 +214,13 @@ def _messages(
 
 
 def as_record(turn: RowTurn, conversation: border.Conversation, recorded: int) -> Turn:
-    """Make the record of a turn; `recorded` messages of the conversation are in earlier ones."""
+    """Return the record of a turn.
+
+    Args:
+        turn: The turn.
+        conversation: The conversation after the turn, [L].
+        recorded: Number of its messages that earlier records contain.
+    """
     before = border.length(conversation) - len(turn.rendered) - 1
     return Turn(
         turn.session.trajectory,

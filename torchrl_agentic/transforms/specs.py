@@ -1,22 +1,30 @@
-"""What ToolCompose says of each turn, under "agentic": its keys, their specs, their values."""
+"""The entries that this package writes under "agentic": their keys, specs and values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
+from torchrl_agentic.dispatch import SessionRows
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.history import AgentHistory
+from torchrl_agentic.transforms.row_turn import RowTurn
 
 KEY = "agentic"
 TRAJECTORY = (KEY, "trajectory")
-WORTH = (KEY, "trajectory_reward")
+FINAL_REWARD = (KEY, "trajectory_reward")
 CALLS = (KEY, "calls")
+ENDED_BY = (KEY, "ended_by")
+REASONS = ("", "stop_tool", "no_calls", "max_turns", "max_trajectory_tokens", "user")
+"""Why a trajectory ended, by the number in ("agentic", "ended_by").
+
+0: it goes on, or another transform ended it.
+"""
 _stack: Any = NonTensorStack  # declared abstract, which it is not
 _DTYPES = {
     "any_tool_calls": torch.bool,
@@ -30,12 +38,19 @@ _DTYPES = {
     "trajectory_reward": torch.float32,
     "tool_seconds": torch.float32,
     "trajectory": torch.int64,
+    "ended_by": torch.int64,
 }
 _BY_DTYPE = {dtype: [name for name in _DTYPES if _DTYPES[name] is dtype] for dtype in set(_DTYPES.values())}
 
 
 def agentic_spec(shape: torch.Size, device: torch.device | None, *, calls: bool = False) -> Composite:
-    """Describe the entries, each [*shape, 1]. calls: with the list of each row's calls, [*shape]."""
+    """Return the spec of the entries, each [*shape, 1].
+
+    Args:
+        shape: Batch size of the environment.
+        device: Device of the entries.
+        calls: Whether there is a list of calls per row, [*shape].
+    """
     each = torch.Size((*shape, 1))
     entries: dict[str, TensorSpec] = {
         name: Binary(n=1, shape=each, dtype=dtype, device=device)
@@ -48,59 +63,110 @@ def agentic_spec(shape: torch.Size, device: torch.device | None, *, calls: bool 
     return Composite(entries, shape=shape, device=device)
 
 
-def report(
-    rows: Iterable[tuple[int, int, Sequence[ToolResult]]],
-    trajectories: Mapping[int, int],
-    shape: torch.Size,
-    device: torch.device | None,
-) -> TensorDict:
-    """Make the entries of a step or a reset.
+def write_report(
+    tensordict: TensorDictBase, sessions: SessionRows[Any], turns: Sequence[RowTurn], *, calls: bool = False
+) -> None:
+    """Write the entries of a step, or of a reset, under "agentic".
 
     Args:
-        rows: Row, turn and results of the rows that have any; the others get zeros.
-        trajectories: Row → number of its trajectory.
-        shape: The batch size, [*B].
-        device: The device of the entries.
+        tensordict: The "next" of a step, or the result of a reset, [*B].
+        sessions: Sessions of the rows.
+        turns: Turns of the rows that took part in the step; none at a reset.
+        calls: Whether the list of calls is written too.
     """
+    shape, device = tensordict.batch_size, tensordict.device
     columns: dict[str, list[float]] = {name: [0] * shape.numel() for name in _DTYPES}
-    columns["trajectory"] = [trajectories.get(row, 0) for row in range(shape.numel())]
-    for row, turn, results in rows:
-        columns["turn"][row] = turn
-        if not results:
-            continue
-        errors = sum(result.is_error for result in results)
-        columns["any_tool_calls"][row] = True
-        columns["any_error"][row] = errors > 0
-        columns["stop_requested"][row] = any(result.stop for result in results)
-        columns["n_calls"][row] = len(results)
-        columns["n_errors"][row] = errors
-        columns["n_infra"][row] = sum(result.status is Status.INFRA for result in results) if errors else 0
-        columns["tool_reward"][row] = sum(result.reward or 0.0 for result in results)
-        columns["tool_seconds"][row] = sum(
-            result.timing.run_s for result in results if result.timing is not None
-        )
+    for row, number in sessions.ids.items():
+        columns["trajectory"][row] = number
+    if turns:
+        for row, session in sessions.sessions.items():
+            columns["turn"][row] = session.turn
+    for turn in turns:
+        _count(columns, turn.row, turn.results)
     entries: dict[str, torch.Tensor] = {}
     for dtype, names in _BY_DTYPE.items():  # one tensor per type is cheaper than one per name
         made = torch.tensor([columns[name] for name in names], dtype=dtype, device=device)
         entries.update(zip(names, made.reshape(len(names), *shape, 1).unbind(0), strict=True))
-    return TensorDict(entries, batch_size=shape, device=device)
+    written = TensorDict(entries, batch_size=shape, device=device)
+    if calls:
+        lists: dict[int, list[dict[str, JSON]]] = {}
+        for turn in turns:
+            lists[turn.row] = call_records(turn.calls, turn.results, turn.session.n_calls)
+            turn.session.n_calls += len(turn.calls)
+        written.set("calls", call_lists(lists, shape))
+    tensordict.set(KEY, written)
 
 
-def add_worth(tensordict: TensorDictBase, worth: Mapping[int, float]) -> None:
-    """Add what trajectories were worth to tools, by row."""
-    if any(worth.values()):
-        known = tensordict.get(WORTH)
-        values = [worth.get(row, 0.0) for row in range(known.numel())]
+def _count(columns: Mapping[str, list[float]], row: int, results: Sequence[ToolResult]) -> None:
+    """Write the counts and sums over the results of a row."""
+    if not results:
+        return
+    errors = sum(result.is_error for result in results)
+    is_stopped = any(result.stop for result in results)
+    columns["any_tool_calls"][row] = True
+    columns["any_error"][row] = errors > 0
+    columns["stop_requested"][row] = is_stopped
+    columns["ended_by"][row] = REASONS.index("stop_tool") if is_stopped else 0
+    columns["n_calls"][row] = len(results)
+    columns["n_errors"][row] = errors
+    columns["n_infra"][row] = sum(result.status is Status.INFRA for result in results) if errors else 0
+    columns["tool_reward"][row] = sum(result.reward or 0.0 for result in results)
+    columns["tool_seconds"][row] = sum(result.timing.run_s for result in results if result.timing is not None)
+
+
+def mark_ended(next_tensordict: TensorDictBase, rows: torch.Tensor, reason: str) -> None:
+    """Write why rows end; the first reason that is written for a row counts.
+
+    Args:
+        next_tensordict: The "next" of a step, [*B].
+        rows: The rows that end, bool, [*B, 1].
+        reason: One of `REASONS`.
+    """
+    known = next_tensordict.get(ENDED_BY, None)
+    if known is not None:
+        number = torch.full_like(known, REASONS.index(reason))
+        next_tensordict.set(ENDED_BY, torch.where(rows.reshape(known.shape) & (known == 0), number, known))
+
+
+def end_reasons(next_tensordict: TensorDictBase) -> list[str]:
+    """Return for each row why it ended: one of `REASONS`, or "truncated" or "terminated" by the flags.
+
+    Args:
+        next_tensordict: The "next" of a step, [*B].
+    """
+    size = next_tensordict.batch_size.numel()
+    cut = next_tensordict.get("truncated", None)
+    truncated = [False] * size if cut is None else cut.reshape(size, -1).any(-1).tolist()
+    numbers = next_tensordict.get(ENDED_BY).reshape(-1).tolist()
+    return [
+        REASONS[number] or ("truncated" if is_cut else "terminated")
+        for number, is_cut in zip(numbers, truncated, strict=True)
+    ]
+
+
+def add_final_rewards(tensordict: TensorDictBase, rewards: Mapping[int, float]) -> None:
+    """Add the final rewards of tools to ("agentic", "trajectory_reward").
+
+    Args:
+        tensordict: The "next" of a step, [*B].
+        rewards: Sums of the tools' final rewards by row.
+    """
+    if any(rewards.values()):
+        known = tensordict.get(FINAL_REWARD)
+        values = [rewards.get(row, 0.0) for row in range(known.numel())]
         more = torch.tensor(values, dtype=known.dtype, device=known.device)
-        tensordict.set(WORTH, known + more.reshape(known.shape))
+        tensordict.set(FINAL_REWARD, known + more.reshape(known.shape))
 
 
 def call_records(
     calls: Sequence[ParsedCall], results: Sequence[ToolResult], number: int
 ) -> list[dict[str, JSON]]:
-    """Say of each call of a turn what came of it.
+    """Return id, number, tool, status, reward and metrics of each call of a turn.
 
-    number: how many calls the trajectory had before, as the sources of a `TokenLedger` count.
+    Args:
+        calls: The calls.
+        results: Their results.
+        number: Number of calls of the trajectory before, as the sources of a `TokenLedger` count them.
     """
     return [
         {
@@ -116,7 +182,12 @@ def call_records(
 
 
 def call_lists(by_row: Mapping[int, list[dict[str, JSON]]], shape: torch.Size) -> TensorDictBase:
-    """Make the entry of the calls of all rows, a list for each."""
+    """Return the entry with a list of calls per row.
+
+    Args:
+        by_row: Records of the calls by row.
+        shape: The batch size, [*B].
+    """
     flat: list[Any] = [NonTensorData(by_row.get(row, [])) for row in range(shape.numel())]
     for size in reversed(shape[1:]):
         flat = [_stack(*flat[start : start + size]) for start in range(0, len(flat), size)]
@@ -136,7 +207,7 @@ ROOM = (KEY, "room")
 
 
 def out_of_room(tensordict: TensorDictBase) -> list[bool]:
-    """Return for each row of a step whether its answer is incomplete for want of room.
+    """Return for each row of a step whether its answer is incomplete because the prompt left no room.
 
     Args:
         tensordict: The root of the step, [*B].
@@ -153,14 +224,14 @@ def out_of_room(tensordict: TensorDictBase) -> list[bool]:
 
 
 def with_truncated(tensordict_reset: TensorDictBase) -> TensorDictBase:
-    """Begin with "truncated" false in all rows, where it is not written yet."""
+    """Write "truncated", False in all rows, unless it is there."""
     if tensordict_reset.get("truncated", None) is None:
         tensordict_reset.set("truncated", torch.zeros_like(tensordict_reset.get("done")))
     return tensordict_reset
 
 
 def spec_with_truncated(done_spec: Any) -> Any:
-    """Describe "truncated", [*B, 1], where it is not described yet."""
+    """Add "truncated", [*B, 1], to the spec, unless it is there."""
     if "truncated" not in done_spec.keys():
         shape = torch.Size((*done_spec.shape, 1))
         done_spec["truncated"] = Binary(n=1, shape=shape, dtype=torch.bool, device=done_spec.device)
@@ -168,11 +239,11 @@ def spec_with_truncated(done_spec: Any) -> Any:
 
 
 def truncate(next_tensordict: TensorDictBase, cut: torch.Tensor) -> TensorDictBase:
-    """End rows as truncated; those that have ended already stay as they are.
+    """Set `truncated` and `done` of some rows.
 
     Args:
         next_tensordict: The "next" of a step, [*B].
-        cut: The rows to end, bool, [*B, 1].
+        cut: True for the rows to end, bool, [*B, 1].
     """
     known = next_tensordict.get("truncated", None)
     next_tensordict.set("truncated", cut if known is None else known | cut)
@@ -186,10 +257,14 @@ NO_HISTORY = (
 
 
 def observation(spec: Any, *, calls: bool = False) -> Any:
-    """Add flags and telemetry; the prompt is an `AgentHistory` now. calls: see `spec`.
+    """Add the entries under "agentic" to an observation spec, and make the prompt an `AgentHistory`.
+
+    Args:
+        spec: Spec of the observations.
+        calls: Whether there is a list of calls per row.
 
     Raises:
-        ValueError: there is no history to read.
+        ValueError: If the environment has no history.
     """
     if "history" not in spec.keys():
         raise ValueError(NO_HISTORY.format(mode="tokens or text"))
@@ -204,13 +279,13 @@ def observation(spec: Any, *, calls: bool = False) -> Any:
 
 
 def action(spec: TensorSpec) -> TensorSpec:
-    """Leave out the fields of messages that only some messages have."""
+    """Remove the fields of messages that only some messages have."""
     _forget_optional(spec, ("history", "full"))
     return spec
 
 
 def _forget_optional(spec: Any, key: tuple[str, str]) -> None:
-    """Drop what only some messages have: rollouts do not have it, and specs are compared with them."""
+    """Remove optional fields of messages, which rollouts do not always have, from a spec."""
     if isinstance(spec, Composite) and key in spec.keys(True):
         history = spec[key]
         for name in ("tool_calls", "tool_responses"):

@@ -27,7 +27,14 @@ from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.dataset_rows import tool_selection
 from torchrl_agentic.transforms.pipeline import beside, stepped
-from torchrl_agentic.transforms.specs import ROOM, TOKENS_LEFT, spec_with_truncated, truncate, with_truncated
+from torchrl_agentic.transforms.specs import (
+    ROOM,
+    TOKENS_LEFT,
+    mark_ended,
+    spec_with_truncated,
+    truncate,
+    with_truncated,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -197,10 +204,11 @@ class TurnTokenizer(Transform):
     def _truncated(self, stack: TensorDictBase, full: Sequence[bool]) -> TensorDictBase:
         """End rows that are full, and close what their trajectories hold open."""
         done = stack.get("done")
-        truncate(stack, torch.tensor(full, device=done.device).reshape(done.shape))
+        rows = torch.tensor(full, device=done.device).reshape(done.shape)
+        truncate(stack, rows)
         if any(full):
+            mark_ended(stack, rows, "max_trajectory_tokens")
             for compose in beside(self, ToolCompose):
-                compose.recordings.because(full, "max_trajectory_tokens")
                 compose.end(full, stack)
         return stack
 

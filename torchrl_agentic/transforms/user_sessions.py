@@ -1,4 +1,4 @@
-"""Which interaction a row talks to, and what it is opened with."""
+"""`UserSessions`: the simulated users of an environment's rows, and their conversations."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from torchrl_agentic.dispatch import Dispatcher, Session
+from torchrl_agentic.dispatch import Session, SessionRows
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, Reply, name_of
 from torchrl_agentic.interactions.user_tool import UserTool, hand_over, judgement, reply, tool_name
 from torchrl_agentic.messages import Message
 from torchrl_agentic.transforms.dataset_rows import columns
-from torchrl_agentic.transforms.runtime import Runtime, close_sessions
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An interaction by its name, and what the row says to it."""
+    """The interaction that a row asks for.
+
+    Attributes:
+        name: Name of the interaction.
+        kwargs: Arguments that its session is opened with.
+    """
 
     name: str
     kwargs: Mapping[str, Any]
 
 
 def named(items: Any) -> dict[str, Interaction]:
-    """Give interactions by name: those of a mapping, of a list, or one alone.
+    """Return interactions by name, given a mapping, a list, or one interaction.
 
     Raises:
-        TypeError: an item is no interaction.
-        ValueError: there is none, or two have one name.
+        TypeError: If an item is not an interaction.
+        ValueError: If there is none, or two have one name.
     """
     if isinstance(items, Mapping):
         made = [(name, as_interaction(item, name=name)) for name, item in items.items()]
@@ -50,17 +54,29 @@ def named(items: Any) -> dict[str, Interaction]:
 
 
 def said(source: TensorDictBase, row: int, column: str) -> Any:
-    """Give what a row says to its user, in the column or in that of "extra_info"; None: nothing."""
+    """Return a column of one row, or of its "extra_info"; None if both lack it.
+
+    Args:
+        source: The batch, [*B].
+        row: Index in the flattened batch.
+        column: Name of the column.
+    """
     found = columns(source, row, [column, ("extra_info", column)])
     own = found.get(column)
     return found.get(("extra_info", column)) if own is None else own
 
 
 def choice(known: Mapping[str, Interaction], row: int, column: str, said: Any) -> Choice:
-    """Find out which interaction a row wants.
+    """Return the interaction that a row asks for.
+
+    Args:
+        known: Interactions by name.
+        row: Index in the flattened batch, for messages.
+        column: Name of the column, for messages.
+        said: Value of the column: a mapping with "name" and arguments, or None.
 
     Raises:
-        ValueError: it names none of those that there are, or none at all, and there are several.
+        ValueError: If it names an unknown interaction, or none although there are several.
     """
     kwargs = {} if said is None else said
     if not isinstance(kwargs, dict):
@@ -79,10 +95,16 @@ _closing: set[asyncio.Task[None]] = set()  # the event loop itself keeps no task
 
 @dataclass(slots=True)
 class UserTurn:
-    """What becomes of one row in one step: first what is known of it, then what its user makes of it.
+    """One row in one step; the conversation with the user fills in the later fields.
 
-    messages: the conversation. is_asked: whether the user is to speak. is_done: whether the trajectory is
-    over, before the user speaks or by what it says. final: what the trajectory is worth, once it is over.
+    Attributes:
+        row: Index in the flattened batch.
+        messages: The conversation.
+        is_asked: Whether the user replies in this step.
+        is_done: Whether the trajectory has ended, before the reply or by it.
+        reply: Reply of the user, if it was asked and did not fail.
+        final: Score of the whole trajectory, once it has ended.
+        has_failed: Whether the user raised or took too long.
     """
 
     row: int
@@ -95,13 +117,13 @@ class UserTurn:
 
     @property
     def is_left(self) -> bool:
-        """Whether the user has ended the conversation."""
+        """True if the user has ended the conversation."""
         return self.reply is not None and self.reply.is_over
 
 
 @dataclass(slots=True)
-class _Talk:
-    """One row's conversation with its user, from its reset on. total: of the scores of its replies."""
+class _Conversation:
+    """The conversation of one row with its user, from its reset on."""
 
     choice: Choice
     session: Session | None = None
@@ -110,136 +132,116 @@ class _Talk:
     is_over: bool = False
 
 
-class Talks:
-    """The conversations of all rows. Clones share interactions, limiters and threads, and no conversation.
+class UserSessions:
+    """The conversations of all rows with their simulated users.
 
-    What belongs to a process is left behind by pickling, and made anew on first use. options: those of
-    `Dispatcher`.
+    Clones share interactions, limiters and threads, and no conversation. After a fork and after unpickling
+    there are no conversations.
+
+    Args:
+        users: Interactions by name.
+        role: Role of the users' messages.
+        options: Keyword arguments of `Dispatcher`.
     """
-
-    # What is known of trajectories, by row; see `_none`.
-    _rows: dict[int, _Talk]
 
     def __init__(self, users: Mapping[str, Interaction], role: str, options: Mapping[str, Any]) -> None:
         self.role = role
-        self._tools = [UserTool(item, tool_name(name)) for name, item in users.items()]
-        self._options = dict(options)
-        self._runtime: Runtime | None = None
-        self._dispatcher: Dispatcher | None = None
-        live = self._live()
-        if not live.ready:
-            run(live.setup())
+        tools = [UserTool(item, tool_name(name)) for name, item in users.items()]
+        self._rows: SessionRows[dict[int, _Conversation]] = SessionRows(tools, options, dict)
 
     def __contains__(self, row: object) -> bool:
-        return row in self._here
+        return row in self._rows.state
 
     @property
     def turns(self) -> dict[int, int]:
-        """How often the user of each row has spoken."""
-        return {row: talk.turns for row, talk in self._here.items()}
-
-    @property
-    def _here(self) -> dict[int, _Talk]:
-        """The rows of this process: what another one held open is not to be touched after a fork."""
-        self._live()
-        return self._rows
+        """How often the user of each row has replied."""
+        return {row: conversation.turns for row, conversation in self._rows.state.items()}
 
     def begin(self, row: int, choice: Choice) -> None:
-        """Begin a trajectory; `end` the one before it first."""
-        self._here[row] = _Talk(choice)
+        """Begin a conversation; `end` the one before it first.
 
-    def take_up(self, row: int, trajectory: str) -> bool:
-        """Take up the next turn of a row that has begun; return whether its conversation still goes on."""
-        talk = self._here[row]
-        if talk.session is None:
-            talk.session = self._live().session(trajectory, row=row)
-            hand_over(talk.session, talk.choice.kwargs)
-        return not talk.is_over
+        Args:
+            row: Index in the flattened batch.
+            choice: The interaction.
+        """
+        self._rows.state[row] = _Conversation(choice)
+
+    def continue_row(self, row: int, trajectory: str) -> bool:
+        """Prepare the next turn of a row that has begun; return False if its conversation is over.
+
+        Args:
+            row: Index in the flattened batch.
+            trajectory: Name of the trajectory.
+        """
+        conversation = self._rows.state[row]
+        if conversation.session is None:
+            conversation.session = self._rows.session(row, trajectory)
+            hand_over(conversation.session, conversation.choice.kwargs)
+        return not conversation.is_over
 
     def converse(self, turns: Iterable[UserTurn]) -> None:
-        """Let all users that are asked speak at once, and judge and close what is over."""
+        """Ask all users concurrently, and score and close the conversations that are over."""
         busy = [turn for turn in turns if turn.is_asked or turn.is_done]
         if busy:
+            state = self._rows.state
 
             async def converse() -> None:
-                await asyncio.gather(*map(self._converse, busy))
+                await asyncio.gather(*(self._converse(turn, state[turn.row]) for turn in busy))
 
             run(converse())
 
-    async def _converse(self, turn: UserTurn) -> None:
-        talk = self._rows[turn.row]
-        session, name = talk.session, talk.choice.name
+    async def _converse(self, turn: UserTurn, conversation: _Conversation) -> None:
+        session, name = conversation.session, conversation.choice.name
         assert session is not None
         if turn.is_asked:
             turn.reply = said = await reply(session, name, turn.messages)
             turn.has_failed = said is None
             turn.is_done = said is None or said.is_over
             if said is not None:
-                talk.turns += 1
-                talk.total += said.score or 0.0
+                conversation.turns += 1
+                conversation.total += said.score or 0.0
                 if said.text:
                     turn.messages = (*turn.messages, Message(self.role, said.text))
         if turn.is_done:
-            talk.is_over = True
+            conversation.is_over = True
             judged = None
             if not turn.has_failed:
                 judged, could = await judgement(session, name, turn.messages)
                 turn.has_failed = not could
-            turn.final = talk.total if judged is None else judged
+            turn.final = conversation.total if judged is None else judged
             closing = asyncio.create_task(session.close())
-            if turn.has_failed:  # what hangs may hang in its closing too: the other rows do not wait for it
+            if turn.has_failed:  # its closing may hang too, and the other rows must not wait for it
                 _closing.add(closing)
                 closing.add_done_callback(_closing.discard)
             else:
                 await closing
 
     def finish(self, done: Sequence[bool]) -> None:
-        """Close the conversations of these rows: others have ended them."""
-        over = [talk for row, talk in self._here.items() if row < len(done) and done[row]]
-        for talk in over:
-            talk.is_over = True
-        close_sessions(talk.session for talk in over if talk.session is not None)
+        """Close the conversations of rows that other transforms have ended.
+
+        Args:
+            done: For each row of the flattened batch whether it is done.
+        """
+        over = [row for row in self._rows.state if row < len(done) and done[row]]
+        for row in over:
+            self._rows.state[row].is_over = True
+        self._rows.close_rows(over)
 
     def end(self, rows: Iterable[int]) -> None:
-        """Close the conversations of some rows."""
-        known = self._here
-        ended = [talk.session for row in rows if (talk := known.pop(row, None)) and talk.session]
-        for session in ended:
-            session.dispatcher.forget(session)
-        close_sessions(ended)
+        """Close the conversations of some rows, and forget them."""
+        rows = list(rows)
+        for row in rows:
+            self._rows.state.pop(row, None)
+        self._rows.end(rows)
 
     def close(self) -> None:
-        """End all conversations and tear the interactions down; used again, they are set up anew."""
-        if self._runtime is None or not self._runtime.is_ours:
-            return
-        self.end(list(self._rows))
-        if self._own_runtime:
-            run(self._live().close())
+        """End all conversations and tear the interactions down; a later use sets them up again."""
+        if self._rows.is_open:
+            self._rows.state.clear()
+            self._rows.close()
 
-    def clone(self) -> Talks:
-        """Make others, which share what may be shared."""
-        live, clone = self._live(), Talks.__new__(Talks)
-        clone.__dict__.update(self.__dict__, **_none(), _own_runtime=False, _dispatcher=live.fork())
-        assert clone._runtime is not None
-        assert clone._dispatcher is not None
-        clone._runtime.close_sessions_with(clone, clone._dispatcher)
+    def clone(self) -> UserSessions:
+        """Return sessions with the same interactions, limiters and threads, and without conversations."""
+        clone = UserSessions.__new__(UserSessions)
+        clone.role, clone._rows = self.role, self._rows.clone()
         return clone
-
-    def _live(self) -> Dispatcher:
-        """Our dispatcher, made anew after unpickling and after a fork."""
-        if self._runtime is None or not self._runtime.is_ours:
-            self._dispatcher = Dispatcher(self._tools, **self._options)
-            self._runtime = Runtime(self._dispatcher, toolsets_open=True)
-            self._runtime.close_sessions_with(self, self._dispatcher)
-            self._own_runtime = True
-            self.__dict__.update(_none())
-        assert self._dispatcher is not None
-        return self._dispatcher
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **_none(), "_runtime": None, "_dispatcher": None}
-
-
-def _none() -> dict[str, Any]:
-    """What is known of trajectories before the first one."""
-    return {"_rows": {}}

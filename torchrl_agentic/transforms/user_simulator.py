@@ -1,4 +1,4 @@
-"""In which order transforms must stand where a user takes part."""
+"""`UserSimulator`: a simulated user that answers the messages of the model that call no tool."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.end_trajectory import EndTrajectory
-from torchrl_agentic.transforms.pipeline import beside, stepped
-from torchrl_agentic.transforms.specs import spec_with_truncated, with_truncated
+from torchrl_agentic.transforms.pipeline import beside, reset_rows, stepped
+from torchrl_agentic.transforms.specs import mark_ended, spec_with_truncated, with_truncated
 from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer
-from torchrl_agentic.transforms.user_sessions import Talks, UserTurn, choice, named, said
+from torchrl_agentic.transforms.user_sessions import UserSessions, UserTurn, choice, named, said
 
 ORDER = "Compose(ToolCompose(...), EndTrajectory(max_turns=...), UserSimulator(...), TurnTokenizer(...))"
 
 
 def check_order(user: object, transform: object) -> None:
-    """Look at the transforms of an environment, among them a user simulator.
+    """Check the order of an environment's transforms.
+
+    Args:
+        user: The user simulator.
+        transform: The transform of the environment.
 
     Raises:
-        ValueError: one of them would take the word from the user, or not hear it.
+        ValueError: If another transform ends what the user would answer, or does not see its messages.
     """
     seen: list[object] = []
     for item in _leaves(transform):
         if isinstance(item, EndTrajectory) and item.when_no_calls:
             raise ValueError(
-                "EndTrajectory(when_no_calls=True) ends what UserSimulator answers: leave when_no_calls out, "
-                "and let the user end the conversation, or max_turns"
+                "EndTrajectory(when_no_calls=True) ends trajectories that UserSimulator continues: remove "
+                "when_no_calls, and let the user or max_turns end them"
             )
         seen.append(item)
     behind = seen[seen.index(user) :] if user in seen else seen
@@ -64,36 +68,32 @@ _DTYPES = {
 class UserSimulator(Transform):
     """Lets a simulated user answer each message of the model that calls no tool.
 
-    Stands behind `ToolCompose` and `EndTrajectory(max_turns=...)`, and in front of `TurnTokenizer`. Where
-    a message called tools, these have answered, and the user is silent; so it is where a row is done, or the
-    last message is not the model's. The users of all rows are asked concurrently. What one says becomes a
-    message in ("history", "prompt"), control tokens escaped; where it leaves, the row is `done` and
-    `terminated`. A user that fails or takes too long costs its own row: that is truncated, flagged and
-    logged.
+    Put it behind `ToolCompose` and `EndTrajectory(max_turns=...)`, and in front of `TurnTokenizer`. The user
+    is asked if the last message is the model's, calls no tool, and the row is not done. The users of all rows
+    are asked concurrently. A reply becomes a message in ("history", "prompt"), with control tokens escaped. A
+    user that ends the conversation sets `done` and `terminated` of its row. A user that fails or takes too
+    long costs its own row only: the row is truncated, flagged and logged.
 
-    Writes, with the shape [*B, 1], on reset too: ("agentic", "user_turn") int64, how often the user has
-    spoken; ("agentic", "user_score") float32, of this turn, 0 where it gave none; ("agentic",
-    "user_final_score") float32, of the whole trajectory, at its end; ("agentic", "user_error") bool.
-
-    What ends a trajectory behind this transform is not judged. `EndTrajectory(when_no_calls=True)` takes the
-    word from the user, and is refused.
+    Writes under "agentic", on reset too, with shape [*B, 1]: `user_turn`, int64, the number of replies;
+    `user_score`, float32, the score of this reply, or 0; `user_final_score`, float32, of the whole trajectory
+    at its end; `user_error`, bool. Trajectories that a transform behind this one ends get no final score.
 
     Args:
-        interactions: an interaction, or several by name or in a list; see `as_interaction` and
-            `load_interactions`. Of several, each row names its own.
-        max_turns: how often the user may speak; the message that would be answered next truncates the row.
-            None: no bound.
-        role: of the user's messages.
-        per_reply_timeout: seconds that a reply may take, with the opening of the session before the first;
-            None: no bound.
-        rate_limits: name of an interaction → limiter, as in `ToolCompose`.
-        max_threads: how many blocking interactions run at once.
-        column: of the data set, with what a row says to its user: {"name": "…", …}, the name and what the
-            session is opened with. It is looked for in "extra_info" too.
+        interactions: An interaction, or several by name or in a list; see `as_interaction` and
+            `load_interactions`. If there are several, each row names its own.
+        max_turns: Number of replies; the message that would be answered next truncates the row. None: no
+            limit.
+        role: Role of the user's messages.
+        per_reply_timeout: Seconds that a reply may take, opening the session included, or None for no limit.
+        rate_limits: Limiters by the names of interactions.
+        max_threads: Number of blocking interactions that run at once.
+        column: Column of the data set with {"name": "…", …}, the name of the interaction and the arguments of
+            its session. It is looked for in "extra_info" too.
 
     Raises:
-        TypeError: an item is no interaction.
-        ValueError: none or two of one name, a limit for one that is not there, a bound below 1 or 0 seconds.
+        TypeError: If an item is not an interaction.
+        ValueError: If there is no interaction, two have one name, a limit names an unknown one, or a bound is
+            below 1 or not above 0 seconds.
     """
 
     def __init__(
@@ -110,16 +110,18 @@ class UserSimulator(Transform):
         super().__init__()
         border.require_list_to_stack()
         if max_turns is not None and max_turns < 1:
-            raise ValueError(f"max_turns must be 1 or more, or None for no bound; got {max_turns}")
+            raise ValueError(f"max_turns must be 1 or more, or None for no limit; got {max_turns}")
         if per_reply_timeout is not None and not per_reply_timeout > 0:
             raise ValueError(
-                f"per_reply_timeout must be above 0 seconds, or None for no bound; got {per_reply_timeout}"
+                f"per_reply_timeout must be above 0 seconds, or None for no limit; got {per_reply_timeout}"
             )
         self.interactions = named(interactions)
         limits = dict(rate_limits or {})
         if unknown := [name for name in limits if name not in self.interactions]:
             known = ", ".join(self.interactions)
-            raise ValueError(f"a rate limit for {unknown[0]!r}, but no such interaction; known: {known}")
+            raise ValueError(
+                f"rate_limits names {unknown[0]!r}, but no interaction has this name; known: {known}"
+            )
         self.max_turns = max_turns
         self.role = role
         self.column = column
@@ -129,7 +131,7 @@ class UserSimulator(Transform):
             "max_threads": max_threads,
             "validate_inputs": False,
         }
-        self._talks = Talks(self.interactions, role, options)
+        self._users = UserSessions(self.interactions, role, options)
         self._mask: torch.Tensor | None = None
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -139,7 +141,7 @@ class UserSimulator(Transform):
         rows = border.prompts(next_tensordict)
         escape = next(beside(self, ToolCompose)).parser.control_escaper.escape
         turns = self._turns(tensordict, next_tensordict, rows, called.reshape(-1).tolist())
-        self._talks.converse(turns)
+        self._users.converse(turns)
         for turn in turns:
             if turn.reply is not None and (turn.reply.text or not turn.reply.is_over):
                 message = border.write_message({"role": self.role, "content": escape(turn.reply.text)})
@@ -154,18 +156,18 @@ class UserSimulator(Transform):
         rows: Sequence[border.Conversation],
         called: Sequence[bool],
     ) -> list[UserTurn]:
-        """Decide what is to become of each row that is stepped and was not over before."""
+        """Decide for each active row whether its user replies, and whether it is done."""
         done = next_tensordict.get("done").reshape(-1).tolist()
         active = stepped(tensordict)
-        spoken = self._talks.turns
+        spoken = self._users.turns
         compose = next(beside(self, ToolCompose))
         turns: list[UserTurn] = []
         for row, conversation in enumerate(rows):
             if not active[row]:
                 continue
-            if row not in self._talks:  # given to `reset` by hand, it does not reach transforms before a step
+            if row not in self._users:  # columns passed to `reset` reach transforms only at the first step
                 self._begin(row, said(tensordict, row, self.column))
-            if not self._talks.take_up(row, compose.trajectory(row)):
+            if not self._users.continue_row(row, compose.trajectory(row)):
                 continue
             is_answer = not (done[row] or called[row]) and _is_from_model(conversation)
             is_last = is_answer and self.max_turns is not None and spoken.get(row, 0) >= self.max_turns
@@ -175,11 +177,11 @@ class UserSimulator(Transform):
         return turns
 
     def _report(self, next_tensordict: TensorDictBase, turns: Sequence[UserTurn]) -> TensorDictBase:
-        """Write scores and flags, and end the rows that are over."""
+        """Write scores, flags and reasons, and end the rows that are over."""
         done = next_tensordict.get("done")
         had_ended = done.reshape(-1).tolist()
         values = _zeros(done.numel())
-        for row, count in self._talks.turns.items():
+        for row, count in self._users.turns.items():
             values["user_turn"][row] = count
         left, cut = [False] * done.numel(), [False] * done.numel()
         for turn in turns:
@@ -195,29 +197,28 @@ class UserSimulator(Transform):
             next_tensordict.set(key, added if known is None else known | added)
             done = done | added
         next_tensordict.set("done", done)  # collectors look at "done" alone
+        for flags, reason in ((left, "user"), (cut, "max_turns")):
+            mark_ended(next_tensordict, torch.tensor(flags, device=done.device).reshape(done.shape), reason)
         for compose in beside(self, ToolCompose):
-            compose.recordings.because(left, "user")
-            compose.recordings.because(cut, "max_turns")
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
-        """Take note of the mask: a `DataLoadingPrimer` makes a new TensorDict for the reset, without it."""
+        """Keep the mask of the reset: a `DataLoadingPrimer` creates a new TensorDict without it."""
         self._mask = None if tensordict is None else tensordict.get("_reset", None)
         return tensordict
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        """Begin new trajectories in the rows of the mask; the others go on as they are.
+        """Begin new conversations in the rows of the mask; the others continue.
 
         Raises:
-            ValueError: a row names no interaction that there is, or the transforms stand in a wrong order.
+            ValueError: If a row names an unknown interaction, or the transforms are in the wrong order.
         """
         check_order(self, getattr(self.container, "transform", None))
         size = tensordict_reset.batch_size.numel()
-        mask, self._mask = tensordict.get("_reset", self._mask), None
-        chosen = [True] * size if mask is None else mask.reshape(size, -1).any(-1).tolist()
+        chosen, self._mask = reset_rows(tensordict, self._mask, size), None
         rows = [row for row in range(size) if chosen[row]]
-        self._talks.end(rows)
+        self._users.end(rows)
         for row in rows:
             told = said(tensordict_reset, row, self.column)
             if told is not None:
@@ -226,29 +227,29 @@ class UserSimulator(Transform):
         return with_truncated(tensordict_reset)
 
     def _begin(self, row: int, told: Any) -> None:
-        self._talks.begin(row, choice(self.interactions, row, self.column, told))
+        self._users.begin(row, choice(self.interactions, row, self.column, told))
 
     def _post_step_mdp_hooks(
         self, tensordict: TensorDictBase, tensordict_: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Close the rows that transforms behind us have ended."""
-        self._talks.finish(tensordict.get(("next", "done")).reshape(-1).tolist())
+        """Close the conversations of rows that other transforms have ended."""
+        self._users.finish(tensordict.get(("next", "done")).reshape(-1).tolist())
         return tensordict, tensordict_
 
     def close(self) -> None:
         """End all conversations and tear the interactions down.
 
-        May be called again; a later step sets them up anew.
+        May be called again; a later step sets them up again.
         """
-        self._talks.close()
+        self._users.close()
 
     def clone(self) -> Self:
-        """Make a transform with the same interactions, limiters and threads, and conversations of its own."""
+        """Return a transform with the same interactions, limiters and threads, and without conversations."""
         clone = self.__class__.__new__(self.__class__)
         Transform.__init__(clone)
         kept = ("interactions", "max_turns", "role", "column")
         clone.__dict__.update({name: self.__dict__[name] for name in kept}, _mask=None)
-        clone._talks = self._talks.clone()
+        clone._users = self._users.clone()
         return clone
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
@@ -275,7 +276,7 @@ class UserSimulator(Transform):
 
 
 def _is_from_model(conversation: border.Conversation) -> bool:
-    """Whether the last message is the model's."""
+    """Return True if the last message is the model's."""
     return border.read_message(border.messages(conversation)[-1]).role == "assistant"
 
 
