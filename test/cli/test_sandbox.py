@@ -48,7 +48,7 @@ def test_cases_that_pass_are_listed_with_those_that_are_declared():
     assert result.exit_code == 0, said
     assert "passed commands run at the same time" in said
     assert "declared memory of all commands together is bounded" in said
-    assert "unsafe says that it does not stop this: memory" in said
+    assert "unsafe does not stop this threat: memory" in said
     assert "3 declared as not kept" in said or "2 declared as not kept" in said
 
 
@@ -56,7 +56,7 @@ class Boasting(UnsafeSubprocessSandbox):
     """The unsafe one, as if it could stop everything."""
 
     name: ClassVar[str] = "boasting"
-    cannot: ClassVar[frozenset[str]] = frozenset()
+    not_stopped: ClassVar[frozenset[str]] = frozenset()
 
 
 class Broken(UnsafeSubprocessSandbox):

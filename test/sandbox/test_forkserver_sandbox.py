@@ -17,7 +17,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import ForkServerRepl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, SandboxError
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
-from torchrl_agentic.sandbox.zygote_pool import Pool, close_pools
+from torchrl_agentic.sandbox.zygote_pool import ZygotePool, close_pools
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
 _numbers = iter(range(1000))
@@ -332,7 +332,7 @@ async def test_two_event_loops_use_one_pool() -> None:
     assert found == ["42"] * 30
 
 
-async def _settled(pool: Pool) -> int:
+async def _settled(pool: ZygotePool) -> int:
     """How many trajectories the pool believes to be in use, once it does nothing any more."""
     for _ in range(100):
         await asyncio.sleep(0.02)

@@ -29,7 +29,7 @@ from torchrl_agentic.text import printable, read_json
 if TYPE_CHECKING:
     from torchrl_agentic.config import LoadedTools
     from torchrl_agentic.sandbox import Sandbox
-    from torchrl_agentic.sandbox.conformance import Case, Outcome
+    from torchrl_agentic.sandbox.conformance import Case, CaseOutcome
     from torchrl_agentic.tools.base import Tool
 
 ARGS: dict[str, dict[str, Any]] = {
@@ -222,7 +222,7 @@ def _kinds() -> Mapping[str, type[Sandbox]]:
     return {kind.name: kind for kind in kinds if kind.name}
 
 
-async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) -> list[Outcome]:
+async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) -> list[CaseOutcome]:
     """Try the cases, with a line that shows how far we are.
 
     Raises:
@@ -240,7 +240,7 @@ async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) ->
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(kind.name, total=len(cases))
 
-        def on_outcome(outcome: Outcome) -> None:
+        def on_outcome(outcome: CaseOutcome) -> None:
             progress.update(task, advance=1, description=outcome.case.group)
             if outcome.status == "failed":
                 progress.console.print(Text(f"FAILED  {outcome.case}", style="bold red"))
@@ -248,7 +248,7 @@ async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) ->
         return await check(kind, cases, on_outcome=on_outcome)
 
 
-def _table(group: str, outcomes: list[Outcome]) -> Table:
+def _table(group: str, outcomes: list[CaseOutcome]) -> Table:
     table = Table(title=group, title_justify="left", box=box.SIMPLE, show_header=False)
     for outcome in outcomes:
         word, style = _SHOWN[outcome.status]
@@ -258,7 +258,7 @@ def _table(group: str, outcomes: list[Outcome]) -> Table:
     return table
 
 
-def _verdict(name: str, outcomes: list[Outcome]) -> str:
+def _verdict(name: str, outcomes: list[CaseOutcome]) -> str:
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in _SHOWN}
     parts = [f"{counts['passed']} passed"]
     if counts["excused"]:

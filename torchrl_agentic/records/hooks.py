@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from torchrl_agentic.messages import JSON, Message, Turn
-from torchrl_agentic.records.record import TokenRecord
+
+if TYPE_CHECKING:
+    from torchrl_agentic.records.record import TokenRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")
