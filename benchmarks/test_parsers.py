@@ -1,4 +1,4 @@
-"""What does parsing cost, beside the parsers of engines, and does it stay linear?"""
+"""The cost of parsing, compared with the parsers of engines, and its growth with the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REGEX = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def inputs(name: str) -> dict[str, str]:
-    """The messages that every contender reads."""
+    """Return the messages that every parser reads."""
     parser = get_parser(name)
     one, big = ParsedCall("f", CODE, "call_0_0"), ParsedCall("f", BIG, "call_0_0")
     return {
@@ -38,7 +38,7 @@ def inputs(name: str) -> dict[str, str]:
 
 
 def engine(name: str) -> Callable[[str], Any]:
-    """A parser of an engine as its own server calls it: a new instance per message."""
+    """Return a parser of an engine, called as by its server: a new instance per message."""
     package, _, format = name.partition(":")
     if package == "vllm":
         kind = importlib.import_module("vllm.tool_parsers").ToolParserManager.get_tool_parser(format)
@@ -55,7 +55,7 @@ def engine(name: str) -> Callable[[str], Any]:
 
 
 def contenders(name: str, engines: tuple[str, ...]) -> list[str]:
-    """Ours, and those whose package is installed (`make test-vllm` makes an environment with them)."""
+    """Return our parsers, and those of installed engines (see `make test-vllm`)."""
     return [name, *(other for other in engines if importlib.util.find_spec(other.partition(":")[0]))]
 
 
@@ -99,7 +99,7 @@ SIZES = (250_000, 500_000, 1_000_000)
 
 
 def hostile(name: str) -> dict[str, str]:
-    """Text that has made parsers slow: a beginning, and what is repeated behind it."""
+    """Texts that have made parsers slow: a prefix and a repeated part."""
     parser = get_parser(name)
     tool, args = {"tags": ("search", {"query": "x"}), "fence": ("python", CODE)}.get(name, ("f", CODE))
     one = parser.render_call(ParsedCall(tool, args, "call_0_0"))
@@ -173,7 +173,7 @@ FORMATS = [name for name in PARSERS if isinstance(get_parser(name), TextParser)]
 @pytest.mark.parametrize("what", ["plain text", "thought", "call"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_token_by_token(benchmark: Callable[..., Any], name: str, what: str) -> None:
-    """What feeding one token of four characters costs, as an engine that streams feeds them."""
+    """Measure feeding one token of four characters, as a streaming engine does."""
     parser = get_parser(name)
     tool, args = {"tags": ("search", {"query": PROSE}), "fence": ("python", {"code": PROSE})}.get(
         name, ("f", {"code": PROSE})
@@ -197,6 +197,6 @@ def test_token_by_token(benchmark: Callable[..., Any], name: str, what: str) -> 
 
 
 def test_a_new_parser(benchmark: Callable[..., Any]) -> None:
-    """Making one costs microseconds, so that nobody needs to share it."""
+    """Measure creating a parser: microseconds, so that sharing is not needed."""
     benchmark.group = "make a parser"
     benchmark(HermesParser)

@@ -1,4 +1,4 @@
-"""Parsers of other packages behind our interface lose nothing: transformers', and a stand-in."""
+"""Adapters lose no call and no text: that of transformers, and one of a fake engine."""
 
 import pickle
 
@@ -29,7 +29,7 @@ TEMPLATE = {
 
 
 class Engine(EngineParser):
-    """An engine that answers what the test wants."""
+    """An engine with a given answer."""
 
     engine = "engine"
 

@@ -1,4 +1,4 @@
-"""A chat template says which format its model speaks, and tools reach the prompt through it."""
+"""Detecting the format of a chat template, and showing tools in the prompt."""
 
 import json
 import logging
@@ -191,7 +191,7 @@ def edit(path: str, *, dry_run: bool, limit: int | None) -> str:
 
 
 def test_a_parser_that_reads_other_values_is_refused():
-    """Its values are strings where another parser reads what was meant."""
+    """It reads strings where another parser reads typed values."""
 
     class Stringly(HermesParser):
         name = "stringly"

@@ -1,4 +1,4 @@
-"""Calls without an opener that follow prose on their line: they do not run, and the result says so."""
+"""Calls without an opener after prose on their line do not run, and are noted."""
 
 import pytest
 
@@ -11,7 +11,7 @@ NOTED = ("call_behind_prose",)
 
 
 def notes(name, text, tools):
-    """Return the notes on a message that holds no call, whichever way it comes."""
+    """Return the notes on a message without calls, read as a whole and as a stream."""
     parser = get_parser(name)
     result = parser.parse(text, tools=tools)
     assert (result.calls, result.text) == ((), text)

@@ -1,4 +1,4 @@
-"""The quick way to read clean messages gives what the thorough one gives."""
+"""The fast path for well-formed messages returns the same results as the general reader."""
 
 import json
 

@@ -20,7 +20,7 @@ def action(*calls) -> str:
 
 
 def read(text, parser=COHERE):
-    """What a message holds, read as a whole and a character at a time."""
+    """Return the calls of a message, read as a whole and a character at a time."""
     result, stream = parser.parse(text), parser.stream()
     for character in text:
         stream.feed(character)

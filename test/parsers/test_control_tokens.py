@@ -1,4 +1,4 @@
-"""Text in which no control token stands, whatever is made of it later; and which parsers see to that."""
+"""Escaped text contains no control token, also after it is joined or decoded; all parsers escape results."""
 
 import json
 import unicodedata
@@ -108,7 +108,7 @@ def test_added_tokens_steer_whether_they_are_special_or_not_but_white_space_and_
 
 
 class Plain(ToolCallParser):
-    """A format of somebody else, which writes results in its own way and thinks of nothing."""
+    """A third-party format that writes results itself and does not escape them."""
 
     def parse(self, response, *, tools=None, turn=0):
         raise NotImplementedError
@@ -159,7 +159,7 @@ def test_results_names_and_ids_hold_no_marker_whoever_wrote_the_format(parser):
 
 
 class Mix:
-    """What writes results, for parsers of any format."""
+    """A mixin that writes results, for parsers of any format."""
 
     def render_result(self, call_id, result):
         return {"role": "user", "content": f"{call_id}: {result.text}"}
@@ -246,7 +246,7 @@ def test_what_the_model_wrote_is_never_touched():
 
 
 class Behind(HermesParser):
-    """A parser that gets round what its base class does."""
+    """A parser that bypasses its base class."""
 
     def __init__(self):
         super().__init__()

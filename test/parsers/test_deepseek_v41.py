@@ -1,4 +1,4 @@
-"""DeepSeek V4.1, and what each version's parser makes of calls in the words of another."""
+"""DeepSeek V4.1, and calls in the syntax of one version read by the parser of another."""
 
 import pytest
 
@@ -22,7 +22,7 @@ SECTION = """\
 
 
 def read(parser, text):
-    """What a message holds, read as a whole and a character at a time."""
+    """Return the calls of a message, read as a whole and a character at a time."""
     result, stream = parser.parse(text), parser.stream()
     for character in text:
         stream.feed(character)
@@ -63,7 +63,7 @@ def test_a_call_is_told_when_it_has_closed():
 @pytest.mark.parametrize("named", DIALECTS)
 @pytest.mark.parametrize("on_one_line", [False, True])
 def test_calls_of_another_version_are_read_or_are_an_error(written, named, on_one_line):
-    """They were text that nobody heard of."""
+    """They used to be text without a note."""
     text = get_parser(written).render_calls(CALLS)
     found, result = read(get_parser(named), "So: " + (text.replace("\n", "") if on_one_line else text))
     if "deepseek_v41" in (written, named) and written != named:

@@ -57,7 +57,7 @@ def test_an_engine_reads_what_ours_writes(name):
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_nothing_that_an_engine_drops_is_lost(engine, name):
-    """Cut anywhere behind its opener, a call is an entry: the call itself, or an error."""
+    """Cut anywhere after its opener, a call is an entry: the call itself, or an error."""
     known = {"hermes": "qwen25", "deepseek_v31": "deepseekv31", "minimax_m2": "minimax-m2"}
     parser = get_parser(
         f"{engine}:{known.get(name, name) if engine == 'sglang' else name}", tokenizer=TOKENIZER

@@ -1,6 +1,6 @@
-"""The cases of the suites of vLLM, SGLang and llama.cpp: each gives the same calls, or differs for a reason.
+"""The cases of the test suites of vLLM, SGLang and llama.cpp: equal calls, or a known reason to differ.
 
-The cases are no part of this repository: they are looked for beside the checkout, in `../shared/data`.
+The cases are not part of this repository; they are read from `../shared/data`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Case:
 
     @property
     def parser(self) -> str | None:
-        """Our parser for it; None if there is none."""
+        """Return our parser of the format, or None."""
         if not self.format.startswith("unsupported:"):
             return self.format
         for part, name in READ_BY.items():
@@ -118,7 +118,7 @@ READ_BY: Mapping[str, str | None] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """Why ours differs. holds: whether that is what a case and our reading of it show."""
+    """A reason to differ; `holds` checks that it applies to a case and to our result."""
 
     why: str
     holds: Callable[[Case, ParseResult], bool]
@@ -166,7 +166,7 @@ def lacks(code: str) -> Callable[[Case, ParseResult], bool]:
 
 
 def loose(value: Any) -> Any:
-    """A value without its type: what is written for it."""
+    """Return the text of a value, without its type."""
     if isinstance(value, dict):
         return {key: loose(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Calls of Gemma 4 and FunctionGemma: what their grammar of values says, and what it does not."""
+"""Calls of Gemma 4 and FunctionGemma, and the limits of their grammar of values."""
 
 import random
 import re

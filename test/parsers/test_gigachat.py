@@ -130,7 +130,7 @@ def test_auto_finds_gcml():
 
 @pytest.mark.parametrize("before", ["", "<|message_sep|>\n\n"])
 def test_a_role_that_is_only_spelled_calls_nothing(before):
-    """In tokens the end of a role's name is one of its own; the same characters are text."""
+    """The end of a role's name is a single token; the same characters in other tokens are text."""
     tokenizer, plain = byte_tokenizer(added=("<|role_sep|>", "<|message_sep|>")), byte_tokenizer()
     sampled = tokenizer.encode(f"{before}function call<|role_sep|>\n{ADD}", add_special_tokens=False)
     assert [call.tool for call in PARSER.parse_tokens(sampled, tokenizer).calls] == ["add"]

@@ -26,7 +26,7 @@ ULM = ("weather", {"city": "Ulm", "days": 3})
 
 
 def suffixed(text, suffix):
-    """Give each tag of a text a suffix."""
+    """Add a suffix to each tag of a text."""
     return text.replace(">", f"{suffix}>")
 
 

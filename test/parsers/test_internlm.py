@@ -79,7 +79,7 @@ def test_it_is_written_as_the_models_write_it():
     "arguments", ["{{ c.function.arguments | tojson }}", "{{ c.function.arguments | string }}"]
 )
 def test_auto_finds_it_also_where_the_template_wants_arguments_as_a_string(arguments):
-    """Such a template writes a mapping as Python does, which is no JSON."""
+    """Such a template writes a mapping in Python's syntax, which is not JSON."""
     written = f'<|action_start|><|plugin|>\n{{"name": "{NAME}", "parameters": {arguments}}}<|action_end|>'
     tokenizer = tokenizer_with(written)
     parser = get_parser("auto", tokenizer=tokenizer)

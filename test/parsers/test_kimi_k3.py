@@ -1,4 +1,4 @@
-"""Calls of Kimi K3: elements made of three control tokens, arguments that say their types."""
+"""Calls of Kimi K3: elements made of three control tokens, arguments that declare their types."""
 
 import random
 

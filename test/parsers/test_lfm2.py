@@ -38,7 +38,7 @@ def in_pieces(text, size, tools):
 
 
 def read(text, tools=TOOLS):
-    """Return what is read of a message, whichever way it comes."""
+    """Return the calls of a message, read as a whole and as a stream."""
     result = LFM2.parse(text, tools=tools)
     for size in (1, 7):
         assert in_pieces(text, size, tools) == result

@@ -1,4 +1,4 @@
-"""What the formats with JSON, Python or tags make of malformed messages, table by table."""
+"""Malformed messages of the formats with JSON, Python syntax or plain tags."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from helpers.check_all import check_all
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser
 
-# A row is (message, entries) or (message, entries, tools). An entry is (tool, args), or "code: what is said".
+# A row: (message, entries) or (message, entries, tools). An entry: (tool, args) or "code: part of its text".
 Row = tuple[Any, ...]
 
 ADD = ("add", {"a": 1})
@@ -1057,7 +1057,7 @@ CUTS = {
 
 
 def verify(parser: ToolCallParser, message: Any, expected: list[Any], tools: Any = None) -> None:
-    """Hold what was read against what was expected, and against the promises that any message is under."""
+    """Check the result against the expected entries, and against the contract of parsers."""
     result = parser.parse(message, tools=tools)
     got = [call.error.code if call.error else (call.tool, call.args) for call in result.calls]
     wanted = [entry.partition(": ")[0] if isinstance(entry, str) else entry for entry in expected]

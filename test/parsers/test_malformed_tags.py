@@ -1,4 +1,4 @@
-"""Malformed messages of the formats with tags: what becomes of each, and what the model is told."""
+"""Malformed messages of the formats with tags: their entries and error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrl_agentic.messages import ParsedCall, ParseResult
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser
 
 # A row is a message, its entries in order, and options. A good call is (tool, args); an error is
-# "code: what its message says". Options: tools (name -> JSON Schema), rest (the text outside of all calls),
+# "code: part of its message". Options: tools (name -> JSON Schema), rest (the text outside of all calls),
 # limits.
 Row = tuple[Any, ...]
 
@@ -102,7 +102,7 @@ HERMES: list[Row] = [
     (T("f(a=1)"), ["invalid_json: f(a=1)"]),
     (T(f"```json\n{P}\n```"), ["invalid_json: ```json"]),
     (T("I add them."), ["invalid_json: I add"]),
-    # JSON that is none
+    # malformed JSON
     (J('{"a": 1,}'), ["invalid_json: comma"]),
     (J('{"a": [1,]}'), ["invalid_json: comma"]),
     (J("{'a': 1}"), ["invalid_json: 'a'"]),
@@ -663,7 +663,7 @@ def _entries(result: ParseResult) -> list[Any]:
 
 
 def _check_message(parser: ToolCallParser, index: int, code: str, message: str, text: str) -> None:
-    """The model learns which call, what was met, and what is right, in a few words."""
+    """The message names the call, the reason and a correct call, in a few words."""
     assert message.startswith(f"call {index + 1} was not run: ")
     if code == "over_limit":
         assert len(message) <= 100

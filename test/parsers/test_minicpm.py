@@ -1,4 +1,4 @@
-"""Calls of MiniCPM5: XML whose values may be CDATA blocks, and are Python where they are no strings."""
+"""Calls of MiniCPM5: XML with CDATA blocks, and Python syntax for values other than strings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""MiniMax M3: elements named after arguments, nested where values are, each tag behind a namespace token."""
+"""MiniMax M3: elements named after arguments, nested like values, a namespace token before each tag."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def items(*values: str) -> str:
 
 
 def read(text: str, tools=TOOLS):
-    """The calls of a message, read as a whole and a character at a time, and what is left as text."""
+    """Return the calls and the text of a message, read as a whole and a character at a time."""
     result = M3.parse(text, tools=tools)
     stream = M3.stream(tools=tools)
     for character in text:

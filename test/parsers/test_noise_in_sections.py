@@ -14,7 +14,7 @@ FIRST, SECOND = ("save", {"body": "v"}), ("load", {"place": "w"})
 
 
 def _parts(name: str) -> tuple[str, str, str, str]:
-    """Return what opens a section, two calls, and what closes it."""
+    """Return the opener of a section, two calls, and its closer."""
     parser = get_parser(name)
     calls = [ParsedCall(*FIRST, "functions.save:0"), ParsedCall(*SECOND, "functions.load:1", index=1)]
     opener, closer = type(parser).section

@@ -46,7 +46,7 @@ def strings(node: ast.AST) -> set[str]:
 
 
 def codes(tree: ast.Module) -> Iterator[str]:
-    """Return the codes of errors: first arguments of what makes one, and values of `code`."""
+    """Return the codes of errors: first arguments of their constructors, and values of `code`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("CallParseError", "CallError"):
             yield from strings(node.args[0])
@@ -72,7 +72,7 @@ def test_each_error_code_is_explained():
 
 
 def test_each_note_is_explained():
-    """A new word that is no note goes into OTHER_WORDS."""
+    """Add a new word that is not a note to OTHER_WORDS."""
     used = {word for tree in trees("engine", "formats") for word in words(tree)} - OTHER_WORDS
     explained = table("Notes of a message") | table("Notes of a call")
     assert used - CODES == explained - CODES

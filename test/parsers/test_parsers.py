@@ -1,4 +1,4 @@
-"""What is particular to each format, beyond the contract that every parser keeps."""
+"""Details of each format, beyond the contract of parsers."""
 
 import json
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_the_first_256_calls_are_read_however_they_are_written():
 
 
 def test_recorded_data_with_an_unclosed_thought_holds_a_call():
-    """The first recorded turn thinks without end, and calls; the second has a closed thought and no call."""
+    """The first recorded turn has unclosed reasoning and a call; the second closed reasoning and no call."""
     turns = [m["content"] for m in json.loads(EXAMPLE.read_text())["messages"] if m["role"] == "assistant"]
     first, second = (HermesParser().parse(turn) for turn in turns)
     assert [call.tool for call in first.calls] == ["code_interpreter"]

@@ -1,4 +1,4 @@
-"""Calls of PLaMo 3: the name and the JSON of the arguments, each between tags of its own."""
+"""Calls of PLaMo 3: the name and the JSON of the arguments, each between its own tags."""
 
 import json
 

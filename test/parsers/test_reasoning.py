@@ -1,4 +1,4 @@
-"""What is no call although it looks like one: drafts in thoughts, examples in fences, invented turns."""
+"""Text that looks like calls: drafts in reasoning, examples in fences, invented turns."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_a_thought_that_the_prompt_opened_hides_its_drafts():
     assert seen(parser, f"hm {ONE}") == [F]
 
 
-# Blocks of Harmony and Inkling do not nest, and end with the same token: a call is no part of a thought.
+# Blocks of Harmony and Inkling do not nest, and end with the same token: a call is not part of reasoning.
 FLAT = {"harmony", "inkling"}
 
 

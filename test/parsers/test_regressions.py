@@ -1,4 +1,4 @@
-"""What reviewers found: each of these was wrong once."""
+"""Regressions: each of these was wrong once."""
 
 import pickle
 from itertools import product
@@ -74,7 +74,7 @@ class Plain:
 
 
 class Remembering(JSONBlockParser):
-    """A parser with a private attribute of its own."""
+    """A parser with a private attribute."""
 
     openers, closer = ("<c>",), "</c>"
 

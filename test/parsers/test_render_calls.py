@@ -1,4 +1,4 @@
-"""What `render_calls` writes, `parse` of the same format reads back: ids, tags, any number of calls."""
+"""`parse` reads back the calls that `render_calls` writes: ids, tags, any number of calls."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Searches that remember what they saw find what a search without memory finds."""
+"""Cached searches return the same results as fresh ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of Step-3, each between markers of its own."""
+"""Calls of Step-3, each between its own markers."""
 
 import pytest
 

@@ -11,7 +11,7 @@ STREAMED = sorted(PARSERS.keys() - {"openai", "anthropic", "json", "xml", "fence
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_call_is_told_as_soon_as_its_block_closes(name):
-    """With one character less nothing is told yet; only what has no closer, or may go on, needs some more."""
+    """One character earlier there is no event; only formats without a closer need more text."""
     parser = get_parser(name)
     call = ParsedCall("f", {"a": "x"}, "call_0_0")
     text = parser.render_call(call)

@@ -1,4 +1,4 @@
-"""Where the tokens are known, they say what is a marker and what only looks like one."""
+"""Token ids tell markers from text that only looks like one."""
 
 import pytest
 

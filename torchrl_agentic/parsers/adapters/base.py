@@ -147,7 +147,7 @@ class EngineParser(ToolCallParser):
 
     @property
     def _shape(self) -> str:
-        return getattr(self.native, "shape", "") or f"the format {self.format!r} has it"
+        return getattr(self.native, "shape", "") or f"the format {self.format!r} requires"
 
     def _markers(self) -> tuple[str, ...]:
         if not isinstance(self.native, TextParser):

@@ -17,7 +17,7 @@ class TransformersParser(EngineParser):
     error.
 
     Args:
-        format: Unused; accepted like by the other adapters.
+        format: Name of the format, only shown in messages.
         tokenizer: Tokenizer with a `response_template`.
         template: A response template to use instead.
         **options: Options of `EngineParser`.
