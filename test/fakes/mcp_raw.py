@@ -1,15 +1,15 @@
-"""An MCP server over stdio in plain Python, which misbehaves as it is told: for what the SDK would not do.
+"""An MCP server over stdio in plain Python that misbehaves in ways that the SDK does not allow.
 
-It needs nothing but the standard library, so that `python3 -c` can run its source in a sandbox.
+It needs only the standard library, so that `python3 -c` can run its source in a sandbox.
 
-First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to stdout besides), "silent"
-(answers nothing), "crash" (ends at once), "modern" (knows no `initialize`), "endless" (pages without end),
-"garbage" (answers calls against the protocol), "own_error" (answers calls with an error of code -32000),
-"stubborn" (ignores the end of stdin, and SIGTERM), "noisy" (writes escapes to stderr and ends), "refuses" (to
-list its tools), "large" (answers calls with as many bytes as `x` says, its tool "second" with the id behind
-them), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
-tools "first" and "first.file" as the file DESCRIPTION says, offers those in the file TOOLS if there is one,
-and says that they are others now when "second" is called).
+First argument: "" (well behaved, tools on pages of two), "rubbish" (also prints to stdout), "silent" (never
+answers), "crash" (ends at once), "modern" (has no `initialize`), "endless" (unlimited pages), "garbage"
+(answers calls against the protocol), "own_error" (answers calls with an error of code -32000), "stubborn"
+(ignores the end of stdin, and SIGTERM), "noisy" (writes escapes to stderr and ends), "refuses" (to list its
+tools), "large" (answers calls with `x` bytes, its tool "second" with the id after them), "many" (lists 1,001
+tools), "wordy" (describes tools in 300,000 characters), "described" (describes its tools "first" and
+"first.file" with the text of the file DESCRIPTION, lists those in the file TOOLS if it exists, and notifies
+of changed tools when "second" is called).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ counted: list[str] = []
 
 
 def listed(mode: str) -> list[str]:
-    """Name the tools."""
+    """Return the names of the tools."""
     if mode == "described" and os.path.exists(os.environ["TOOLS"]):
         with open(os.environ["TOOLS"]) as file:
             return file.read().split()
@@ -35,7 +35,7 @@ def listed(mode: str) -> list[str]:
 
 
 def described(mode: str, name: str) -> str:
-    """Describe a tool in words."""
+    """Return the description of a tool."""
     if mode == "wordy":
         return "x" * 300_000
     if mode != "described" or name not in ("first", "first.file"):
@@ -45,7 +45,7 @@ def described(mode: str, name: str) -> str:
 
 
 def tool(name: str, description: str) -> dict[str, Any]:
-    """Describe a tool."""
+    """Return the definition of a tool."""
     schema = {
         "type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "$comment": "kept",
     }  # fmt: skip

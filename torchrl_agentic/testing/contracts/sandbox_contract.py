@@ -20,16 +20,16 @@ CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
 class SandboxContract:
     """All cases of `sandbox.conformance` and `repl.repl_cases`, each as a test.
 
-    A sandbox names the threats that it does not stop in `not_stopped`. Cases that do not apply are no tests, but
-    one skipped test lists them with the reasons.
+    A sandbox names the threats that it does not stop in `not_stopped`. Cases that do not apply are not tests,
+    but one skipped test lists them with the reasons.
 
     Attributes:
         THREATS: Names of all threats.
         untestable: Threats that cannot be tested where the tests run, as with a fake of a remote service that
             isolates nothing.
         groups: Groups of cases to run; None for all.
-        inapplicable: Cases that use something that does not work in this sandbox, by name, with the reason; the
-            sandbox has its own tests of what they check.
+        inapplicable: Cases that use something that does not work in this sandbox, by name, with the reason;
+            the sandbox has its own tests of what they check.
     """
 
     THREATS: ClassVar[frozenset[str]] = frozenset(THREATS)
