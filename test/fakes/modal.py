@@ -114,8 +114,7 @@ class FakeModal:
         return listening.getsockname()[1]
 
     def _handlers(self, base: Any, answers: Mapping[str, Answer | Answers]) -> dict[str, Handler]:
-        """Return handlers for the methods of the generated service; those without answers are unimplemented.
-        """
+        """Return handlers for the methods of the service; those without answers are unimplemented."""
         names = [name for name in dir(base) if name[0].isupper()]
         mapping: dict[str, Handler] = base.__mapping__(SimpleNamespace(**dict.fromkeys(names)))
         found = {path: path.rpartition("/")[2] for path in mapping}
