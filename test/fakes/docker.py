@@ -1,7 +1,7 @@
-"""A fake Docker daemon on a unix socket: the real wire format, with plain local processes for containers.
+"""A fake Docker daemon on a Unix socket: the real wire format, with plain local processes for containers.
 
-It answers, attaches, multiplexes and fails as Docker 20.10 does, in the same words. Nothing is isolated or
-limited: what a request asks for in that respect is only kept, for tests to look at.
+It answers, attaches, multiplexes and fails as Docker 20.10 does, with the same messages. Nothing is isolated
+or limited: such parts of a request are only recorded, for tests to check.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ API = "1.41"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to the daemon. path: without the version, with the name or id as requested."""
+    """A request to the daemon.
+
+    Attributes:
+        path: Path without the version, with the name or id as requested.
+    """
 
     method: str
     path: str
@@ -35,7 +39,7 @@ class Request:
     body: Mapping[str, Any]
 
     def matches(self, pattern: str) -> bool:
-        """Whether its method and path are those of a regular expression, e.g. "POST /exec/.*/start"."""
+        """Return whether its method and path match a regular expression, such as "POST /exec/.*/start"."""
         return re.fullmatch(pattern, f"{self.method} {self.path}") is not None
 
 
@@ -82,10 +86,14 @@ class _Connection:
 
 
 class FakeDocker:
-    """The daemon; an async context manager.
+    """The daemon. An async context manager.
 
-    images: those that it has. path: their PATH. late_s: how long after its output a command is still said to
-    run. requests: what it was asked. containers: by id, those that were not removed.
+    Attributes:
+        images: Names of its images.
+        path: PATH of the images.
+        late_s: Seconds from the end of its output until a command is reported as ended.
+        requests: Requests so far.
+        containers: Containers by id, without those that were removed.
     """
 
     def __init__(self, *, images: Sequence[str] = ("python:3.12-slim",)) -> None:
@@ -105,7 +113,7 @@ class FakeDocker:
 
     @property
     def url(self) -> str:
-        """Where it listens, once it does."""
+        """The URL of the daemon, once it listens."""
         return f"unix://{self._folder}/docker.sock"
 
     async def __aenter__(self) -> Self:
@@ -121,7 +129,7 @@ class FakeDocker:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
-        """Go away: cut all connections and take no more. Containers live on."""
+        """Close all connections and accept no more. Containers continue."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -130,19 +138,23 @@ class FakeDocker:
             passed.set()
 
     def cut(self) -> None:
-        """Cut the connections to the streams of commands; these go on."""
+        """Close the connections to the streams of commands, which continue."""
         for connection in self._streams:
             connection.writer.transport.abort()
 
     def fail(self, pattern: str, status: int | None, message: str = "out of luck", *, times: int = 1) -> None:
-        """Answer the next requests that match with an error; see `Request.matches`.
+        """Answer the next matching requests with an error; see `Request.matches`.
 
-        status: None: the connection is cut instead, and what was asked for is done all the same.
+        Args:
+            pattern: Regular expression of the requests.
+            status: Status of the answer; None to close the connection after doing what was requested.
+            message: Message of the answer.
+            times: Number of requests.
         """
         self._faults.append(_Fault(pattern, status, message, times))
 
     def pause(self, pattern: str) -> asyncio.Event:
-        """Do not answer requests that match until the event is set; see `Request.matches`."""
+        """Delay matching requests until the returned event is set; see `Request.matches`."""
         return self._pauses.setdefault(pattern, asyncio.Event())
 
     def asked(self, pattern: str) -> list[Request]:
@@ -163,14 +175,14 @@ class FakeDocker:
             while await self._one(connection):
                 await connection.writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client is gone
+            pass  # the client has disconnected
         finally:
             self._connections.discard(connection)
             self._streams.discard(connection)
             connection.writer.close()
 
     async def _one(self, connection: _Connection) -> bool:
-        """Answer one request; say whether others may follow on this connection."""
+        """Answer one request. Return whether others may follow on this connection."""
         asked = await connection.request()
         versioned = re.fullmatch(r"/v(\d+)\.(\d+)(/.*)", asked.path)
         request = Request(asked.method, versioned[3] if versioned else asked.path, asked.query, asked.body)
@@ -210,7 +222,7 @@ class FakeDocker:
         return None
 
     def _stream(self, request: Request, connection: _Connection) -> Coroutine[Any, Any, None] | None:
-        """Return the work that takes over the connection; None if the request does not ask for that."""
+        """Return the work that takes over the connection, or None if the request does not ask for that."""
         match request.method, request.path.split("/")[1:]:
             case "POST", ["containers", name, "attach"]:
                 return self._attach(self._container(name), connection)
@@ -299,7 +311,7 @@ class FakeDocker:
         return 204, None
 
     async def _watch(self, container: FakeContainer) -> None:
-        """When its first process has ended, a container has."""
+        """End a container when its first process has ended."""
         assert container.init is not None
         await container.init.wait()
         await container.kill()

@@ -18,7 +18,12 @@ PIECE = 1 << 15
 
 @dataclass(eq=False)
 class FakeContainer:
-    """A container. config: the request that made it. init: its first process, once it was started."""
+    """A container.
+
+    Attributes:
+        config: The request that created it.
+        init: Its first process, once it is started.
+    """
 
     id: str
     name: str
@@ -35,7 +40,7 @@ class FakeContainer:
 
     @property
     def is_running(self) -> bool:
-        """Whether its first process lives."""
+        """Return whether its first process runs."""
         return self.init is not None and self.init.returncode is None
 
     async def boot(self) -> None:
@@ -46,7 +51,7 @@ class FakeContainer:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the stdin of the first process, because the attached client is gone."""
+        """Close the stdin of the first process, because the attached client has disconnected."""
         self.is_abandoned = True
         if self.init is not None and self.init.stdin is not None and self.config.get("StdinOnce"):
             self.init.stdin.close()
@@ -54,10 +59,10 @@ class FakeContainer:
     async def start(
         self, argv: Sequence[str], config: Mapping[str, Any], *, stdin: bool
     ) -> asyncio.subprocess.Process:
-        """Start a process as Docker would, but with nothing between it and the host.
+        """Start a process as Docker would, but without isolation.
 
         Raises:
-            OSError: there is no such program.
+            OSError: If there is no such program.
         """
         if shutil.which(argv[0], path=self.path) is None:
             raise FileNotFoundError(f'exec: "{argv[0]}": executable file not found in $PATH')
@@ -82,10 +87,10 @@ class FakeContainer:
         return word
 
     async def kill(self) -> None:
-        """End everything in it, whatever session it is in."""
+        """Kill all its processes, in any session."""
         for process in self.processes:
-            if process.returncode is None:  # or else its number may be another's by now
-                with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+            if process.returncode is None:  # otherwise its PID may be reused
+                with contextlib.suppress(ProcessLookupError):  # it is ending
                     os.killpg(process.pid, signal.SIGKILL)
         _kill_inside(self.folder, self.id)
         for process in self.processes:
@@ -93,13 +98,13 @@ class FakeContainer:
             process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]  output nobody read
 
     async def remove(self) -> None:
-        """End everything in it, and remove its files."""
+        """Kill all its processes, and remove its files."""
         await self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _kill_inside(folder: str, container: str) -> None:
-    """Kill what has the mark of a container in its environment, or works in its folder."""
+    """Kill processes with the mark of a container in their environment, or that work in its folder."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
             inside = f"{os.readlink(f'/proc/{name}/cwd')}/".startswith(f"{folder}/")
@@ -111,8 +116,9 @@ def _kill_inside(folder: str, container: str) -> None:
 class FakeExec:
     """A command in a container.
 
-    late_s: how long it is still said to run when its output has ended. code: None until then, 128 + n for
-    signal n.
+    Attributes:
+        late_s: Seconds from the end of its output until it is reported as ended.
+        code: None until then; exit code, 128 + n for signal n.
     """
 
     id: str
@@ -134,7 +140,7 @@ class FakeExec:
         }
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run it to its end, with a connection for its streams."""
+        """Run the command to its end, with a connection for its streams."""
         stdin = bool(self.config.get("AttachStdin"))
         try:
             process = await self.container.start(self.config["Cmd"], self.config, stdin=stdin)
@@ -144,14 +150,14 @@ class FakeExec:
             return
         self.is_running = True
         feeding = asyncio.ensure_future(_feed(reader, process.stdin))
-        # As with Docker, the connection ends when nobody holds the pipes any more, not with the process.
+        # As with Docker, the connection ends when no process has the pipes open, not with the command.
         await asyncio.gather(_pass_on(process.stdout, writer, 1), _pass_on(process.stderr, writer, 2))
         code = await process.wait()
         if self.late_s:
             writer.close()
             await asyncio.sleep(self.late_s)
         self.code, self.is_running = (code if code >= 0 else 128 - code), False
-        # As with Docker, a connection with input that nobody will read is closed by half, and stays.
+        # As with Docker, a connection with unread input is half-closed, and stays.
         if feeding.done() and not feeding.result():
             writer.write_eof()
             await writer.wait_closed()
@@ -159,7 +165,7 @@ class FakeExec:
 
 
 async def frame(writer: asyncio.StreamWriter, number: int, data: bytes) -> None:
-    """Send a piece of output; when nobody listens any more, the command goes on."""
+    """Send a piece of output. The command continues if no client listens."""
     if not writer.is_closing():
         writer.write(struct.pack(">BxxxL", number, len(data)) + data)
         with contextlib.suppress(ConnectionError):
@@ -173,7 +179,7 @@ async def _pass_on(pipe: asyncio.StreamReader | None, writer: asyncio.StreamWrit
 
 
 async def _feed(reader: asyncio.StreamReader, stdin: asyncio.StreamWriter | None) -> bool:
-    """Pass on input; say whether all that there was could be."""
+    """Pass on input. Return whether all of it could be delivered."""
     if stdin is None:
         return True
     try:

@@ -1,8 +1,8 @@
-"""A stand-in for E2B on loopback: its control API, and envd inside each machine, on their real wire formats.
+"""A fake of E2B on loopback: its control API, and envd inside each machine, in their real wire formats.
 
 A "machine" is a temporary folder, and its commands are plain processes of this host that run there; /work in
-their arguments is replaced by a folder of that folder. So this proves that both sides understand each other,
-and what is asked of E2B; it proves nothing about isolation.
+their arguments is replaced by a folder in it. So this tests that both sides understand each other, and what
+is requested from E2B, but no isolation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ ENVD_VERSION = "0.9.0"
 
 
 class E2BServer:
-    """A stand-in for E2B; a context manager.
+    """A fake of E2B. A context manager.
 
-    `E2BSandbox(api_key=server.api_key, connection=server.connection)` talks to it. Machines that nobody ended
-    are in `machines`. quota: how many there may be at once. user: whom the template runs commands as.
+    `E2BSandbox(api_key=server.api_key, connection=server.connection)` uses it.
+
+    Attributes:
+        machines: Machines that have not been ended.
+        quota: Maximum number of machines at once.
+        user: User that the template runs commands as.
     """
 
     def __init__(self, *, quota: int | None = None, user: str = "user") -> None:
@@ -57,12 +61,12 @@ class E2BServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self._http.server_port}"
 
     @property
     def connection(self) -> dict[str, Any]:
-        """Options for the SDK that lead here, whatever the environment says."""
+        """Options of the SDK that connect it to this server, whatever the environment."""
         return {"api_url": self.url, "sandbox_url": self.url, "debug": False}
 
     def expire(self, name: str) -> None:
@@ -73,7 +77,7 @@ class E2BServer:
             machine.end()
 
     def cut_streams(self, only: Machine | None = None) -> None:
-        """Cut the connections on which processes are followed; the processes go on."""
+        """Close the connections on which processes are followed; the processes continue."""
         with self._lock:
             for stream, machine in self._streams.items():
                 if only in (None, machine):
@@ -81,11 +85,11 @@ class E2BServer:
                         stream.shutdown(socket.SHUT_RDWR)
 
     def asked(self, path: str) -> list[Seen]:
-        """The requests that came to a path."""
+        """Return the requests to a path."""
         return [seen for seen in self.requests if seen.path == path]
 
     def fault_for(self, path: str) -> Fault | None:
-        """Take the fault that is due for a request."""
+        """Return the fault that is due for a request, and count it."""
         with self._lock:
             for fault in self.faults:
                 if fault.times > 0 and fault.path == path:

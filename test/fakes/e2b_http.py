@@ -1,4 +1,4 @@
-"""The HTTP of the stand-in for E2B."""
+"""The HTTP server of the fake of E2B."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request that came in. body: its JSON, None if it has none."""
+    """A request that was received.
+
+    Attributes:
+        body: Its JSON; None if it has none.
+    """
 
     method: str
     path: str
@@ -33,8 +37,11 @@ class Seen:
 class Fault:
     """A fault for requests to a path.
 
-    status: of the answer, 0 to cut the connection, None for no fault but a delay. times: with how many
-    requests. done: what was asked is done, only its answer is lost. hold: wait for it before anything else.
+    Attributes:
+        status: Status of the answer; 0 to close the connection, None for a delay only.
+        times: Number of requests.
+        done: Do what was requested, and lose only the answer.
+        hold: Wait for this event before anything else.
     """
 
     path: str
@@ -47,7 +54,11 @@ class Fault:
 
 
 class Http(http.server.ThreadingHTTPServer):
-    """Listens. fake: what answers."""
+    """The listening server.
+
+    Attributes:
+        fake: Answers the requests.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -58,14 +69,14 @@ class Http(http.server.ThreadingHTTPServer):
         self.connections: set[socket.socket] = set()
 
     def cut(self) -> None:
-        """Close what clients keep open, so that no thread of ours outlives the server."""
+        """Close connections that clients keep open, so that no thread outlives the server."""
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Reads requests, and writes answers, as HTTP, Connect and E2B's JSON would have them."""
+    """Reads requests and writes answers in HTTP, Connect and E2B's JSON."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -83,7 +94,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             super().finish()
 
     def handle(self) -> None:
-        """Answer, until either side has had enough."""
+        """Answer requests until either side closes the connection."""
         with contextlib.suppress(ConnectionError):
             super().handle()
 
@@ -91,15 +102,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Log nothing."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer a GET request."""
         self._answer()
 
     def do_DELETE(self) -> None:
-        """Answer."""
+        """Answer a DELETE request."""
         self._answer()
 
     def do_POST(self) -> None:
-        """Answer."""
+        """Answer a POST request."""
         self._answer()
 
     def _answer(self) -> None:
@@ -152,7 +163,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 raise Refusal(404, f"no such endpoint: {seen.method} {seen.path}")
 
     def _follow(self, machine: Machine, request: Any, user: str, *, lost: bool) -> None:
-        """Start a process, and stream what happens to it; it goes on where the client does not."""
+        """Start a process, and stream its events. It continues if the client disconnects."""
         if lost:
             running = machine.start(request, user)
             self._cut()

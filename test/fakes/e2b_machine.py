@@ -1,4 +1,4 @@
-"""A "machine" of the stand-in for E2B: a temporary folder, and processes of this host that run there."""
+"""A "machine" of the fake of E2B: a temporary folder, and processes of this host that run there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORK = re.compile(rf"(?<![^\s'=]){WORK}(?=[/'\s]|$)")
 _STATUS = {"invalid_argument": 400, "unauthenticated": 401, "not_found": 404, "internal": 500}
 
 
-_start: Any = subprocess.Popen  # its overloads know nothing of `user=` in a dict
+_start: Any = subprocess.Popen  # its overloads do not accept `user=` from a dict
 
 
 class Refusal(Exception):
@@ -43,12 +43,16 @@ class Refusal(Exception):
         self.status = status if isinstance(status, int) else _STATUS.get(status, 400)
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the error as JSON."""
         return {"code": self.code, "message": self.message}
 
 
 class Running:
-    """A process in a machine, with pipes on all its streams. followed: whether a client listens."""
+    """A process in a machine, with pipes on all its streams.
+
+    Attributes:
+        followed: True if a client listens.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], tag: str | None) -> None:
         self.process, self.tag = process, tag
@@ -57,7 +61,7 @@ class Running:
         self._stop, self._wake = os.pipe()
 
     def write(self, data: bytes) -> None:
-        """Write to its stdin."""
+        """Write to the stdin of the process."""
         with self._lock:
             if self.process.stdin is None:
                 raise Refusal("failed_precondition", "stdin not enabled or closed")
@@ -68,18 +72,18 @@ class Running:
                 raise Refusal("failed_precondition", "error writing to stdin: broken pipe") from None
 
     def close_stdin(self) -> None:
-        """Close its stdin."""
+        """Close the stdin of the process."""
         with self._lock, contextlib.suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
 
     def signal(self, number: int) -> None:
-        """Send it, and to nobody else, a signal; as with envd, its output ends there for the client."""
+        """Send a signal to this process only. As with envd, its output then ends for the client."""
         self.process.send_signal(number)
         os.write(self._wake, b"x")
 
     def events(self, client: socket.socket) -> Iterator[dict[str, Any]]:
-        """Yield its events; its output is read to the end also if no client listens."""
+        """Yield the events of the process; its output is read to the end also if no client listens."""
         yield {"start": {"pid": self.process.pid}}
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -92,7 +96,7 @@ class Running:
                 if self._stop in ready:
                     break
                 for fd in ready:
-                    if fd not in pipes:  # the client says nothing more, so this is its end
+                    if fd not in pipes:  # the client sends nothing more, so this is its end
                         self.followed = False
                         selector.unregister(fd)
                     elif data := os.read(fd, CHUNK):
@@ -116,9 +120,10 @@ class Running:
 
 @functools.cache
 def alone() -> tuple[str, ...]:
-    """Return the prefix with which only the processes of a command count against its limit of them.
+    """Return the command prefix with which only processes of the command count against its limit.
 
-    That is a user namespace, where the machine has those; else () and all processes of the user count.
+    It creates a user namespace, if the machine supports those. Otherwise it is (), and all processes of the
+    user count.
     """
     unshare = shutil.which("unshare")
     if unshare is not None:
@@ -130,7 +135,12 @@ def alone() -> tuple[str, ...]:
 
 
 class Machine:
-    """A machine. asked: the request that made it. timeout_s: what it was last granted."""
+    """A machine.
+
+    Attributes:
+        asked: The request that created it.
+        timeout_s: Seconds that it was last granted.
+    """
 
     def __init__(self, asked: Mapping[str, Any], user: str) -> None:
         self.user = user
@@ -144,7 +154,7 @@ class Machine:
         self.processes: dict[int, Running] = {}
 
     def has(self, metadata: Mapping[str, str]) -> bool:
-        """Whether it was made with this metadata."""
+        """Return whether it was created with this metadata."""
         return metadata.items() <= self.asked.get("metadata", {}).items()
 
     def end(self) -> None:
@@ -164,7 +174,7 @@ class Machine:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def start(self, request: Mapping[str, Any], user: str) -> Running:
-        """Start a process as a user: as root if we are root, else with the fewest rights."""
+        """Start a process as a user: as root if we are root, otherwise with the fewest rights."""
         user = user or self.user
         if user not in ("user", "root"):
             raise Refusal("unauthenticated", f"invalid username: '{user}'")
@@ -220,5 +230,5 @@ class Machine:
         return {}
 
     def _translated(self, word: str) -> str:
-        """Return a word, or the command line of a shell, with /work replaced by a folder of ours."""
+        """Return a word, or the command line of a shell, with /work replaced by a folder of the machine."""
         return _WORK.sub(lambda _: self.root + WORK, word)

@@ -1,6 +1,6 @@
-"""An MCP server over stdio in plain Python, which misbehaves as it is told: for what the SDK would not do.
+"""An MCP server over stdio in plain Python that misbehaves in ways that the SDK does not allow.
 
-It needs nothing but the standard library, so that `python3 -c` can run its source in a sandbox.
+It needs only the standard library, so that `python3 -c` can run its source in a sandbox.
 
 First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to stdout besides), "silent"
 (answers nothing), "crash" (ends at once), "modern" (knows no `initialize`), "endless" (pages without end),
@@ -28,7 +28,7 @@ counted: list[str] = []
 
 
 def listed(mode: str) -> list[str]:
-    """Name the tools."""
+    """Return the names of the tools."""
     if mode in DESCRIBED and os.path.exists(os.environ["TOOLS"]):
         with open(os.environ["TOOLS"]) as file:
             return file.read().split()
@@ -36,7 +36,7 @@ def listed(mode: str) -> list[str]:
 
 
 def described(mode: str, name: str) -> str:
-    """Describe a tool in words."""
+    """Return the description of a tool."""
     if mode == "wordy":
         return "x" * 300_000
     if mode not in DESCRIBED or name not in ("first", "first.file"):
@@ -46,7 +46,7 @@ def described(mode: str, name: str) -> str:
 
 
 def tool(name: str, description: str) -> dict[str, Any]:
-    """Describe a tool."""
+    """Return the definition of a tool."""
     schema = {
         "type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "$comment": "kept",
     }  # fmt: skip

@@ -1,6 +1,6 @@
-"""A stand-in for Modal: the gRPC services that its SDK calls, with local processes in place of containers.
+"""A fake of Modal: the gRPC services that its SDK calls, with local processes in place of containers.
 
-It is for tests of our side. It isolates nothing, and proves nothing of what Modal does.
+It tests our side. It isolates nothing, and tests nothing that Modal does.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ Answers = Callable[[Any], AsyncGenerator[Message]]
 
 
 class FakeModal:
-    """Modal on this machine, until it is left; an async context manager.
+    """Modal on this machine. An async context manager.
 
-    requests: what it was asked, in order: method and message. containers: those that run, by sandbox id.
-    relay: the way to the commands in the containers, which can be cut. path: the PATH of their images.
     A path below /work in the words of a command becomes one in a temporary folder.
+
+    Attributes:
+        requests: Requests so far: method and message.
+        containers: Running containers, by sandbox id.
+        relay: The connection to commands in the containers, which can be cut.
+        path: PATH of their images.
     """
 
     def __init__(self) -> None:
@@ -69,7 +73,7 @@ class FakeModal:
         await self._stack.aclose()
 
     def client(self, token: tuple[str, str] = _TOKEN) -> modal.Client:
-        """Return a client of it, an async context manager, that ignores the environment."""
+        """Return a client of this fake, an async context manager, that ignores the environment."""
         import modal
 
         return modal.Client(self.url, api.CLIENT_TYPE_CLIENT, token)
@@ -79,11 +83,17 @@ class FakeModal:
         return [request for name, request in self.requests if name == method]
 
     def fail(self, method: str, *statuses: Status, done: bool = False) -> None:
-        """Let the next calls of a method fail, each in its way; done: what was asked is done all the same."""
+        """Make the next calls of a method fail.
+
+        Args:
+            method: The method.
+            statuses: Status of each call.
+            done: Do what was requested all the same.
+        """
         self._failures.setdefault(method, []).extend((status, done) for status in statuses)
 
     def hold(self, method: str) -> Hold:
-        """Let the next call of a method wait, after it has been done and before it is answered."""
+        """Make the next call of a method wait between its execution and its answer."""
         self._holds[method] = Hold()
         return self._holds[method]
 
@@ -95,7 +105,7 @@ class FakeModal:
     async def _serve(self, base: Any, answers: Mapping[str, Answer | Answers]) -> int:
         service = SimpleNamespace(__mapping__=lambda: self._handlers(base, answers))
         server = Server([service])  # pyright: ignore[reportArgumentType]  it asks for no more than the mapping
-        # With the protocol named, or asyncio would not turn Nagle's algorithm off: 40 ms for each answer.
+        # With the protocol named, because asyncio otherwise keeps Nagle's algorithm: 40 ms for each answer.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
         await server.start(sock=listening)
@@ -104,7 +114,7 @@ class FakeModal:
         return listening.getsockname()[1]
 
     def _handlers(self, base: Any, answers: Mapping[str, Answer | Answers]) -> dict[str, Handler]:
-        """Take paths and types from the generated service; what is not answered is unimplemented."""
+        """Return handlers for the methods of the service; those without answers are unimplemented."""
         names = [name for name in dir(base) if name[0].isupper()]
         mapping: dict[str, Handler] = base.__mapping__(SimpleNamespace(**dict.fromkeys(names)))
         found = {path: path.rpartition("/")[2] for path in mapping}
@@ -240,19 +250,24 @@ def _task(sandbox: str) -> str:
 
 
 class Hold:
-    """A call that waits. reached: it is there. go: lets it go on."""
+    """A call that waits.
+
+    Attributes:
+        reached: Set when the call waits.
+        go: Set it to continue the call.
+    """
 
     def __init__(self) -> None:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
 
     async def wait(self) -> None:
-        """Be there, and wait to be let on."""
+        """Wait until the call may continue."""
         self.reached.set()
         await self.go.wait()
 
 
 class Relay:
-    """A way to a port that can be cut."""
+    """A connection to a port that can be cut."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -271,7 +286,11 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self, *, for_good: bool = False) -> None:
-        """Break all connections; for good: there are none any more."""
+        """Close all connections.
+
+        Args:
+            for_good: Accept no new ones either.
+        """
         if for_good:
             self._server.close()
         for writer in self._writers:
@@ -289,7 +308,7 @@ class Relay:
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what comes, and the end of it."""
+    """Forward data, and its end."""
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(_CHUNK):
             writer.write(data)

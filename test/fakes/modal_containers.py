@@ -28,7 +28,7 @@ class Container:
         self.folder = os.path.realpath(tempfile.mkdtemp(prefix="torchrl_agentic-modal-"))
 
     async def start(self, request: router.TaskExecStartRequest) -> None:
-        """Start a command; once, however often it is asked."""
+        """Start a command; only once if the request is repeated."""
         if request.exec_id in self.executions:
             return
         process = await asyncio.create_subprocess_exec(
@@ -43,7 +43,7 @@ class Container:
         self.executions[request.exec_id] = Execution(process, request.timeout_secs)
 
     async def end(self) -> None:
-        """Kill what runs, and remove the files."""
+        """Kill its processes, and remove the files."""
         for _ in range(100):
             pids = self._pids()
             if not pids:
@@ -61,7 +61,7 @@ class Container:
         return f"{found[1] or ''}{self.folder}{found[2] or ''}" if found else word
 
     def _pids(self) -> list[int]:
-        """The processes whose working folder is ours: some lead sessions of their own."""
+        """Return the processes that work in its folder: some lead their own sessions."""
         pids: list[int] = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
@@ -71,7 +71,11 @@ class Container:
 
 
 class Execution:
-    """A command that runs. streams: stdout and stderr."""
+    """A running command.
+
+    Attributes:
+        streams: Its stdout and stderr.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, timeout_s: int) -> None:
         assert process.stdin is not None
@@ -83,7 +87,7 @@ class Execution:
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._kill) if timeout_s else None
 
     async def write(self, offset: int, data: bytes, eof: bool) -> None:
-        """Write to stdin what was not written before."""
+        """Write input that has not been written before."""
         if self._stdin.is_closing() or self._process.returncode is not None:
             raise GRPCError(Status.FAILED_PRECONDITION, "stdin is closed")
         self._stdin.write(data[max(0, self._written - offset) :])
@@ -96,11 +100,11 @@ class Execution:
             self._stdin.close()
 
     async def wait(self) -> int:
-        """Wait for its exit code, negative for a signal."""
+        """Wait for the exit code, -n for signal n."""
         return await self._process.wait()
 
     async def end(self) -> None:
-        """Kill it, and read no more."""
+        """Kill the command, and stop reading."""
         self._kill()
         await self._process.wait()
         self._stdin.close()
@@ -115,7 +119,7 @@ class Execution:
 
 
 class Output:
-    """All output of a command, kept so that it can be read again from any offset."""
+    """The output of a command, kept so that it can be read again from any offset."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._data = bytearray()
@@ -123,7 +127,7 @@ class Output:
         self._pumping = asyncio.ensure_future(self._pump(reader))
 
     async def read(self, offset: int) -> AsyncGenerator[bytes]:
-        """Yield it from an offset to its end."""
+        """Yield the output from an offset to its end."""
         while True:
             async with self._more:
                 await self._more.wait_for(lambda seen=offset: len(self._data) > seen or self._pumping.done())
@@ -134,7 +138,7 @@ class Output:
             yield data
 
     async def end(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._pumping.cancel()
         await asyncio.gather(self._pumping, return_exceptions=True)
         async with self._more:

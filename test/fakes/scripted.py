@@ -1,4 +1,4 @@
-"""An HTTP server that answers as it is told, rightly or not, and remembers what it was asked."""
+"""An HTTP server that sends scripted replies and records requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer.
+    """One reply.
 
-    body: JSON, or bytes as they are. how: whole; "half": the connection is cut in the middle of it; "cut":
-    nothing comes; "hang": nothing comes, ever.
+    Attributes:
+        body: JSON, or raw bytes.
+        how: "whole"; "half" to close the connection in the middle; "cut" to send nothing and close it; "hang"
+            to send nothing, ever.
     """
 
     status: int = 200
@@ -35,7 +37,14 @@ class Reply:
 
 @dataclass(slots=True)
 class Scripted:
-    """The running server: its URL, the requests so far (path and JSON), and how many connections it saw."""
+    """The running server.
+
+    Attributes:
+        url: Its URL.
+        requests: Requests so far: path and JSON.
+        connections: Number of connections so far.
+        open_now: Number of open connections.
+    """
 
     url: str = ""
     requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
@@ -47,7 +56,11 @@ class Scripted:
 async def scripted_server(
     replies: Sequence[Reply] | Callable[[str, Any], Any],
 ) -> AsyncGenerator[Scripted]:
-    """Serve on loopback; after the last reply it comes again. Or a function of path and JSON, awaited."""
+    """Serve on loopback and yield the server.
+
+    Args:
+        replies: The replies; the last one repeats. Or a coroutine function of path and JSON.
+    """
     server = Scripted()
     script = list(replies) if not callable(replies) else []
     tasks: set[asyncio.Task[Any]] = set()

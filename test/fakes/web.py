@@ -1,9 +1,9 @@
-"""A web server that answers as it is told: well, slowly, wrongly, too much, or not at all.
+"""A web server with scripted behaviour: correct, slow, wrong, too long, or no answers.
 
     async with WebServer({"/": page(b"hello")}) as server:
         ... server.url("/") ...
 
-It writes raw bytes to sockets, since what is to be tried is what no library would send.
+It writes raw bytes to sockets, because no library sends what is to be tested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ MAX_HEAD_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Visit:
-    """One request that came in, and the connection to answer it on. number: of the connection, from 0."""
+    """One request, and the connection to answer it on.
+
+    Attributes:
+        number: Number of the connection, from 0.
+    """
 
     method: str
     path: str
@@ -34,7 +38,7 @@ class Visit:
     closing: asyncio.Event
 
     async def send(self, *pieces: bytes) -> None:
-        """Write bytes as they are."""
+        """Write raw bytes."""
         self.writer.writelines(pieces)
         await self.writer.drain()
 
@@ -48,9 +52,13 @@ Act: TypeAlias = Callable[[Visit], Awaitable[None]]
 
 
 class WebServer:
-    """Listens on a loopback address while it is entered, and does for each path what `acts` says.
+    """Listens on a loopback address while it is entered, and runs the handler in `acts` for each path.
 
-    Other paths are answered 404. visits: what has come in. connections: how many have been made.
+    Other paths get status 404.
+
+    Attributes:
+        visits: Requests so far.
+        connections: Number of connections so far.
     """
 
     def __init__(
@@ -92,7 +100,7 @@ class WebServer:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # In a task of our own: asyncio complains of one of its own that is cancelled.
+        # In our own task: asyncio logs an error if a task of its own is cancelled.
         task = asyncio.create_task(self._talk(reader, writer, self.connections))
         self.connections += 1
         self._open.add(task)
@@ -126,7 +134,7 @@ def answer(
     status: str = "200 OK",
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Write a plain answer; headers that are given replace ours."""
+    """Return a plain answer. The given headers replace the defaults."""
     ours = {"Content-Length": str(len(body))} | ({"Content-Type": kind} if kind else {}) | dict(headers or {})
     lines = "".join(f"{name}: {value}\r\n" for name, value in ours.items())
     return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode("latin-1") + body
@@ -138,17 +146,17 @@ def page(
     status: str = "200 OK",
     headers: Mapping[str, str] | None = None,
 ) -> Act:
-    """Answer well."""
+    """Return a handler that sends an answer."""
     return raw(answer(body, kind, status, headers), close=False)
 
 
 def redirect(location: str, status: str = "302 Found") -> Act:
-    """Send the visitor elsewhere."""
+    """Return a handler that redirects."""
     return page(b"moved", status=status, headers={"Location": location})
 
 
 def raw(*pieces: bytes, close: bool = True) -> Act:
-    """Answer with these very bytes."""
+    """Return a handler that sends these bytes."""
 
     async def act(visit: Visit) -> None:
         await visit.send(*pieces)
@@ -159,7 +167,7 @@ def raw(*pieces: bytes, close: bool = True) -> Act:
 
 
 def stalling(*pieces: bytes) -> Act:
-    """Answer with these bytes, and then with nothing: half an answer, or none."""
+    """Return a handler that sends these bytes, possibly half an answer, and then nothing."""
 
     async def act(visit: Visit) -> None:
         await visit.send(*pieces)
@@ -169,7 +177,7 @@ def stalling(*pieces: bytes) -> Act:
 
 
 def pouring(head: bytes, more: Iterable[bytes], *, pause: float = 0.0) -> Act:
-    """Answer with a head and then bytes without end, or one now and then."""
+    """Return a handler that sends a head and then endless bytes, or one byte now and then."""
 
     async def act(visit: Visit) -> None:
         await visit.send(head)
@@ -181,13 +189,13 @@ def pouring(head: bytes, more: Iterable[bytes], *, pause: float = 0.0) -> Act:
 
 
 def bomb(megabytes: int, kind: str = "text/plain") -> Act:
-    """Answer with a few kilobytes that are so many megabytes once they are decompressed."""
+    """Return a handler that sends a few kilobytes that decompress to `megabytes`."""
     packed = gzip.compress(b" " * (megabytes << 20))
     return page(packed, kind, headers={"Content-Encoding": "gzip"})
 
 
 def endless_headers() -> Act:
-    """Answer with headers, and never with anything else."""
+    """Return a handler that sends endless headers."""
     return pouring(b"HTTP/1.1 200 OK\r\n", (b"X-%d: %s\r\n" % (n, b"y" * 1000) for n in itertools.count()))
 
 

@@ -1,4 +1,4 @@
-"""All interpreters keep the promises of `ReplContract`."""
+"""All interpreters pass `ReplContract`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Clones of an interpreter go on from where it is, and share nothing with it and each other."""
+"""Clones of an interpreter continue from its state, and share nothing with it and each other."""
 
 import asyncio
 import os
@@ -76,7 +76,7 @@ async def test_random_numbers_go_on_alike(make):
 
 @native
 async def test_what_cannot_be_run_again_is_cloned():
-    """A clock, and a counter in a closure: cells that are run again would give another value."""
+    """A clock, and a counter in a closure: cells that run again would have other values."""
     async with ForkServerRepl() as repl:
         seen = (await repl.execute("import time; t = time.time_ns(); t")).value
         (clone,) = await repl.fork()
@@ -119,7 +119,7 @@ async def test_neither_sees_a_process_of_the_other():
     ids=["anonymous", "none", "file"],
 )
 async def test_shared_memory_is_never_shared_by_clones(code: str):
-    """It cannot be cloned, so the cells are run again."""
+    """It cannot be cloned, so the cells run again."""
     async with ForkServerRepl() as repl:
         await repl.execute(code)
         (clone,) = await repl.fork()
@@ -159,7 +159,7 @@ async def test_a_clone_is_interrupted_killed_and_started_anew_like_any_other():
 
 
 class _Held(ForkServerSandbox):
-    """Makes no clones before it is told to."""
+    """Makes clones only after an event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ async def test_a_cancelled_close_leaves_nothing(how: str):
     await asyncio.sleep(0)
     sandbox.let.set()
     await asyncio.wait(closing)
-    while clone.sandbox.is_open and how == "twice":  # it goes on without whoever has waited
+    while clone.sandbox.is_open and how == "twice":  # it continues without the cancelled caller
         await asyncio.sleep(0.01)
     assert not clone.sandbox.is_open
     await repl.close()
@@ -270,7 +270,7 @@ async def test_a_cancelled_close_leaves_nothing(how: str):
 
 @native
 async def test_what_waits_for_copies_waits_for_the_next_ones_too():
-    """Else it would go to where the original has been, and be lost."""
+    """Otherwise it would use the old connection of the original, and be lost."""
     repl, sandbox = await _held()
     clones = await repl.fork()
     writing = asyncio.create_task(repl.sandbox.write_file("f", b"new"))
@@ -304,7 +304,7 @@ async def test_copies_whose_making_is_cancelled_say_so(begun: bool):
 
 @native
 async def test_an_original_that_may_be_gone_is_lost():
-    """A copying that is cancelled after it was asked for may have come to its end."""
+    """A copying that is cancelled after its request may have completed."""
     async with ForkServerRepl() as repl:
         await repl.execute("x = 1")
         cloning = asyncio.create_task(repl.sandbox.clones(1))

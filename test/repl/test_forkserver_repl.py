@@ -1,4 +1,4 @@
-"""What is particular to interpreters with a supervisor of ours, and to those that a fork server starts."""
+"""Tests of interpreters with our supervisor, and of those that a fork server starts, beyond the contract."""
 
 import asyncio
 
@@ -66,7 +66,7 @@ async def test_the_tool_gives_images_as_parts():
 
 
 async def test_the_same_code_and_seed_give_the_same_bytes_after_a_restart():
-    """Of another zygote, too: sets of classes and functions depend on addresses."""
+    """Also from another zygote: sets of classes and functions depend on addresses."""
 
     async def run(seed: int = 0) -> str:
         async with ForkServerRepl(ForkServerSandbox(seed=seed)) as repl:

@@ -1,4 +1,4 @@
-"""An IPython kernel in a sandbox: the same promises as of any interpreter, and figures."""
+"""An IPython kernel in a sandbox: the contract of interpreters, and figures."""
 
 import asyncio
 import importlib.util
@@ -40,7 +40,7 @@ async def repl() -> AsyncGenerator[JupyterRepl]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncGenerator[JupyterRepl]:
-    """One for all tests that do it no harm, if it keeps its promises."""
+    """One kernel for all tests that do not damage it."""
     async with JupyterRepl() as repl:
         yield repl
 
@@ -54,7 +54,7 @@ async def _works(repl: JupyterRepl) -> None:
 
 
 def _family(pid: int) -> set[int]:
-    """A process and all that descend from it."""
+    """Return a process and all its descendants."""
     found = {pid}
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
@@ -63,7 +63,7 @@ def _family(pid: int) -> set[int]:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process runs; one that nobody has reaped yet does not."""
+    """Return whether a process runs, zombies excluded."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -117,7 +117,7 @@ async def test_cells_keep_their_numbers_when_the_kernel_is_a_new_one(repl: Jupyt
 
 
 async def test_files_of_the_code_do_not_take_the_place_of_modules(repl: JupyterRepl):
-    """A kernel starts anew although its folder is full of modules that end it; its cells do import them."""
+    """A kernel restarts in a folder full of modules that would end it; its cells do import them."""
     names = (
         "random",
         "json",
@@ -186,7 +186,7 @@ async def test_values_and_displays_are_images_or_text_and_nothing_else(shared: J
     "data", ["b'GIF89a'", f"{PNG} + b'0' * (1 << 20)", "b''"], ids=["gif", "big", "empty"]
 )
 async def test_what_is_no_image_of_a_size_shows_as_text(shared: JupyterRepl, data: str):
-    """Sent past the formatters, as code that means harm would."""
+    """Sent without the formatters, as hostile code would."""
     raw = f"'image/png': b64encode({data}).decode(), 'text/html': '<p>', 'text/plain': 'plain'"
     result = await shared.execute(f"from base64 import b64encode\ndisplay({{{raw}}}, raw=True)")
     assert result.display == (ReplDisplay("text/plain", "plain"),)
@@ -217,7 +217,7 @@ async def test_only_so_many_displays_are_kept(shared: JupyterRepl):
     ids=["_exit", "segfault", "kill", "closerange", "key", "kernel", "kill all"],
 )
 async def test_code_that_breaks_its_kernel_is_told_and_the_next_works(repl: JupyterRepl, code: str):
-    """Never an empty success: that would poison rewards without a trace."""
+    """Never an empty success, which would corrupt rewards unnoticed."""
     async with asyncio.timeout(20):
         result = await repl.execute(f"print('before')\n{code}", timeout=3)
     if result.status not in ("ok", "error"):
@@ -229,7 +229,7 @@ async def test_code_that_breaks_its_kernel_is_told_and_the_next_works(repl: Jupy
 
 @on_shared
 async def test_a_value_is_not_lost_in_a_flood_of_displays(shared: JupyterRepl):
-    """The kernel drops messages that nobody takes in time; the value comes with its answer."""
+    """The kernel drops messages that are not read in time; the value comes with its answer."""
     result = await shared.execute("for i in range(5000): display('x' * 8000)\n42", timeout=60)
     assert (result.status, result.value) == ("ok", "42")
 
@@ -272,7 +272,7 @@ FORGERIES = [
 @on_shared
 @pytest.mark.parametrize("code", FORGERIES, ids=["parts", "pickle", "shapes", "parents", "deep", "long"])
 async def test_forged_messages_spoil_their_own_cell_at_most(shared: JupyterRepl, code: str):
-    """The code has the key, so the signature proves nothing."""
+    """The code knows the key, so the signature proves nothing."""
     await shared.execute("kept = 7")
     async with asyncio.timeout(20):
         result = await shared.execute(f"{KERNEL}\n{code}", timeout=10)
@@ -548,7 +548,7 @@ async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running_afte
 
 
 async def test_cancelling_twice_what_is_being_stopped_spoils_nothing(repl: JupyterRepl):
-    """The deadline is over and its grace is not, so the answer is waited for already."""
+    """The deadline is over and its grace period is not, so the answer is awaited already."""
     code = f"{IGNORE}\nopen('begun', 'w').close()\nwhile True: pass"
     task = asyncio.create_task(repl.execute(code, timeout=0.5))
     await _exists(repl, "begun")
@@ -617,7 +617,7 @@ async def test_a_sandbox_killed_from_outside_is_no_fault_of_the_code(repl: Jupyt
 @pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "after its answer"])
 async def test_code_that_kills_what_looks_after_its_kernel_is_answered(later: bool):
-    """Where both are of one user and no namespace keeps them apart."""
+    """If both run as the same user and no namespace separates them."""
     kill = "os.kill(os.getppid(), 9)"
     code = f"import threading; threading.Timer(0.1, lambda: {kill}).start()" if later else kill
     async with JupyterRepl(UnsafeSubprocessSandbox()) as repl:
@@ -639,7 +639,7 @@ async def test_opening_twice_at_once_starts_one_interpreter():
 
 
 def test_each_event_loop_has_one_of_its_own():
-    """Both are open at the same time, on threads of their own."""
+    """Both are open at the same time, in their own threads."""
     both = threading.Barrier(2)
     values: list[str | None] = []
 
@@ -697,7 +697,7 @@ async def test_a_kernel_that_does_not_start_is_told_with_what_it_said():
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed kernel spec, whose program says what it was started with and ends."""
+    """An installed kernel spec, whose program prints how it was started and ends."""
     folder = tmp_path / "kernels" / "mine"
     folder.mkdir(parents=True)
     code = "echo $GREETING {resource_dir} $0 >&2; exit 5"
@@ -739,7 +739,7 @@ def test_packages_that_cannot_be_shown_are_told(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.filterwarnings(UNSAFE)
 async def test_it_works_in_any_sandbox_and_with_a_plain_kernel():
-    """The kernel is stock ipykernel, which prints by messages and shows in its own way."""
+    """The kernel is stock ipykernel, which prints by messages and has its own displays."""
     sandbox = UnsafeSubprocessSandbox()
     argv = (
         *sandbox.python_argv,

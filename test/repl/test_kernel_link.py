@@ -1,4 +1,4 @@
-"""What is kept of a kernel's frames is bounded and of known shape, whatever they hold."""
+"""What is kept of a kernel's frames is bounded and of known shape, whatever they contain."""
 
 import ast
 import base64
@@ -21,7 +21,7 @@ PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(100)).decode()
 
 
 async def _answer(code: str, frames: Sequence[object] = ()) -> CellOutput:
-    """Read the frames that a process in a sandbox sends: what code writes, then these."""
+    """Read the frames that a process in a sandbox sends: output of code, then these."""
     async with BubblewrapSandbox() as sandbox:
         await sandbox.write_file("frames", json.dumps(frames).encode())
         code += "\nfor frame in json.load(open('/work/frames')): send(json.dumps(frame).encode())"
@@ -106,7 +106,7 @@ async def test_values_and_errors_are_texts_without_colours_that_can_be_written()
 
 
 def test_what_runs_inside_passes_on_each_image_that_is_taken():
-    """It cannot import our limits, and has them once more."""
+    """It cannot import our limits, and repeats them."""
 
     def constant(file: str, name: str) -> object:
         tree = ast.parse(files("torchrl_agentic.repl").joinpath(file).read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Who is to blame for an interpreter that was lost: the code that has run in it, if it can have done it."""
+"""The cause of a lost interpreter: the code that has run in it, if that can have caused the loss."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=str(cannot_work()))
 
 LIMITS = ResourceLimits(disk_total_bytes=11 << 20)
-"""Of no other test: their zygote would have other interpreters."""
+"""Limits of no other test, because their zygote would have other interpreters."""
 KINDS = {
     "forkserver": lambda: ForkServerRepl(ForkServerSandbox(LIMITS)),
     "subprocess": lambda: SubprocessRepl(BubblewrapSandbox()),
@@ -49,7 +49,7 @@ def make(request):
 
 
 def host_pid(repl) -> int:
-    """Find the process that runs cells by its name, since its number inside is another one."""
+    """Find the process that runs cells by its name, because its PID inside is different."""
     found = []
     for path in Path("/proc").glob("[0-9]*/comm"):
         try:
@@ -62,7 +62,7 @@ def host_pid(repl) -> int:
 
 
 async def marked(repl) -> int:
-    """Give the interpreter a name of its own, and its number outside."""
+    """Return the PID outside of an interpreter, after giving it a unique name."""
     repl.mark = f"mark{os.urandom(3).hex()}"
     code = f"import ctypes; ctypes.CDLL(None).prctl(15, b'{repl.mark}', 0, 0, 0); x = 1"
     assert (await repl.execute(code)).status == "ok"
@@ -73,7 +73,7 @@ async def gone(pid: int) -> None:
     async with asyncio.timeout(10):
         while os.path.exists(f"/proc/{pid}"):
             await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)  # whoever watches it takes note
+    await asyncio.sleep(0.1)  # its supervisor notices
 
 
 def parent(pid: int) -> int:
@@ -82,7 +82,7 @@ def parent(pid: int) -> int:
 
 
 async def test_an_interpreter_that_is_killed_between_two_cells_is_told_with_the_next(make):
-    """Whoever did it: the cell may have armed a timer that does."""
+    """Whoever did it: a timer of the cell may have."""
     async with make() as repl:
         pid = await marked(repl)
         os.kill(pid, signal.SIGKILL)
@@ -114,7 +114,7 @@ async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_c
 
 
 async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
-    """By its control group, which leaves the interpreter alone; else by the supervisor, with that."""
+    """By its control group, which spares the interpreter; otherwise by the supervisor, with all."""
     limits = ResourceLimits(disk_total_bytes=11 << 20, memory_total_bytes=96 << 20)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
         pid = await marked(repl)
@@ -143,7 +143,7 @@ async def test_a_clone_that_is_killed_leaves_the_original_alone():
 @pytest.mark.parametrize("kind", ["forkserver", "subprocess", "landlock"])
 @pytest.mark.parametrize("meanwhile", [True, False], ids=["while a cell runs", "between two cells"])
 async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
-    """With it go all files of a fork server's trajectory, since it is process 1 of its namespaces."""
+    """All files of a fork server's trajectory are lost with it, because it is process 1 of its namespaces."""
     lost = ALL_LOST if kind == "forkserver" else LOST
     async with KINDS[kind]() as repl:
         await repl.execute("open('kept', 'w').close()")
@@ -167,7 +167,7 @@ async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
 
 
 async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
-    """Files that were put in for the code are lost, for one."""
+    """For example files that were written for the code are lost."""
     limits = ResourceLimits(disk_total_bytes=12 << 20)
     async with (
         ForkServerRepl(ForkServerSandbox(limits)) as ready,
@@ -177,7 +177,7 @@ async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
         await repl.sandbox.write_file("task", b"")
         zygote = parent(supervisor)
         children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
-        for child in map(int, children):  # those that stand ready, too
+        for child in map(int, children):  # also the spares
             if child != supervisor:
                 os.kill(child, signal.SIGKILL)
                 await gone(child)

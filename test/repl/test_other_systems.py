@@ -1,4 +1,4 @@
-"""What runs inside any sandbox asks for nothing that only Linux has, as far as that can be seen on Linux."""
+"""Code inside any sandbox uses nothing that only Linux has, as far as can be tested on Linux."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ ctypes.CDLL = Library
 sys.platform = "darwin"
 exec(sys.argv[-1])
 """
-"""A program that runs Python as on macOS, if code asks which system it is, or the C library for calls."""
+"""A program that runs Python as on macOS, for code that asks for the system or for calls of the C library."""
 
 
 @pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")

@@ -1,4 +1,4 @@
-"""What is particular to an interpreter that is one process in any sandbox."""
+"""Tests of an interpreter in one process beyond the contract."""
 
 import asyncio
 import ctypes
@@ -56,7 +56,7 @@ async def test_a_python_that_does_not_start_is_told_with_its_own_words():
 @pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 @pytest.mark.skipif(not os.path.exists("/proc/sysvipc/shm"), reason="no System V segments to be seen here")
 async def test_memory_of_others_is_left_alone_where_there_are_no_namespaces():
-    """A segment of this process, which nobody has attached, outlives an interpreter that took too much."""
+    """An unattached segment of this process outlives an interpreter that used too much."""
     libc = ctypes.CDLL(None)
     segment = libc.shmget(0, 1 << 20, 0o1600)
     try:

@@ -1,4 +1,4 @@
-"""What is particular to bubblewrap, beyond the contract that every sandbox keeps."""
+"""Tests of bubblewrap beyond the contract of every sandbox."""
 
 import asyncio
 import dataclasses
@@ -192,7 +192,7 @@ async def test_a_folder_outside_of_work_is_refused(cwd: str):
 
 @works
 async def test_a_folder_that_is_not_there_is_the_models_mistake():
-    """A sandbox error would be counted as nobody's fault, and the model could have it at will."""
+    """A sandbox error would count as nobody's fault, and the model could cause it at will."""
     async with BubblewrapSandbox() as sandbox:
         result = await sandbox.run(["pwd"], cwd="missing")
         assert result.exit_code != 0
@@ -267,7 +267,7 @@ async def test_no_folder_is_left_after_code_nested_folders_deeply(workspaces):
 
 
 async def test_a_pipe_that_has_ended_is_never_read_again():
-    """Its number may belong to another trajectory's pipe by then."""
+    """Its descriptor may belong to the pipe of another trajectory."""
     ours, writer = os.pipe()
     drain = PipeReader(ours, Capture(1000))
     os.close(writer)

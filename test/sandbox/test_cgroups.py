@@ -1,4 +1,4 @@
-"""Control groups bound what all processes of a sandbox take together, where they can be made."""
+"""Control groups limit all processes of a sandbox together, where they can be created."""
 
 import os
 import shutil

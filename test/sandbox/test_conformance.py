@@ -1,4 +1,4 @@
-"""The cases themselves: each can fail, says what failed, and is left out only where the sandbox says why."""
+"""The cases themselves: each can fail, reports what failed, and is skipped only with a reason."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ limits: processes are bounded
 limits: threads are bounded
 limits: the size of a file is bounded
 """.strip().splitlines()
-"""Cases whose attacks do nothing to a machine that nothing protects from them."""
+"""Cases whose attacks do no harm on a machine without protection."""
 
 
 def named(name: str) -> Case:
@@ -57,7 +57,7 @@ def named(name: str) -> Case:
 
 @pytest.mark.parametrize("name", HARMLESS)
 async def test_a_case_fails_where_nothing_stops_its_attack(name: str):
-    """Else it would say nothing about sandboxes that pass."""
+    """Otherwise it would prove nothing about sandboxes that pass."""
     case = named(name)
     if reason := case.skip_reason(Undeclared()):
         pytest.skip(reason)
@@ -85,7 +85,7 @@ async def test_nothing_is_left_of_a_case_whose_attack_succeeded():
 
 
 class Undeclared(UnsafeSubprocessSandbox):
-    """The unsafe one, as if there were nothing that it cannot stop, and as if it enforced its limits."""
+    """The unsafe sandbox, as if it stopped all threats and enforced its limits."""
 
     not_stopped: ClassVar[frozenset[str]] = frozenset()
 

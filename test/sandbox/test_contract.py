@@ -1,4 +1,4 @@
-"""The local sandboxes keep the promises of `SandboxContract`, whoever the trainer is."""
+"""The local sandboxes pass `SandboxContract`, for any user that trains."""
 
 import os
 import re
@@ -63,7 +63,7 @@ async def test_the_unsafe_one_warns_each_time_it_opens():
 
 
 def _for_others(root: Path, copy: Path) -> Path:
-    """Give the folder of this package if others than root may read it, else a copy that they may."""
+    """Return the folder of this package if other users may read it, otherwise a copy that they may read."""
     if all(path.stat().st_mode & stat.S_IXOTH for path in (root, *root.parents)):
         return root
     copy.mkdir(mode=0o755)

@@ -1,6 +1,6 @@
-"""DockerSandbox against a fake daemon; a real one too, where `TORCHRL_AGENTIC_DOCKER` names an image it has.
+"""DockerSandbox with a fake daemon, and with a real one if `TORCHRL_AGENTIC_DOCKER` names an image.
 
-The fake isolates nothing: what only Docker can keep is tested there as far as the request that asks for it.
+The fake isolates nothing: what only Docker can enforce is tested there up to the request for it.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def daemon() -> AsyncGenerator[FakeDocker]:
 
 
 async def until(true: Callable[[], object]) -> None:
-    """Wait for something that another task or process does."""
+    """Wait until a condition holds, which another task or process makes true."""
     async with asyncio.timeout(10):
         while not true():
             await asyncio.sleep(0.01)
@@ -57,12 +57,12 @@ async def only(daemon: FakeDocker) -> FakeContainer:
 
 
 def _processes() -> str:
-    """Give the command lines of all processes that we can see."""
+    """Return the command lines of all visible processes."""
     return "\n".join(command_lines().values())
 
 
 class Promises(SandboxContract):
-    """What holds with the fake and with Docker."""
+    """Requirements with the fake and with Docker."""
 
     async def test_a_process_takes_and_gives_100_kb_of_any_bytes(self, sandbox: Sandbox) -> None:
         data = bytes(range(256)) * 400
@@ -155,7 +155,7 @@ class Promises(SandboxContract):
         assert (await sandbox.run(["sleep", "60"], stdin=data * 5, limits=limits)).timed_out
 
     async def test_a_process_that_ends_over_its_input_is_at_its_end(self, sandbox: Sandbox) -> None:
-        """Docker holds such a connection open by half, for ever."""
+        """Docker keeps such a connection half-open forever."""
         for argv in (["sh", "-c", "sleep 0.3; exit 3"], ["sleep", "60"]):
             process = await sandbox.spawn(argv)
             sending = asyncio.create_task(process.send(b"x" * 5_000_000))
@@ -169,7 +169,7 @@ class Promises(SandboxContract):
     async def test_a_process_that_is_killed_unread_is_at_its_end(self, sandbox: Sandbox) -> None:
         process = await sandbox.spawn(["yes"])
         assert await process.receive()
-        await asyncio.sleep(0.2)  # so that it fills every buffer there is; less would do no harm
+        await asyncio.sleep(0.2)  # so that it fills every buffer; less would prove nothing
         await process.kill()
         assert await process.wait() == "killed by SIGKILL"
         assert (await sandbox.run(["true"])).exit_code == 0
@@ -194,7 +194,7 @@ class Promises(SandboxContract):
         assert result.stdout.split("\0") == words
 
     async def test_shell_builtins_are_no_commands(self, sandbox: Sandbox) -> None:
-        """They would run in a shell of ours."""
+        """They would run in the supervising shell."""
         for argv in (["exit", "0"], ["eval", "true"], ["exec", "true"], [":"]):
             assert (await sandbox.run(argv)).exit_code == 127
 
@@ -268,7 +268,7 @@ class Promises(SandboxContract):
 
 
 class TestFake(Promises):
-    # It is the fake that cannot: it runs plain processes. Docker can, see TestReal.
+    # The fake runs plain processes. Docker stops these threats, see TestReal.
     untestable = frozenset({"host_files", "host_processes", "network", "privileges", "processes", "terminal"})
     groups = frozenset({"protocol"})
 
@@ -284,7 +284,7 @@ class TestFake(Promises):
     REAL_IMAGE is None, reason="TORCHRL_AGENTIC_DOCKER does not name an image of a real daemon"
 )
 class TestReal(Promises):
-    # The contract wants no socket that is of no use: a container has its own loopback, and netlink.
+    # The contract allows no unused sockets, but a container has its own loopback, and netlink.
     untestable = frozenset({"network"})
 
     def make(self, limits: ResourceLimits | None = None) -> Sandbox:
@@ -413,7 +413,7 @@ async def test_a_missing_image_says_how_to_get_it(daemon: FakeDocker):
 @pytest.mark.parametrize("step", [CREATE, ATTACH, START])
 @pytest.mark.parametrize("status", [500, 400, None])
 async def test_an_opening_that_fails_leaves_nothing(daemon: FakeDocker, step: str, status: int | None):
-    """With None the connection is cut, and what was asked for happens all the same."""
+    """With None the connection is closed after doing what was requested."""
     daemon.fail(step, status, "the storage driver is unhappy")
     sandbox = DockerSandbox(url=daemon.url)
     with pytest.raises(SandboxError, match="could not create the container"):
@@ -514,14 +514,14 @@ async def test_a_command_that_docker_does_not_start_is_no_result(
 
 
 def folder_with(folder: Path, *programs: str) -> str:
-    """Make a PATH with no other programs."""
+    """Create a PATH with only these programs."""
     for program in programs:
         (folder / program).symlink_to(f"/bin/{program}")
     return str(folder)
 
 
 async def test_an_error_in_place_of_output_is_no_result(daemon: FakeDocker):
-    """Docker sends the words of runc as if the command had said them, with the exit code 126."""
+    """Docker sends messages of runc like output of the command, with the exit code 126."""
     async with DockerSandbox(url=daemon.url) as sandbox:
         work = Path((await only(daemon)).folder, "work")
         work.rmdir()
@@ -579,7 +579,7 @@ async def test_a_cut_connection_is_the_end_of_a_process(daemon: FakeDocker):
 
 
 async def test_a_container_that_dies_is_no_result(daemon: FakeDocker):
-    """A command in it ends as if by SIGKILL, which would be the model's doing."""
+    """A command in it ends as if by SIGKILL, which the model could have caused."""
     mark = f"77{os.getpid()}"
     sandbox = DockerSandbox(url=daemon.url)
     await sandbox.open()

@@ -1,4 +1,4 @@
-"""E2BSandbox against a stand-in for E2B that speaks the wire format of the real one."""
+"""E2BSandbox with a fake of E2B that uses the wire format of the real one."""
 
 import asyncio
 import os
@@ -37,14 +37,14 @@ def server() -> Iterator[E2BServer]:
 
 
 def sandbox_at(server: E2BServer, limits: ResourceLimits | None = None, **options: Any) -> E2BSandbox:
-    """Make one that talks to the stand-in."""
+    """Return a sandbox that uses the fake."""
     return E2BSandbox(limits, **{"api_key": server.api_key, "connection": server.connection, **options})
 
 
 class TestE2B(SandboxContract):
-    # It is the stand-in that cannot, not E2B: its commands are plain processes on this host, where E2B's are
-    # alone in a virtual machine without a network. "privileges" is about capabilities and system calls, which
-    # need not be taken away in a virtual machine.
+    # The fake runs commands as plain processes of this host; those of E2B are alone in a virtual machine
+    # without a network. "privileges" is about capabilities and system calls, which need not be denied in a
+    # virtual machine.
     # It can count processes only in user namespaces.
     untestable = frozenset({"host_files", "host_processes", "network", "privileges"} | UNCOUNTED)
     groups = frozenset({"protocol"})
@@ -70,7 +70,7 @@ def processes() -> str:
 
 
 async def until(condition: Any) -> None:
-    """Wait until something holds; the test's own time bounds it."""
+    """Wait until a condition holds; the timeout of the test bounds it."""
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.01)
@@ -81,7 +81,7 @@ async def running(mark: str) -> None:
 
 
 async def gone(mark: str) -> None:
-    """Wait a moment, as long as the contract allows, for a process to be gone."""
+    """Wait a moment, as long as the contract allows, for a process to end."""
     async with asyncio.timeout(1):
         while mark in processes():
             await asyncio.sleep(0.01)
@@ -96,7 +96,7 @@ async def everything(process: RemoteProcess, size: int) -> bytes:
     return bytes(data)
 
 
-# What is asked of E2B
+# Requests to E2B
 
 
 @pytest.mark.parametrize("network", ["none", "loopback"])
@@ -370,7 +370,7 @@ async def test_a_command_can_gain_no_rights_and_has_no_terminal(server):
 
 
 async def test_a_command_can_be_interrupted(server):
-    """Shells make what they start in the background ignore SIGINT."""
+    """Shells make their background processes ignore SIGINT."""
     async with sandbox_at(server) as sandbox:
         result = await sandbox.run(["sh", "-c", "kill -INT $$; echo went on"])
     assert (result.exit_code, result.stdout) == (-2, "")
@@ -394,7 +394,7 @@ async def test_what_stays_in_the_background_with_the_output_open_holds_nothing_u
 
 
 async def test_what_leaves_its_session_ends_with_the_machine_at_the_latest(server):
-    """The line in "Does not stop": so it runs on after its command."""
+    """As "Does not stop" says, it outlives its command."""
     mark = f"94{os.getpid()}"
     escape = f"mkfifo up; setsid sh -c 'echo >up; exec sleep {mark}' >/dev/null 2>&1 & cat up"
     async with sandbox_at(server) as sandbox:
@@ -448,7 +448,7 @@ async def test_a_cut_connection_is_no_result_and_ends_the_command(server):
 
 
 async def test_a_start_that_was_never_confirmed_is_no_result_and_ends_the_machine(server):
-    """The command may run, and nobody knows its number."""
+    """The command may run, and its PID is unknown."""
     mark = f"93{os.getpid()}"
     async with sandbox_at(server) as sandbox:
         server.faults.append(Fault(START, done=True))
@@ -625,7 +625,7 @@ async def test_sending_keeps_the_machine_alive(server):
 
 
 async def test_a_flood_that_nobody_reads_waits_in_the_sandbox(server):
-    """And is read to its end later: nothing is dropped."""
+    """It is read to its end later; nothing is dropped."""
     size = 20_000_000
     async with sandbox_at(server) as sandbox:
         process = await sandbox.spawn(["sh", "-c", f"head -c {size} /dev/zero; sleep 60"])

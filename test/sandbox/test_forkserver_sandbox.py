@@ -1,4 +1,4 @@
-"""Attacks on the fork server below the interpreter: commands, files, zygotes, and whoever uses them."""
+"""Attacks on the fork server below the interpreter: commands, files, zygotes, and their users."""
 # ruff: noqa: E501  code for inside is easier to read in few long lines
 
 import asyncio
@@ -19,7 +19,7 @@ _numbers = iter(range(1000))
 
 
 def of_its_own(**limits: object) -> ForkServerSandbox:
-    """A sandbox of a kind that no other test uses, so that it has zygotes of its own."""
+    """Return a sandbox with settings that no other test uses, so that it has its own zygotes."""
     return ForkServerSandbox(ResourceLimits(disk_total_bytes=(8 << 20) + 4096 * next(_numbers), **limits))
 
 
@@ -28,7 +28,7 @@ async def up(sandbox: ForkServerSandbox) -> None:
         assert (await sandbox.run(["echo", "up"])).stdout == "up\n"
 
 
-# What a model may ask of a command or a path.
+# Commands and paths that a model may send.
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_files_that_change_while_they_are_read_are_answered() -> None:
         assert task.result().timed_out
 
 
-# Races with processes that are just being made.
+# Races with processes that are being created.
 
 RACE = """
 import os, time
@@ -117,7 +117,7 @@ def race(name, flags, data, seconds):
 
 
 async def test_who_writes_the_identity_of_a_new_command_first_gains_nothing() -> None:
-    """It belongs to the user, so it may be written; the command is then made anew, with all others stopped."""
+    """Code may write it as the same user; the command then starts again, with all others stopped."""
     async with ForkServerRepl(of_its_own()) as repl:
         await repl.execute(RACE)
         task = asyncio.create_task(repl.execute("race('uid_map', os.O_WRONLY, b'0 1000 1', 5)", timeout=20))
@@ -128,7 +128,7 @@ async def test_who_writes_the_identity_of_a_new_command_first_gains_nothing() ->
 
 @pytest.mark.parametrize("name", ["environ", "maps", "ns/user", "ns/mnt", "stack"])
 async def test_a_new_command_cannot_be_looked_into(name: str) -> None:
-    """It may be looked into for a moment, as far as the user counts; Landlock says no."""
+    """Its user would allow it for a moment; Landlock denies it."""
     async with ForkServerRepl(of_its_own()) as repl:
         await repl.execute(RACE)
         task = asyncio.create_task(repl.execute(f"race({name!r}, os.O_RDONLY, b'', 0.7)", timeout=20))
@@ -157,7 +157,7 @@ async def test_a_command_cannot_end_what_looks_after_it() -> None:
         await up(sandbox)
 
 
-# Memory that nobody counts.
+# Memory that is not counted elsewhere.
 
 
 async def test_memory_files_count_as_memory() -> None:
@@ -190,7 +190,7 @@ async def test_memory_of_background_processes_is_bounded_between_cells() -> None
         assert int((await repl.execute(code)).value or 0) < 200 << 20
 
 
-# What all users of one number share.
+# Resources that all processes of a user share.
 
 IN_FLIGHT = """
 import array, os, socket
@@ -204,7 +204,7 @@ except OSError: pass
 
 
 async def test_files_in_flight_of_one_trajectory_do_not_harm_others() -> None:
-    """The trainer's limit of open files is what it is by default in most places."""
+    """The trainer's limit of open files is the usual default."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     try:

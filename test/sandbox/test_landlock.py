@@ -1,4 +1,4 @@
-"""What the Landlock sandbox stops and what it does not, line by line, beyond the contract."""
+"""What the Landlock sandbox stops and does not stop, line by line, beyond the contract."""
 
 import ast
 import asyncio
@@ -33,7 +33,7 @@ async def opened(limits=None, version=99):
 
 
 async def python(sandbox, code, *argv):
-    """Run Python inside and give all that it printed."""
+    """Run Python inside and return its output."""
     result = await sandbox.run([*sandbox.python_argv, "-c", code, *argv])
     return result.stdout + result.stderr
 
@@ -61,7 +61,7 @@ print(json.dumps(outcomes))
 
 
 async def outcomes(sandbox, attempts):
-    """Give for each attempt, some Python, "done" or the name of the error that it ran into."""
+    """Return for each attempt, a piece of Python, "done" or the name of its error."""
     stdin = json.dumps(list(attempts)).encode()
     result = await sandbox.run([*sandbox.python_argv, "-c", ATTEMPTS], stdin=stdin)
     assert result.exit_code == 0, result.stderr
@@ -70,7 +70,7 @@ async def outcomes(sandbox, attempts):
 
 @pytest.fixture
 def folder():
-    """A folder that everybody may read and write, with a secret; pytest's own are for root alone."""
+    """A folder that all users may read and write, with a secret; only root may use those of pytest."""
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o777)
         secret = Path(path, "secret")
@@ -149,7 +149,7 @@ async def test_no_way_leads_out_of_the_folder(folder, version):
 
 @works
 async def test_the_same_ways_lead_to_a_folder_that_was_granted(folder):
-    """Else the test above might prove nothing but that its attempts are wrong."""
+    """Otherwise the test above might only prove that its attempts are wrong."""
     attempts = filter(None, OUT_OF_THE_FOLDER.format(there=folder).split("\n"))
     async with opened(ResourceLimits(fs_write_roots=(folder,))) as sandbox:
         found = await outcomes(sandbox, attempts)

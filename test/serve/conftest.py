@@ -1,4 +1,4 @@
-"""The server that the wire tests talk to: ours, or the one whose URL is in SANDBOX_FUSION_URL."""
+"""The server that the wire tests use: ours, or the one whose URL is in SANDBOX_FUSION_URL."""
 
 import os
 from collections.abc import Callable, Generator
@@ -16,7 +16,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a fork server, or with a server that is not ours, some tests make no sense."""
+    """Skip tests that need a fork server, or our own server, where there is none."""
     for item in items:
         if item.path.parent.name != "serve" or item.get_closest_marker("no_sandbox"):
             continue
@@ -43,7 +43,7 @@ def http(url: str) -> Generator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def run(http: httpx.Client) -> Run:
-    """Send a program, and give the answer."""
+    """Send a program, and return the response."""
 
     def send(code: str, language: str = "python", **more: Any) -> dict[str, Any]:
         answer = http.post("/run_code", json={"code": code, "language": language, **more})

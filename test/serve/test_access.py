@@ -1,4 +1,4 @@
-"""Who is served: browser pages and strangers are not, whatever they send; over real HTTP."""
+"""Access: web pages and other machines are refused, whatever they send; over real HTTP."""
 
 import socket
 from collections.abc import Generator, Mapping
@@ -21,7 +21,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 def _post(url: str, path: str = "/retrieve", body: bytes = BODY, **headers: str) -> tuple[int, str]:
-    """Send a request with these headers, exactly; underscores in names stand for hyphens."""
+    """Send a request with exactly these headers; underscores in names become hyphens."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return _send(url, "POST", path, body, {"Host": httpx.URL(url).netloc.decode(), **JSON_TYPE, **named})
 
@@ -167,7 +167,7 @@ def test_a_page_cannot_run_code(headers: dict[str, str], path: str):
 
     with serving(sandbox_app(make_sandbox=make)) as url:
         assert httpx.get(f"{url}/v1/ping", trust_env=False).json() == "pong"
-        before = made  # it has looked at what languages there are
+        before = made  # it has determined its languages
         body = b'{"code": "print(1)", "language": "python", "cells": ["print(1)"]}'
         status, said = _send(url, "POST", path, body, {"Host": "127.0.0.1", **headers})
     assert status in (403, 415), said
@@ -206,7 +206,7 @@ def test_without_a_token_nothing_is_told_but_that_it_is_needed(guarded: str):
 
 
 def test_a_ping_needs_no_token(guarded: str):
-    """Whoever watches over services asks for it."""
+    """Monitoring of services uses it."""
     assert httpx.get(f"{guarded}/v1/ping", trust_env=False).json() == "pong"
 
 

@@ -1,4 +1,4 @@
-"""What clients may take of a server: connections, time, memory; over raw sockets, ordered by what happens."""
+"""Limits of clients of a server: connections, time, memory; over raw sockets, ordered by events."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def _head(length: int | None) -> bytes:
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """Read a whole answer; b"" if there is none, because the server hung up."""
+    """Read a whole response; b"" if the server has closed the connection."""
     answer = b""
     with contextlib.suppress(ConnectionError):
         while piece := sock.recv(65536):
@@ -59,13 +59,13 @@ def _answer(sock: socket.socket) -> bytes:
 
 
 def _status(sock: socket.socket) -> int:
-    """Read an answer, and give its status; -1 if there is none."""
+    """Read a response, and return its status; -1 if the server has closed the connection."""
     answer = _answer(sock)
     return int(answer.split(b" ", 2)[1]) if answer else -1
 
 
 def _ends(sock: socket.socket) -> bool:
-    """Read until the server hangs up."""
+    """Read until the server closes the connection."""
     with contextlib.suppress(ConnectionError):
         while sock.recv(65536):
             pass
@@ -73,7 +73,7 @@ def _ends(sock: socket.socket) -> bool:
 
 
 def _ends_while_sending(sock: socket.socket) -> bool:
-    """Send a byte now and then until the server hangs up."""
+    """Send a byte now and then until the server closes the connection."""
     sock.settimeout(0.01)
     with contextlib.suppress(ConnectionError):
         for _ in range(100 * WAIT_S):
@@ -101,7 +101,7 @@ def test_who_does_not_finish_the_headers_is_hung_up_on(sent: bytes):
 
 
 def test_headers_that_trickle_in_are_not_waited_for_longer():
-    """Each byte is not a new beginning: the server hangs up while bytes still come."""
+    """A byte does not restart the time: the server closes the connection while bytes still arrive."""
     with serving(search_app(DOCUMENTS), bounds=QUICK) as url, _connected(url) as (client,):
         client.sendall(b"GET /v1/ping HTTP/1.1\r\nX: ")
         assert _ends_while_sending(client)
@@ -123,7 +123,7 @@ def test_a_connection_that_sends_whole_requests_is_kept():
 
 
 def test_an_answer_may_take_longer_than_a_request():
-    """Deadlines are for what clients do."""
+    """Deadlines apply to actions of clients."""
     released = threading.Event()
 
     class Slow(BM25Index):
@@ -160,7 +160,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(caplog: pyte
             with _connected(url) as (client,):
                 client.sendall(_head(1000) + b"{")
         with _connected(url) as (client,):
-            while True:  # what the others had taken is free again, soon
+            while True:  # the bytes of the others are free again soon
                 client.sendall(_head(1000) + b" " * (1000 - len(BODY)) + BODY)
                 status = _status(client)
                 if status != 429:
@@ -186,7 +186,7 @@ def test_bodies_share_a_budget_and_those_beyond_it_are_refused_unread(is_chunked
         head = head.replace(b"\r\n\r\nExpect", b"\r\nExpect")
         for client in (first, second):
             client.sendall(head)
-            assert _status(client) == 100  # its body is asked for
+            assert _status(client) == 100  # its body is requested
         for client in others:
             client.sendall(head)
             answer = _answer(client)
@@ -200,7 +200,7 @@ def test_bodies_share_a_budget_and_those_beyond_it_are_refused_unread(is_chunked
 
 @pytest.mark.parametrize("length", [1, len(BODY)])
 def test_a_body_with_two_kinds_of_length_is_refused_unread(length: int):
-    """A body in chunks may be longer than its Content-Length, by which the budget would be taken."""
+    """A chunked body may be longer than its Content-Length, which the budget reserves."""
     head = _head(length).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
     with serving(search_app(DOCUMENTS)) as url, _connected(url) as (client,):
         client.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
@@ -251,7 +251,7 @@ def test_who_does_not_read_the_answer_is_hung_up_on():
             body = b'{"queries": ["cats"], "topk": 100}'
             client.sendall(_head(len(body)) + body)
             assert client.recv(1)
-            while True:  # its place is free once it has been hung up on
+            while True:  # its place is free once its connection is closed
                 with contextlib.suppress(httpx.HTTPError):
                     if _is_served(url):
                         break
@@ -259,7 +259,7 @@ def test_who_does_not_read_the_answer_is_hung_up_on():
 
 @pytest.mark.parametrize("wish", [b"keep-alive", b"close"])
 def test_who_does_not_read_the_end_of_the_answer_is_hung_up_on(wish: bytes):
-    """So little is left that the server need not wait before it has written all."""
+    """So little is left that the server can write all of it without waiting."""
     documents = [Document("1", "cats", "cats " * 10_000)]
     bounds = ConnectionBounds(max_connections=1, answer_s=0.2)
     server = make_server(search_app(documents), bounds)
@@ -275,7 +275,7 @@ def test_who_does_not_read_the_end_of_the_answer_is_hung_up_on(wish: bytes):
         assert client.recv(1)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
-            while True:  # there is room for another connection once this one has been hung up on
+            while True:  # there is room for another connection once this one is closed
                 with contextlib.suppress(httpx.HTTPError):
                     if _is_served(url):
                         break
@@ -326,7 +326,7 @@ def test_a_search_that_nobody_waits_for_ends_after_its_query(monkeypatch: pytest
             client.sendall(_head(len(body)) + body)
             assert begun.wait(WAIT_S)
         while httpx.post(f"{url}/retrieve", json=too_much, trust_env=False).status_code == 429:
-            pass  # the server has not seen yet that the client is gone
+            pass  # the server has not noticed yet that the client has disconnected
         go.set()
         assert _is_served(url)
     assert asked == ["cats 0", "cats"]

@@ -1,4 +1,4 @@
-"""`POST /run_code` over real HTTP: each status of the protocol, none of the original server's defects."""
+"""`POST /run_code` over real HTTP: each status of the protocol, without defects of the original server."""
 
 import asyncio
 import base64
@@ -230,7 +230,7 @@ def test_a_compiler_that_takes_too_long_is_stopped(run: Run):
 
 @embedded
 def test_node_runs_under_a_memory_limit(run: Run):
-    """It reserves more addresses than any limit of them would allow."""
+    """It reserves more address space than any limit would allow."""
     answer = run("console.log(process.argv.length)", "nodejs", memory_limit_MB=256, run_timeout=30)
     _skip_if_missing(answer)
     assert answer["run_result"]["stdout"] == "2\n"

@@ -1,4 +1,4 @@
-"""`POST /run_jupyter` over real HTTP: cells share an interpreter, times are kept, each cell has an answer."""
+"""`POST /run_jupyter` over real HTTP: cells share an interpreter, timeouts hold, each cell has a result."""
 
 import base64
 from typing import Any
@@ -61,7 +61,7 @@ def test_a_cell_that_takes_too_long_is_stopped_and_the_next_one_runs(http: httpx
 
 @embedded
 def test_the_total_time_ends_all_with_what_was_done(http: httpx.Client):
-    """No allowance on top: the original adds ten seconds."""
+    """Without an allowance: the original adds ten seconds."""
     answer = _run(http, "print(1)", "print(2, flush=True)\nwhile True: pass", "print(3)", total_timeout=0.5)
     assert answer["status"] == "Failed"
     driver = answer["driver"]

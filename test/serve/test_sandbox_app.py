@@ -1,4 +1,4 @@
-"""The server under load, with clients that leave and sandboxes that fail; ours alone."""
+"""The server under load, with clients that disconnect and sandboxes that fail; our server only."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ no_sandbox = pytest.mark.no_sandbox
 
 
 class Shared:
-    """A folder that programs share with us, for pipes with names: what happens when is seen, not timed."""
+    """A folder shared with programs, for named pipes: the order of events is observed, not timed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Shared:
 
 @pytest.fixture
 def shared() -> Generator[Shared]:
-    """Not in /tmp, in whose place programs have their own; and for all users, since they run as nobody."""
+    """Not in /tmp, which programs have their own of; for all users, because programs run as nobody."""
     folder = Path(tempfile.mkdtemp(prefix="serve-", dir="/var/tmp"))
     folder.chmod(0o777)
     yield Shared(folder)
@@ -69,7 +69,7 @@ def _program(code: str, **more: Any) -> dict[str, Any]:
 
 
 def _opened(path: str) -> int:
-    """Open a pipe to read, and wait until a program has opened it to write and said something."""
+    """Open a pipe to read, and wait until a program has opened it and written something."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     poll = select.poll()  # select() takes no numbers above 1023, and a long run has more open
     poll.register(fd, select.POLLIN)
@@ -79,7 +79,7 @@ def _opened(path: str) -> int:
 
 
 def _ends(fd: int) -> bool:
-    """Wait until nobody has a pipe open to write."""
+    """Wait until no process has a pipe open for writing."""
     poll = select.poll()
     poll.register(fd, 0)
     found = poll.poll(WAIT_S * 1000)
@@ -114,7 +114,7 @@ async def test_who_comes_when_the_queue_is_full_is_sent_away_and_the_others_are_
 
 
 def _let_go(path: str) -> bool:
-    """End the waiting of a program that reads a pipe."""
+    """Release a program that reads a pipe."""
     os.close(os.open(path, os.O_WRONLY))
     return True
 
@@ -168,7 +168,7 @@ async def test_who_hangs_up_in_the_queue_is_never_run(shared: Shared):
 
 @pytest.mark.slow
 async def test_ending_the_server_ends_what_runs(shared: Shared):
-    """What still runs when the time to end is over is cancelled, and its sandbox closed."""
+    """Runs that outlast the grace period are cancelled, and their sandboxes closed."""
     begun = shared.pipe("begun")
     server = serving(sandbox_app(make_sandbox=shared.sandbox))
     async with _client(server.__enter__()) as client:
@@ -200,7 +200,7 @@ async def test_a_sandbox_that_is_lost_is_a_sandbox_error(shared: Shared):
 
 @pytest.mark.parametrize("kind", [BubblewrapSandbox, LandlockSandbox])
 def test_weaker_sandboxes_serve_too(kind: type[Sandbox]):
-    """There a program is a command: it is started, not forked."""
+    """There a program is a command, started instead of forked."""
     reason = dict(tiers())[kind]
     if reason is not None:
         pytest.skip(reason)
@@ -222,7 +222,7 @@ def test_weaker_sandboxes_serve_too(kind: type[Sandbox]):
 
 
 def _failing(error: Exception) -> Callable[[], Sandbox]:
-    """Make sandboxes until the server has started, and then none."""
+    """Return a factory of sandboxes that fails after the server has started."""
     calls = iter(range(2))
 
     def make() -> Sandbox:

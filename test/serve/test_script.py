@@ -1,4 +1,4 @@
-"""A program runs in a live interpreter as `python3 main.py` would run it: the same output, the same end."""
+"""A program in a running interpreter behaves as with `python3 main.py`: the same output, the same end."""
 
 import base64
 import re
@@ -43,7 +43,7 @@ def _in_work(output: bytes, folder: Path) -> str:
 
 
 def _plain(text: str) -> str:
-    """Leave out what differs from process to process: addresses and thread numbers."""
+    """Remove what differs from process to process: addresses and thread numbers."""
     return re.sub(r"0x[0-9a-f]+", "0x", text)
 
 
@@ -60,7 +60,7 @@ def test_nothing_of_ours_is_among_the_modules_of_a_program(run: Run):
 
 
 def test_a_program_that_closes_all_files_ends_as_a_failure_and_is_not_run_again(run: Run):
-    """The connection to its supervisor is among them: SandboxError would say that it is worth a retry."""
+    """The connection to its supervisor is among them: SandboxError would suggest a retry."""
     answer = run("import os, time\nprint('on', flush=True)\nos.closerange(3, 250)\ntime.sleep(60)")
     assert answer["status"] == "Failed"
     assert answer["run_result"]["stdout"] == "on\n"
@@ -68,7 +68,7 @@ def test_a_program_that_closes_all_files_ends_as_a_failure_and_is_not_run_again(
 
 
 def test_a_program_cannot_pass_itself_off_as_a_success(run: Run):
-    """It finds the connection to its supervisor, and answers in the place of the worker."""
+    """It finds the connection to its supervisor, and answers in place of the worker."""
     code = (
         "import os, time\nfrom struct import pack\n"
         "def fields(*parts): return b''.join(pack('>I', len(p)) + p for p in parts)\n"

@@ -134,7 +134,7 @@ def read(size):
     while len(data) < size:
         piece = stdin.read(size - len(data))
         if not piece:
-            sys.exit("the host hung up")
+            sys.exit("the host closed the connection")
         data += piece
     return data
 start = json.loads(read(int(read(8), 16)))

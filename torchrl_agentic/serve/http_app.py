@@ -191,7 +191,7 @@ class _Work:
         """Do the work once there is a place, which `held` releases, unless the client disconnects before.
 
         Raises:
-            HTTPException: If the client has disconnected; nobody reads the response.
+            HTTPException: If the client has disconnected; the response is not read.
         """
 
         async def in_place() -> Any:

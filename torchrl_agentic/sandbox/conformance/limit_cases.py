@@ -193,7 +193,7 @@ for _way, _name in {
     "semaphores": "sets of semaphores",
     "queues": "queues of messages",
     "named_queues": "queues of messages with a name",
-    "segments": "segments that nobody has attached",
+    "segments": "unattached segments",
     "dropped": "pages of shared memory that were dropped",
     "unmapped": "pages of shared memory that were unmapped",
     "pinned": "huge pages that pipes hold",

@@ -268,7 +268,7 @@ async def a_long_lived_process_that_ends_reports_how(sandbox: Sandbox) -> None:
     except EOFError:
         pass
     else:
-        raise AssertionError("it takes what nobody reads")
+        raise AssertionError("it accepts input that is never read")
     finally:
         await process.kill()
 

@@ -134,7 +134,7 @@ class RemoteProcess:
             stdin: True if it gets input.
             wall_s: Seconds after which the service may end it; None for no limit.
         """
-        # In its own task: a request that is cancelled on the way could start a command that nobody ends.
+        # In its own task: a request that is cancelled on the way could start a command that is never ended.
         self._may_run = True
         self._following = asyncio.ensure_future(self._follow(words, stdin, wall_s))
         self._following.add_done_callback(self._over)

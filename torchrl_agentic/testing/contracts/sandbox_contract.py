@@ -20,7 +20,7 @@ CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
 class SandboxContract:
     """All cases of `sandbox.conformance` and `repl.repl_cases`, each as a test.
 
-    A sandbox names the threats that it does not stop in `not_stopped`. Cases that do not apply are no tests,
+    A sandbox names the threats that it does not stop in `not_stopped`. Cases that do not apply are not tests,
     but one skipped test lists them with the reasons.
 
     Attributes:
