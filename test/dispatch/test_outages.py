@@ -110,7 +110,7 @@ async def test_one_call_that_fails_ends_the_step_while_the_circuit_is_half_open(
         scripted_server([Reply(how="cut")]) as server,
         ServiceClient("it", limiter, patience=Patience(deadline_s=60)) as client,
     ):
-        limiter.failed()
+        limiter.record_failure()
         clock.advance(30)
         assert limiter.circuit == "half_open"
         asked = [client.post(server.url, {}, timeout=5) for _ in range(8)]

@@ -19,7 +19,7 @@ from torchrl_agentic.config import ConfigError, load_interactions, load_tools
 from torchrl_agentic.messages import JsonPart, ParsedCall, ToolResult
 from torchrl_agentic.parsers import PARSERS, get_parser
 from torchrl_agentic.records import BadLine, Secrets, read_line
-from torchrl_agentic.records.json_dump import line
+from torchrl_agentic.records.json_dump import json_line
 from torchrl_agentic.serve.search_app import read_documents
 from torchrl_agentic.text import MAX_DEPTH, count_values, read_json
 from torchrl_agentic.tools import Cassette
@@ -165,7 +165,7 @@ VALUES: dict[str, tuple[Callable[[Any], Any], tuple[type[Exception], ...]]] = {
     ),
     "record": (
         lambda value: isinstance(
-            read_line(line(record(turn("a"), extras={"a": value}), Secrets(()), frozenset())), BadLine
+            read_line(json_line(record(turn("a"), extras={"a": value}), Secrets(()), frozenset())), BadLine
         ),
         (),
     ),

@@ -17,7 +17,7 @@ from helpers.limiter_process import count_calls, most_at_once
 
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
-from torchrl_agentic.limits.lease_server import Lease, LeaseServer, Report
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer
 
 PROCESS = Path(__file__).parents[1] / "helpers" / "limiter_process.py"
 TTL = 0.5
@@ -116,7 +116,7 @@ async def test_calls_need_no_report_each(name: str):
     for _ in range(2000):
         async with limiter.slot():
             pass
-    assert limiter.reports < 200
+    assert limiter.requests < 200
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -149,10 +149,10 @@ class _Cut:
         self.server = LeaseServer(float("-inf"))
         self.is_cut = False
 
-    def sync(self, report: Report, timeout: float) -> Lease:
+    def sync(self, request: LeaseRequest, timeout: float) -> Lease:
         if self.is_cut:
             raise ConnectionError("cut")
-        return self.server.sync(report, time.monotonic())
+        return self.server.sync(request, time.monotonic())
 
     def close(self) -> None:
         pass
@@ -201,7 +201,7 @@ async def test_a_rate_is_kept_together(name: str):
 async def test_an_overload_is_told_to_all(name: str):
     one, other = (ClusterRateLimiter(name, max_concurrent=8, ttl=TTL, over="machine") for _ in range(2))
     async with one.slot():
-        one.overloaded(retry_after=0.2)
+        one.record_overload(retry_after=0.2)
         while one.stats().overloads == 0:
             await asyncio.sleep(0.01)
     async with other.slot():
@@ -255,11 +255,11 @@ async def test_a_transport_that_breaks_is_tried_again(name: str, caplog: pytest.
     class Broken(_Cut):
         failures = 0
 
-        def sync(self, report: Report, timeout: float) -> Lease:
-            if report.wanted and self.failures < 2:
+        def sync(self, request: LeaseRequest, timeout: float) -> Lease:
+            if request.wanted and self.failures < 2:
                 self.failures += 1
                 raise KeyError("a bug")
-            return super().sync(report, timeout)
+            return super().sync(request, timeout)
 
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=Broken())
     await asyncio.wait_for(limiter.wait(), 10)
@@ -289,11 +289,11 @@ async def test_who_stood_still_gives_up_what_others_have_got_by_now(name: str):
     class Still(_Cut):
         naps = 0
 
-        def sync(self, report: Report, timeout: float) -> Lease:
-            if report.in_use and not self.naps:
+        def sync(self, request: LeaseRequest, timeout: float) -> Lease:
+            if request.in_use and not self.naps:
                 self.naps += 1
                 time.sleep(2 * TTL)
-            return super().sync(report, timeout)
+            return super().sync(request, timeout)
 
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=Still())
 

@@ -22,7 +22,7 @@ from torchrl_agentic import InfrastructureError
 from torchrl_agentic.dispatch import init_execution_pool
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
 from torchrl_agentic.limits.base import Limits
-from torchrl_agentic.limits.lease_server import Lease, Report
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest
 from torchrl_agentic.limits.ray_actor import NAMESPACE, RayTransport
 
 pytestmark = [
@@ -186,20 +186,26 @@ def test_whatever_ray_raises_as_it_ends_is_a_lost_connection_and_the_next_report
         lambda actor: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=partial(new_actor, actor))),
     )
     monkeypatch.setattr("ray._private.worker.get", get)
-    transport, report = RayTransport("name"), Report("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0)
+    transport, request = (
+        RayTransport("name"),
+        LeaseRequest("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
+    )
     with pytest.raises(ConnectionError):
-        transport.sync(report, 1.0)
-    assert transport.sync(report, 1.0) == lease
+        transport.sync(request, 1.0)
+    assert transport.sync(request, 1.0) == lease
 
 
 def test_a_report_that_is_under_way_as_ray_shuts_down_starts_no_cluster(monkeypatch: pytest.MonkeyPatch):
     states, started = iter([True, True]), []
     monkeypatch.setattr(ray, "is_initialized", lambda: next(states, False))
     monkeypatch.setattr(ray, "init", lambda *_, **__: started.append(1))
-    transport, report = RayTransport("name"), Report("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0)
-    transport._actor = SimpleNamespace(sync=SimpleNamespace(remote=lambda report: object()))
+    transport, request = (
+        RayTransport("name"),
+        LeaseRequest("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
+    )
+    transport._actor = SimpleNamespace(sync=SimpleNamespace(remote=lambda request: object()))
     with pytest.raises(ConnectionError):
-        transport.sync(report, 1.0)
+        transport.sync(request, 1.0)
     assert not started
 
 

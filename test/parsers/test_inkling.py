@@ -161,7 +161,7 @@ def test_what_is_written_reads_back_and_other_names_are_refused():
         ("h", {}),
     ]
     for name in ("", " ", "a<b", "a\nb"):
-        with pytest.raises(ValueError, match="cannot hold the name"):
+        with pytest.raises(ValueError, match="cannot express the name"):
             INKLING.render_call(ParsedCall(name, {}, "c"))
 
 

@@ -81,7 +81,7 @@ def test_a_json_element_may_stand_for_the_arguments():
         (section(call().replace(' tool="f"', "")), "missing_name", 'has no tool="…"'),
         (section(call().replace('index="1"', "index=1")), "extra_data", "expecting <|sep|>"),
         (section(call("text")), "extra_data", "expecting <|open|>argument or <|close|>call<|sep|>"),
-        (section(call('{"a": 1}')), "wrong_dialect", "a tag of its own"),
+        (section(call('{"a": 1}')), "wrong_dialect", "its own tag"),
         (section(call(argument("", "string", "x"))), "missing_name", 'has no key="…"'),
         (section(call(argument("a", "string", "x")[:-22])), "unclosed", "a has no <|close|>argument<|sep|>"),
         (section(call("<|open|>json<|sep|>[1]<|close|>json<|sep|>")), "bad_arguments", "must be an object"),
@@ -175,7 +175,7 @@ def test_what_is_written_reads_back_and_the_rest_is_refused():
     assert 'index="2"' in text
     assert outcomes(K3.parse(text)) == [(made.tool, dict(made.args)) for made in calls]
     for name, args in (("", {}), ("a<|sep|>", {}), ("f", {"": 1}), ("f", {"a": "<|open|>argument key="})):
-        with pytest.raises(ValueError, match=r"cannot hold|no escapes"):
+        with pytest.raises(ValueError, match=r"cannot express|no escapes"):
             K3.render_call(ParsedCall(name, args, "c"))
 
 

@@ -13,7 +13,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import ForkServerRepl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, SandboxError, zygote_pool
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
-from torchrl_agentic.sandbox.zygote_pool import Pool
+from torchrl_agentic.sandbox.zygote_pool import ZygotePool
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
 _numbers = iter(range(1000))
@@ -24,7 +24,7 @@ def of_its_own() -> ForkServerSandbox:
     return ForkServerSandbox(ResourceLimits(disk_total_bytes=(16 << 20) + 4096 * next(_numbers)))
 
 
-def newest_pool() -> Pool:
+def newest_pool() -> ZygotePool:
     """Return the pool of the kind that was opened last."""
     return [*zygote_pool._pools.values()][-1]
 
@@ -60,7 +60,7 @@ async def test_a_killed_zygote_is_replaced_at_once() -> None:
             await up(second)
 
 
-async def _settled(pool: Pool) -> int:
+async def _settled(pool: ZygotePool) -> int:
     """Return the number of trajectories in use by the books of an idle pool."""
     for _ in range(100):
         await asyncio.sleep(0.02)

@@ -170,14 +170,14 @@ class _Asked(TrajectoryHook):
         if self.hook is None or row >= len(self.questions):
             return Recording()
         self._open[row] = self.hook.begin(self.questions[row].name, row)
-        self._open[row].note(gts=self.questions[row].answer)
+        self._open[row].annotate(gts=self.questions[row].answer)
         return self._open[row]
 
     def judge(self, row: int, said: str) -> None:
         """Record what the answer of a row is worth, where that is known."""
         recording = self._open.pop(row, None)
         if recording is not None and (right := self.questions[row].answer) is not None:
-            recording.note(score=answer_reward(said, right))
+            recording.annotate(score=answer_reward(said, right))
 
 
 class _Judge(Transform):

@@ -1,4 +1,4 @@
-"""What every sandbox promises, unless it says that it cannot."""
+"""`SandboxContract`: tests that every sandbox must pass, except for threats that it does not stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
-from torchrl_agentic.sandbox.base import CLAIMS
+from torchrl_agentic.sandbox.base import THREATS
 from torchrl_agentic.sandbox.conformance import CASES as OF_SANDBOXES
 from torchrl_agentic.sandbox.conformance import Case
 
@@ -18,19 +18,22 @@ CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
 
 
 class SandboxContract:
-    """All cases of `sandbox.conformance` and `repl.conformance`, each as a test.
+    """All cases of `sandbox.conformance` and `repl.repl_cases`, each as a test.
 
-    What a backend cannot keep, its `cannot` says.
-    Cases that do not apply are no tests, but one that is skipped says which they are, and why.
+    A sandbox names the threats that it does not stop in `not_stopped`. Cases that do not apply are no tests, but
+    one skipped test lists them with the reasons.
 
-    make: a fresh sandbox with these limits. cannot: claims that cannot be shown where the tests run, as with
-    a stand-in for a remote service that isolates nothing. groups: the groups of cases to try; None: all.
-    inapplicable: cases that ask in a way that does not work in this sandbox, by name, and why; it has tests
-    of its own for what they ask.
+    Attributes:
+        THREATS: Names of all threats.
+        untestable: Threats that cannot be tested where the tests run, as with a fake of a remote service that
+            isolates nothing.
+        groups: Groups of cases to run; None for all.
+        inapplicable: Cases that use something that does not work in this sandbox, by name, with the reason; the
+            sandbox has its own tests of what they check.
     """
 
-    CLAIMS: ClassVar[frozenset[str]] = frozenset(CLAIMS)
-    cannot: ClassVar[frozenset[str]] = frozenset()
+    THREATS: ClassVar[frozenset[str]] = frozenset(THREATS)
+    untestable: ClassVar[frozenset[str]] = frozenset()
     groups: ClassVar[frozenset[str] | None] = None
     inapplicable: ClassVar[Mapping[str, str]] = {}
 
@@ -64,7 +67,7 @@ class SandboxContract:
         reason = self._excuse(case, self.make())
         if reason is not None:
             pytest.skip(reason)
-        await case.hold(self.make)
+        await case.run(self.make)
 
     @pytest.mark.asyncio
     async def test_all_cases_apply(self) -> None:
@@ -89,6 +92,6 @@ class SandboxContract:
         """Say why a case is left out; without a sandbox, as far as that is known."""
         if not self._shows(case):
             return f"{type(self).__name__} shows nothing about this: {case.group}"
-        if sandbox is not None and (reason := case.excuse(sandbox, self.cannot)):
+        if sandbox is not None and (reason := case.skip_reason(sandbox, self.untestable)):
             return reason
         return self.inapplicable.get(case.name)
