@@ -3,9 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests run in as many processes as there are processors, each file in one of them: `make test WORKERS=0` for one.
-WORKERS ?= logical
-PYTEST := $(BIN)/pytest -n $(WORKERS) --maxprocesses 8
+# Tests run in several processes, each file in one of them: `make test WORKERS=0` for one. Many tests of the whole suite
+# wait for other processes, hence three processes for two processors; the quick ones compute.
+PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr \( $(PROCESSORS) \* 3 + 1 \) / 2)
+QUICK_WORKERS ?= logical
+PYTEST := $(BIN)/pytest --maxprocesses 8
+# The hundreds of processes that tests start compile the package once, not each for itself.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo quick test test-floors test-vllm test-legacy test-browser check docs screenshots demo-records bench bench-site clean
@@ -20,14 +25,14 @@ demo: $(VENV)/ready
 
 # Under a minute: without the tests marked `slow` (test/conftest.py), and with few examples per property.
 quick: $(VENV)/ready
-	$(PYTEST) --quick
+	$(PYTEST) -n $(QUICK_WORKERS) --quick
 
 test: $(VENV)/ready
-	$(PYTEST)
+	$(PYTEST) -n $(WORKERS)
 
 # The quick tests with the lowest version of each package that pyproject.toml declares.
 test-floors: .venv-floors/ready
-	.venv-floors/bin/pytest -n $(WORKERS) --maxprocesses 8 --quick --deselect test/test_packaging.py::test_everything_that_the_package_and_its_extras_bring_in_is_installed_as_pinned
+	.venv-floors/bin/pytest -n $(QUICK_WORKERS) --maxprocesses 8 --quick --deselect test/test_packaging.py::test_everything_that_the_package_and_its_extras_bring_in_is_installed_as_pinned
 
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py
@@ -43,7 +48,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
-	$(PYTEST)
+	$(PYTEST) -n $(WORKERS)
 
 # After a change of the demo, or of what its tools answer on purpose: a test replays these records.
 demo-records: $(VENV)/ready

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from helpers.deep_readers import READERS
+from helpers.deep_readers import DEEPEST, READERS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -64,15 +64,15 @@ def child() -> Iterator[Child]:
 @pytest.mark.parametrize("reader", READERS)
 @settings(max_examples=5)
 @given(
-    depth=st.integers(1, 2 * MAX_DEPTH) | st.integers(1, 300_000),
+    depth=st.integers(1, 2 * MAX_DEPTH) | st.integers(1, DEEPEST),
     brackets=st.text("[{np", min_size=1, max_size=4) | st.sampled_from(("-", "-?")),
     is_closed=st.booleans(),
 )
 @example(depth=MAX_DEPTH, brackets="[", is_closed=True)
 @example(depth=900, brackets="[{", is_closed=True)
 @example(depth=5_000, brackets="np", is_closed=True)
-@example(depth=300_000, brackets="[", is_closed=False)
-@example(depth=300_000, brackets="{", is_closed=True)
+@example(depth=DEEPEST, brackets="[", is_closed=False)
+@example(depth=DEEPEST, brackets="{", is_closed=True)
 def test_nesting_makes_a_value_or_an_error_of_ours(
     child: Child, reader: str, depth: int, brackets: str, is_closed: bool
 ):

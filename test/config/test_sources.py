@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fakes import mcp_raw
 
 from torchrl_agentic import ClusterRateLimiter, RateLimiter, Toolset
 from torchrl_agentic.config import (
@@ -40,20 +40,6 @@ def double(x: int) -> int:
 def plain(x: int) -> int:
     """Give it back."""
     return x
-'''
-SERVER = '''\
-from mcp.server.mcpserver import MCPServer
-
-server = MCPServer("books", log_level="CRITICAL")
-
-
-@server.tool()
-def lookup(book: str) -> str:
-    """Look a book up."""
-    return book
-
-
-server.run("stdio")
 '''
 TOOLSET = '''\
 from torchrl_agentic import Tool, Toolset, tool
@@ -258,14 +244,12 @@ def _live(loaded: LoadedTools) -> list[Toolset]:
 
 @pytest.fixture
 def servers(folder: Path) -> Path:
-    """A file of two servers: one of the demo's, with `echo` and `count`, and one that offers `lookup`."""
-    paths = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
-    (folder / "lookup.py").write_text(SERVER)
-    module = ["-m", "torchrl_agentic.testing.servers.demo_mcp"]
-    listed = {
-        "demo": {"command": sys.executable, "args": module, "env": paths},
-        "books": {"command": sys.executable, "args": [str(folder / "lookup.py")], "env": paths},
-    }
+    """Write a file of two servers: demo, with `echo` and `count`, and books, with `lookup`."""
+    listed = {}
+    for name, tools in {"demo": "echo count", "books": "lookup"}.items():
+        (folder / name).write_text(tools)
+        env = {"TOOLS": str(folder / name)}
+        listed[name] = {"command": sys.executable, "args": [mcp_raw.__file__, "described"], "env": env}
     (folder / "servers.json").write_text(json.dumps({"mcpServers": listed}))
     return folder
 
@@ -326,8 +310,7 @@ def test_tools_of_servers_are_named_in_each_of_these_ways(servers: Path, text: s
 
 def test_all_that_a_server_has_is_offered_if_nothing_is_selected(servers: Path):
     (demo, books) = _closed(_load(servers, "tools:\n- mcp: {mcp_servers_config_path: servers.json}\n"))
-    assert {"echo", "count"} < set(demo)
-    assert books == ["lookup"]
+    assert (demo, books) == (["echo", "count"], ["lookup"])
 
 
 def test_settings_of_servers_reach_them(servers: Path):

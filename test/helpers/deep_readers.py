@@ -5,6 +5,7 @@ raised an exception that it documents, or the name and message of any other exce
 """
 
 import json
+import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -27,6 +28,9 @@ from torchrl_agentic.tools.schema import SchemaValidationError, Validator, valid
 from torchrl_agentic.tools.schema_simplify import simplify_schema
 
 FOLDER = Path(tempfile.mkdtemp())
+STACK_BYTES = 1 << 20
+DEEPEST = 40_000
+"""Levels of nesting that overflow such a stack if each takes 27 bytes of it; each level costs time, too."""
 OPENERS = {"[": "[", "{": '{"a":', "n": '{"not":', "p": '{"properties":{"a":', "-": "- ", "?": "? "}
 CLOSERS = {"[": "]", "{": "}", "n": "}", "p": "}}", "-": "", "?": ""}
 RECURSIVE = {
@@ -191,6 +195,7 @@ def outcome(reader: str, depth: int, brackets: str, *, is_closed: bool) -> str:
 READERS = (*TEXTS, *VALUES, "aliases")
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     for asked in sys.stdin:
         name, depth, brackets, is_closed = asked.rstrip("\n").split("\t")
         try:

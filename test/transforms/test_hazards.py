@@ -169,8 +169,9 @@ def test_h11_an_engine_s_end_of_sequence_token_is_neither_parsed_nor_written_twi
 
 
 @own_histories
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_h13_a_parallel_environment_works_without_consolidation():
-    env = ParallelEnv(2, add_env, consolidate=False, mp_start_method="spawn")
+    env = ParallelEnv(2, add_env, consolidate=False, mp_start_method="fork")
     try:
         td = step(env, env.reset(), call("add", a=1, b=2), "x")
         assert results(td["next"]) == [["3"], []]
