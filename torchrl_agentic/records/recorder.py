@@ -103,7 +103,7 @@ class Recorder(TrajectoryHook):
         max_pending: Largest number of characters that wait to be written; the environment waits when there
             are more.
         run: Id of the run, for programs that continue one; None for a random one.
-        mode: Permissions of created files, regardless of the umask; whoever may read a file may enter the
+        mode: Permissions of created files, regardless of the umask; users who may read a file may enter the
             folders that are created for it. Existing files and folders keep their permissions.
 
     Attributes:
@@ -332,8 +332,8 @@ class FileRecording(Recording):
 
     def _tool_reward(self) -> float | None:
         """Return the sum of the rewards of its tool calls, or None if no call has one."""
-        said = [result.reward for turn in self._turns for result in turn.outcome.results]
-        known = [reward for reward in said if reward is not None]
+        rewards = [result.reward for turn in self._turns for result in turn.outcome.results]
+        known = [reward for reward in rewards if reward is not None]
         return sum(known) if known else None
 
 

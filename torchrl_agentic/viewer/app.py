@@ -32,7 +32,7 @@ class RolloutViewer(App[None]):
 
     Attributes:
         is_following: Whether the newest trajectory is opened as soon as it is read.
-        said: Message in the bottom bar, until the next key.
+        notice: Message in the bottom bar, until the next key.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -87,7 +87,7 @@ class RolloutViewer(App[None]):
         self.list = LineView(id="list", has_cursor=True)
         self.page = LineView(id="page")
         self.is_following = False
-        self.said = ""
+        self.notice = ""
         self._typing = ""
         self._typed = dict.fromkeys(PROMPTS, "")
         self._version = -1
@@ -171,13 +171,13 @@ class RolloutViewer(App[None]):
     def _show_bottom(self) -> None:
         counter = self.reading.counter
         follows = "following · " if self.is_following else ""
-        said = self.said or HINTS
+        notice = self.notice or HINTS
         self._bar(
             "#bottom",
             (
                 (f" {counter} " if counter else " ", "focus" if counter else ""),
                 (follows, "key"),
-                (printable(said), "faint"),
+                (printable(notice), "faint"),
             ),
         )
 
@@ -188,12 +188,12 @@ class RolloutViewer(App[None]):
 
     def say(self, words: str) -> None:
         """Show a message in the bottom bar, until the next key."""
-        self.said = words
+        self.notice = words
         self._show_bottom()
 
     def on_key(self) -> None:
         """Remove the message from the bottom bar."""
-        self.said = ""
+        self.notice = ""
 
     def _turn(self) -> None:
         """Show another page, from its beginning."""

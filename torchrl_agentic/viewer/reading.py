@@ -1,4 +1,4 @@
-"""`Reading`, the state of a reader: the open trajectory, its view, the search, and what comes next."""
+"""`Reading`, the state of a reader: the open trajectory, its view and the search."""
 
 from __future__ import annotations
 
