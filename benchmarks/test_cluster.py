@@ -67,10 +67,10 @@ class Caller:
                 if time.monotonic() >= count_from:
                     calls += 1
                 elif limiter is not None:
-                    before = limiter.reports
+                    before = limiter.requests
 
         await asyncio.gather(*(one() for _ in range(limit)))
-        return calls, 2 * calls if limiter is None else limiter.reports - before
+        return calls, 2 * calls if limiter is None else limiter.requests - before
 
 
 @pytest.mark.parametrize("limit", LIMITS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.families import FAMILIES
+from helpers.model_families import FAMILIES
 
 from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 

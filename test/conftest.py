@@ -44,7 +44,7 @@ SLOW = (
     "cli/test_main.py",
     "cli/test_load.py",
     "cli/test_replay.py",
-    "cli/test_serve.py",
+    "cli/test_servers.py",
     "test_docs.py",
     "test_migration.py",
     "test_deep_readers.py",
@@ -111,6 +111,15 @@ def own_environ() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return an empty folder, in which sandboxes of this test create their working folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)  # sandboxed code may run as another user
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_numbers_are_accepted_if_they_are_above_zero(value: float):
         ({"tool_role": 5}, "tool_role is the role of messages with results, such as 'tool'; got 5"),
         ({"eos_strings": "</s>"}, r"eos_strings=\['</s>'\]"),
         ({"tools": None}, "tools is a list of tools; got NoneType"),
-        ({"parser": None}, "a parser is an object or a registered name; got None"),
+        ({"parser": None}, "a parser must be an object or a registered name; got None"),
         ({"recorder": 5}, "recorder= takes a Recorder.*; got int"),
     ],
 )

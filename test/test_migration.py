@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensordict
-from helpers.legacy_chats import Chat, call, calls, divide, run
+from helpers.legacy_envs import LegacyEnv, call, calls, divide, run
 from tensordict import TensorDict
 from torchrl.data.llm import History
 from torchrl.envs import Compose, TransformedEnv
@@ -74,7 +74,7 @@ def old(transform, *said):
 
 def new(*tools, said, **options):
     """What a ToolCompose appends to each row."""
-    chat = Chat(len(said), *tools, **options)
+    chat = LegacyEnv(len(said), *tools, **options)
     try:
         return chat.step(*said), chat.errors()
     finally:
@@ -117,7 +117,7 @@ def _():
 
 @row("PythonInterpreter(persistent=True)")
 def _():
-    chat = Chat(1, as_tool(PythonInterpreter(persistent=True), name="python"))
+    chat = LegacyEnv(1, as_tool(PythonInterpreter(persistent=True), name="python"))
     chat.step(call("python", code="x = 1"))
     assert chat.step(call("python", code="print(x)")) == [["1"]]
     chat.step(call("python", code="raise SystemExit"))
@@ -140,7 +140,7 @@ def role_is_the_compose_s(make, name, said):
     """`make(tool_name)` gives a transform whose role TorchRL uses; here `tool_role` does."""
     with pytest.warns(UserWarning, match="tool_role='observer'"):
         tool = as_tool(make("observer"), name=name)
-    chat = Chat(1, tool, tool_role="observer")
+    chat = LegacyEnv(1, tool, tool_role="observer")
     chat.step(said)
     from torchrl_agentic.transforms import history as border
 
@@ -174,7 +174,7 @@ def _():
         services = get_services(backend="ray", namespace="old")
         services.register("executor", PythonExecutorService, pool_size=1, timeout=10.0, num_cpus=1)
         transform = PythonInterpreter(services="ray", service_name="executor", namespace="old")
-        chat = Chat(2, as_tool(transform, name="python"), per_call_timeout=None)
+        chat = LegacyEnv(2, as_tool(transform, name="python"), per_call_timeout=None)
         chat.step(call("python", code="x = 1"), "x")
         assert chat.step("x", call("python", code="print(x)"))[1] == ["1"]
         chat.compose.close()
@@ -239,7 +239,7 @@ def _():
 @row("BrowserTransform()", pytest.mark.legacy)
 def _(browser):
     transform, url = browser()
-    chat = Chat(1, as_tool(transform, name="browser"))
+    chat = LegacyEnv(1, as_tool(transform, name="browser"))
     assert '"status": 200' in chat.step(call("browser", action="navigate", url=url))[0][0]
     assert "Unknown action" in chat.step(call("browser", action="screenshot"))[0][0]
     chat.compose.close()
@@ -267,7 +267,7 @@ def _(browser):
 @row("BrowserTransform(timeout=)", pytest.mark.legacy)
 def _(browser):
     transform, url = browser(timeout=3)
-    chat = Chat(1, as_tool(transform, name="browser"))
+    chat = LegacyEnv(1, as_tool(transform, name="browser"))
     chat.step(call("browser", action="navigate", url=url))
     assert "Timeout 3000ms" in chat.step(call("browser", action="click", selector="#absent"))[0][0]
     chat.compose.close()

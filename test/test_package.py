@@ -41,6 +41,20 @@ def test_parts_below_the_transforms_load_no_torch(module: str):
     assert _fresh(code) == "[] 1"
 
 
+MAX_LINES_FOR_TOOL_COMPOSE = 27_000
+"""Lines of this package that `from torchrl_agentic import ToolCompose` may load. The goal is 10,000."""
+
+
+@pytest.mark.slow
+def test_tool_compose_loads_no_more_of_the_package_than_it_needs():
+    code = (
+        "import sys; from torchrl_agentic import ToolCompose\n"
+        "ours = [sys.modules[name] for name in sys.modules if name.partition('.')[0] == 'torchrl_agentic']\n"
+        "print(sum(len(open(module.__file__).readlines()) for module in ours))"
+    )
+    assert int(_fresh(code)) <= MAX_LINES_FOR_TOOL_COMPOSE
+
+
 @pytest.mark.parametrize("name", torchrl_agentic.__all__)
 def test_each_public_name_is_there(name: str):
     assert getattr(torchrl_agentic, name) is getattr(torchrl_agentic, name)
@@ -49,7 +63,8 @@ def test_each_public_name_is_there(name: str):
 
 def test_public_names_are_sorted_once_and_cover_the_lazy_ones():
     assert len(set(torchrl_agentic.__all__)) == len(torchrl_agentic.__all__)
-    assert set(torchrl_agentic._MODULE_OF) - {"tool"} <= set(torchrl_agentic.__all__)
+    lazy = {name for names in torchrl_agentic._WHERE.values() for name in names}
+    assert lazy <= set(torchrl_agentic.__all__)
 
 
 @pytest.mark.parametrize("package", [torchrl_agentic, torchrl_agentic.testing])

@@ -5,10 +5,9 @@ The names below are loaded when they are first used: importing the package loads
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchrl_agentic.tools.function import tool
+from torchrl_agentic.errors import load_lazily
 
 _WHERE = {
     "errors": ("InfrastructureError", "MissingExtra", "SandboxError", "StopSignal", "ToolError"),
@@ -18,7 +17,7 @@ _WHERE = {
     ),
     "tools.schema": ("json_schema_from_pydantic", "validate_args"),
     "tools.base": ("Effects", "Tool", "ToolContext", "Toolset"),
-    "tools.function": ("FunctionTool", "Inject", "Injected", "function_tool"),
+    "tools.function": ("FunctionTool", "Inject", "Injected", "function_tool", "tool"),
     "tools.loading": ("load_function_tools",),
     "tools.row_data": ("RowData",),
     "limits": ("ClusterRateLimiter", "RateLimiter"),
@@ -40,7 +39,6 @@ _WHERE = {
         "ToolRewardTransform", "TurnTokenizer", "UserSimulator", "collate_rows",
     ),
 }  # fmt: skip
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
@@ -193,7 +191,7 @@ if TYPE_CHECKING:
         mcp_servers,
     )
     from torchrl_agentic.tools.base import Effects, Tool, ToolContext, Toolset
-    from torchrl_agentic.tools.function import FunctionTool, Inject, Injected, function_tool
+    from torchrl_agentic.tools.function import FunctionTool, Inject, Injected, function_tool, tool
     from torchrl_agentic.tools.loading import load_function_tools
     from torchrl_agentic.tools.row_data import RowData
     from torchrl_agentic.tools.schema import json_schema_from_pydantic, validate_args
@@ -210,12 +208,7 @@ if TYPE_CHECKING:
     )
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = load_lazily(__name__, _WHERE)
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,12 @@
-"""Exceptions, and the checks of public arguments that raise them."""
+"""Exceptions, the checks of public arguments that raise them, and names that packages load on first use."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from abc import ABCMeta
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeGuard, TypeVar
 
@@ -201,3 +203,22 @@ def derives(item: Any, kind: type[T]) -> TypeGuard[T]:
         kind: The base class.
     """
     return kind in type(item).__mro__
+
+
+def load_lazily(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that loads its public names when they are first used.
+
+    Args:
+        package: Name of the package.
+        names: Names by the module of the package that defines them.
+    """
+    module_of = {name: module for module, defined in names.items() for name in defined}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load

@@ -59,9 +59,9 @@ import re
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import TextParser
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.partial_call import PartialCall, CallParseError
+from torchrl_agentic.parsers.engine.reader import Reader, Incremental
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 
 class AtParser(TextParser):
@@ -72,21 +72,21 @@ class AtParser(TextParser):
     closer = " ."
     shape = "@tool argument=value ."
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Only at the start of a line: elsewhere it is an address."""
         return reader.is_line_start(start)
         yield
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read the words up to the closer."""
         end = yield from reader.find(self.closer, start)
         if end < 0:
-            raise Unreadable("unclosed", "the message ends before ' .'", start)
+            raise CallParseError("unclosed", "the message ends before ' .'", start)
         name, *words = reader.text[start + 1 : end].split(" ")
         if not name or not all(re.fullmatch(r"\w+=\w*", word) for word in words):
-            raise Unreadable("not_literal", "expecting a name and argument=value", start)
+            raise CallParseError("not_literal", "expecting a name and argument=value", start)
         end += len(self.closer)
-        reader.add(Attempt(name, dict(word.split("=") for word in words)), start, end)
+        reader.add(PartialCall(name, dict(word.split("=") for word in words)), start, end)
         return end
 
     def write(self, call: ParsedCall) -> str:

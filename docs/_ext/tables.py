@@ -19,7 +19,7 @@ from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import ALIASES, PARSERS, get_parser
 from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import Sandbox
-from torchrl_agentic.sandbox.base import CLAIMS
+from torchrl_agentic.sandbox.base import THREATS
 from torchrl_agentic.sandbox.conformance import CASES as OF_SANDBOXES
 from torchrl_agentic.sandbox.system_calls import MACHINES, TABLE
 from torchrl_agentic.sandbox.system_calls import Calls as SystemCalls
@@ -67,24 +67,24 @@ def kinds() -> list[type[Sandbox]]:
     return sorted(made, key=lambda kind: ORDER.index(kind.name))
 
 
-class Claims(SphinxDirective):
-    """What each sandbox stops: how many cases hold it to each claim."""
+class Threats(SphinxDirective):
+    """Table of threats: how many cases test that a sandbox stops each of them."""
 
     def run(self) -> list[nodes.Node]:
         """Count the cases that each must keep."""
         rows = [
-            [f"`{claim}`: {meaning}", *(self.held(kind, claim) for kind in kinds())]
-            for claim, meaning in CLAIMS.items()
+            [f"`{threat}`: {meaning}", *(self.held(kind, threat) for kind in kinds())]
+            for threat, meaning in THREATS.items()
         ]
         return [table(["code cannot …", *(kind.name for kind in kinds())], rows, "claims")]
 
-    def held(self, kind: type[Sandbox], claim: str) -> str:
-        """Say by how many cases a sandbox is held to a claim."""
+    def held(self, kind: type[Sandbox], threat: str) -> str:
+        """Return how many cases test that a sandbox stops a threat, as a cell of the table."""
         one = kind()
         held = [
             case
             for case in (*OF_SANDBOXES, *OF_INTERPRETERS)
-            if case.claim == claim and case.excuse(one) is None
+            if case.threat == threat and case.skip_reason(one) is None
         ]
         return f"✓ {len(held)}" if held else "–"
 
@@ -214,7 +214,7 @@ class Machine(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Take part in the build."""
     for name, directive in {
-        "sandbox-claims": Claims,
+        "sandbox-threats": Threats,
         "sandbox-limits": Limits,
         "sandbox-calls": Calls,
         "sandbox-lists": Lists,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from torchrl_agentic.cli.check import put_under_load
+from torchrl_agentic.cli.check import run_load_test
 from torchrl_agentic.cli.main import app
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.limits import RateLimiter
@@ -30,7 +30,7 @@ def test_a_tool_without_a_service_gets_one(tool: str):
     assert "against a server started here" in found.output
     assert "12 ok" in found.output
     assert re.search(r"\d+\.\d calls/s", found.output)
-    assert re.search(r"queue +[\d.]+ +[\d.]+ +[\d.]+", found.output)
+    assert re.search(r"queue +[\d.,]+ +[\d.,]+ +[\d.,]+", found.output)
 
 
 def test_failures_are_counted_by_their_status_and_shown():
@@ -80,7 +80,7 @@ async def test_no_more_trajectories_call_at_once_than_asked_for():
         return "done"
 
     dispatcher = Dispatcher([work], rate_limits={"work": RateLimiter(max_concurrent=2)})
-    found = await put_under_load(dispatcher, "work", {}, calls=40, concurrency=5)
+    found = await run_load_test(dispatcher, "work", {}, calls=40, concurrency=5)
     await dispatcher.close()
     assert found.statuses == {Status.OK: 40}
     assert len(found.queue_s) == len(found.run_s) == 40
@@ -91,4 +91,4 @@ async def test_no_more_trajectories_call_at_once_than_asked_for():
 @pytest.mark.parametrize("numbers", [{"calls": 0, "concurrency": 1}, {"calls": 1, "concurrency": 0}])
 async def test_numbers_that_mean_nothing_are_refused(numbers: dict[str, int]):
     with pytest.raises(ValueError, match="1 or more"):
-        await put_under_load(Dispatcher(), "x", {}, **numbers)
+        await run_load_test(Dispatcher(), "x", {}, **numbers)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.trajectories import result, trajectory, turn
+from helpers.trajectory_records import result, trajectory, turn
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -54,7 +54,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_cell_is_cut(tmp_path: Path, w
     for words in ([one], [one, two]):
         told = _run(*words, width=width).output.splitlines()
         tables = told[
-            next(i for i, line in enumerate(told) if line.startswith(("Over steps", "All in all"))) :
+            next(i for i, line in enumerate(told) if line.startswith(("Over steps", "All steps"))) :
         ]
         assert max(map(len, tables)) <= width
         assert "…" not in "".join(tables)
@@ -73,7 +73,7 @@ def test_of_two_runs_it_is_said_what_is_better_and_what_is_worse_and_by_how_much
 
 def test_a_run_is_no_better_than_itself(tmp_path: Path):
     one = _dump(tmp_path / "a", score=0.25, run_s=0.04)
-    assert "Neither is better beyond the noise." in _run(one, one).output
+    assert "No difference exceeds the noise." in _run(one, one).output
 
 
 def test_json_has_all_figures_and_nothing_else_is_printed(tmp_path: Path):

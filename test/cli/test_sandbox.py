@@ -48,15 +48,15 @@ def test_cases_that_pass_are_listed_with_those_that_are_declared():
     assert result.exit_code == 0, said
     assert "passed commands run at the same time" in said
     assert "declared memory of all commands together is bounded" in said
-    assert "unsafe says that it does not stop this: memory" in said
-    assert "3 declared as not kept" in said or "2 declared as not kept" in said
+    assert "unsafe does not stop this threat: memory" in said
+    assert "3 declared as not enforced" in said or "2 declared as not enforced" in said
 
 
 class Boasting(UnsafeSubprocessSandbox):
     """The unsafe one, as if it could stop everything."""
 
     name: ClassVar[str] = "boasting"
-    cannot: ClassVar[frozenset[str]] = frozenset()
+    not_stopped: ClassVar[frozenset[str]] = frozenset()
 
 
 class Broken(UnsafeSubprocessSandbox):
@@ -88,7 +88,7 @@ def test_a_sandbox_that_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bubblewarp"], "no sandbox is named 'bubblewarp'; there are bubblewrap, "),
+        (["bubblewarp"], "no sandbox is named 'bubblewarp'; available: bubblewrap, "),
         (["unsafe", "--only", "nothing like it"], "no case has 'nothing like it'"),
         (["no.such.module:Sandbox"], "no.such.module"),
         ([], "Missing argument"),

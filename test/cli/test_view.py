@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.dumps import VERL_LINE, three_steps, trajectory, write
-from helpers.pages import page_of
+from helpers.html_pages import page_of
+from helpers.viewer_dumps import VERL_LINE, three_steps, trajectory, write
 from typer.testing import CliRunner, Result
 
 from torchrl_agentic.cli.main import app
@@ -91,7 +91,7 @@ def test_the_mask_is_shown_as_a_star(tmp_path: Path):
         ([".", "--mask-str", "("], "--mask-str (: missing )"),
         ([".", "--text", "--query", "scor<1"], "did you mean score?"),
         ([".", "--query", "scor<1"], "did you mean score?"),
-        ([".", "--sort", "up"], "--sort is one of none, score ascending, score descending"),
+        ([".", "--sort", "up"], "--sort must be one of none, score ascending, score descending"),
     ],
 )
 def test_mistakes_are_said_on_stderr_with_exit_code_2(

@@ -1,7 +1,7 @@
 """Interactions from YAML, as verl's files name them."""
 
 import pytest
-from helpers.users import Clerk, Shopper
+from helpers.simulated_users import Clerk, Shopper
 
 from torchrl_agentic import ConfigError, Message, load_interactions
 from torchrl_agentic.interactions import Gsm8kInteraction, Reply, ScriptedUser, VerlInteraction
@@ -20,10 +20,10 @@ def test_classes_are_made_with_their_configuration(tmp_path):
             tmp_path,
             """
             interaction:
-              - class_name: helpers.users.Clerk
+              - class_name: helpers.simulated_users.Clerk
                 config: {shelf: 3}
               - name: mine
-                class_name: helpers.users.Shopper
+                class_name: helpers.simulated_users.Shopper
                 config: {judged: 0.5}
               - name: quiet
                 class_name: torchrl_agentic.interactions.ScriptedUser
@@ -68,7 +68,7 @@ async def test_verls_user_of_gsm8k_is_found_by_its_name_and_judges_answers(tmp_p
             pass
 
 
-CLERK = "{class_name: helpers.users.Clerk}"
+CLERK = "{class_name: helpers.simulated_users.Clerk}"
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ CLERK = "{class_name: helpers.users.Clerk}"
     [
         (f"interaction:\n- {CLERK}\n- {CLERK}", ":3: .*two interactions are named 'clerk'"),
         (
-            "interaction: [{class_name: helpers.users.Nobody}]",
-            ":1: .*helpers.users: has no 'Nobody'",
+            "interaction: [{class_name: helpers.simulated_users.Nobody}]",
+            ":1: .*helpers.simulated_users: has no 'Nobody'",
         ),
         ("interaction: [{class_name: no.such.module.Nobody}]", "cannot import no.such.module"),
         ("interaction: [{class_name: Nobody}]", "Nobody: .*expected 'package.module.Name'"),
-        ("interaction: [{class_name: helpers.users.parrot}]", "parrot' is not a class"),
-        ("interaction: [{class_name: helpers.users.Shopper, config: {x: 1}}]", "Shopper: .*'x'"),
+        ("interaction: [{class_name: helpers.simulated_users.parrot}]", "parrot' is not a class"),
+        ("interaction: [{class_name: helpers.simulated_users.Shopper, config: {x: 1}}]", "Shopper: .*'x'"),
         ("interaction:\n- {name: a}", ":2: 'class_name' is missing"),
         ("interaction: [{class_name: a.B, config: [1]}]", r"0.config: .*valid dictionary; got \[1\]"),
         (

@@ -12,6 +12,7 @@ from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import ParsedCall, Status
+from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionTool
 from torchrl_agentic.tools.service import Patience, ServiceClient
@@ -101,15 +102,17 @@ async def test_the_step_after_an_outage_does_not_try_the_service(reply, caplog):
 
 async def test_one_call_that_fails_ends_the_step_while_the_circuit_is_half_open():
     """The others wait for the one that tries it, and nobody tries it again."""
-    limiter = RateLimiter(max_concurrent=4, break_after=1, break_seconds=0.01)
+    clock = VirtualClock()
+    limiter = RateLimiter(
+        max_concurrent=4, break_after=1, break_seconds=30, clock=clock, call_later=clock.call_later
+    )
     async with (
         scripted_server([Reply(how="cut")]) as server,
         ServiceClient("it", limiter, patience=Patience(deadline_s=60)) as client,
     ):
-        limiter.failed()
-        while limiter.circuit != "half_open":
-            await asyncio.sleep(0.005)
-        limiter._breaker._seconds = 600.0
+        limiter.record_failure()
+        clock.advance(30)
+        assert limiter.circuit == "half_open"
         asked = [client.post(server.url, {}, timeout=5) for _ in range(8)]
         async with asyncio.timeout(SOON_S):
             found = await asyncio.gather(*asked, return_exceptions=True)

@@ -9,7 +9,7 @@ First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to s
 list its tools), "large" (answers calls with as many bytes as `x` says, its tool "second" with the id behind
 them), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
 tools "first" and "first.file" as the file DESCRIPTION says, offers those in the file TOOLS if there is one,
-and says that they are others now when "second" is called).
+and says that they are others now when "second" is called), "restless" (does so with each listing, too).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Any
 
 tools = ["environ", "first", "second", "third", "read_file", "count", "pid"]
 MODERN = "2026-07-28"
+DESCRIBED = ("described", "restless")
 listening: list[Any] = []
 counted: list[str] = []
 
 
 def listed(mode: str) -> list[str]:
     """Name the tools."""
-    if mode == "described" and os.path.exists(os.environ["TOOLS"]):
+    if mode in DESCRIBED and os.path.exists(os.environ["TOOLS"]):
         with open(os.environ["TOOLS"]) as file:
             return file.read().split()
     return [f"tool{number}" for number in range(1001)] if mode == "many" else tools
@@ -38,7 +39,7 @@ def described(mode: str, name: str) -> str:
     """Describe a tool in words."""
     if mode == "wordy":
         return "x" * 300_000
-    if mode != "described" or name not in ("first", "first.file"):
+    if mode not in DESCRIBED or name not in ("first", "first.file"):
         return f"The tool {name}."
     with open(os.environ["DESCRIPTION"]) as file:
         return file.read()
@@ -143,7 +144,8 @@ def main(mode: str) -> None:
             tools.append(f"later{len(tools)}")
             changed(listening[0])
         params = message.get("params") or {}
-        if message["method"] == "tools/call" and params["name"] == "second" and mode == "described":
+        is_second = message["method"] == "tools/call" and params["name"] == "second" and mode in DESCRIBED
+        if is_second or (message["method"] == "tools/list" and mode == "restless"):
             say({"method": "notifications/tools/list_changed"})
         number, found = {"id": message["id"]}, answer(mode, message["method"], params)
         is_last = mode == "large" and params.get("name") == "second"

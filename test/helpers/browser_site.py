@@ -8,7 +8,7 @@ PAGE = b"""<html><body><h1 id=title>%s</h1><p id=cookie></p><input id=name><a id
 
 
 class Site:
-    """Sets a cookie at /set, lets visitors of /meet wait for each other, and never answers at /hang."""
+    """Sets a cookie at /set, makes visitors of /meet wait for each other, and never answers at /hang."""
 
     def __init__(self, meeting=2):
         self.meeting, self.left = threading.Barrier(meeting), []

@@ -1,4 +1,4 @@
-"""Chat templates made of the way in which a family writes a call."""
+"""Small chat templates that write calls as one model family does."""
 
 from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
@@ -9,7 +9,7 @@ NAME, ARGS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
 
 
 def tokenizer_with(written: str, beginning: str = ""):
-    """A tokenizer whose template writes a call `c` as `written`, and begins a message with `beginning`."""
+    """Return a tokenizer whose template writes call `c` as `written` and begins answers with `beginning`."""
     tokenizer = byte_tokenizer()
     calls = "{% if m.tool_calls %}" + CALL.replace("%s", written) + "{% endif %}"
     tokenizer.chat_template = HEADER + calls + FOOTER.replace("%s", beginning)

@@ -1,4 +1,4 @@
-"""Playwright's folder of browsers, with the system's Chromium in it."""
+"""A folder of browsers for Playwright that holds the system's Chromium."""
 
 import json
 import shutil
@@ -11,9 +11,9 @@ HOW = "needs Chromium and playwright: apt-get install chromium; pip install play
 
 
 def browsers_folder(folder):
-    """Make what `PLAYWRIGHT_BROWSERS_PATH` shall be: TorchRL lets nobody choose the browser.
+    """Create the folder for `PLAYWRIGHT_BROWSERS_PATH`, because TorchRL has no option for the browser.
 
-    Where playwright looks for a headless shell of its own stands a script that starts the system's Chromium.
+    At the path of Playwright's own headless shell it holds a script that starts the system's Chromium.
     """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     try:

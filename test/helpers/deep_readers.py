@@ -1,7 +1,7 @@
-"""Readers of strangers' text and values, for a process of its own, which a stack overflow may end.
+"""Feed deeply nested input to every reader of untrusted text, in a process that a stack overflow may end.
 
-Reads lines of `reader depth brackets is_closed` from stdin and answers each with "value", or "refused" if the
-reader raised what it promises. Anything else that it raises ends the process.
+Read lines of `reader depth brackets is_closed` from stdin. Print for each "value", "refused" if the reader
+raised an exception that it documents, or the name and message of any other exception.
 """
 
 import json
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from helpers.records_of import record, turn
+from helpers.record_strategies import record, turn
 
 from torchrl_agentic.cli.rollout_file import RolloutConfig, load_config, load_conversations
 from torchrl_agentic.config import ConfigError, load_interactions, load_tools
 from torchrl_agentic.messages import JsonPart, ParsedCall, ToolResult
 from torchrl_agentic.parsers import PARSERS, get_parser
 from torchrl_agentic.records import BadLine, Secrets, read_line
-from torchrl_agentic.records.json_dump import line
+from torchrl_agentic.records.json_dump import json_line
 from torchrl_agentic.serve.search_app import read_documents
 from torchrl_agentic.text import MAX_DEPTH, count_values, read_json
 from torchrl_agentic.tools import Cassette
@@ -36,14 +36,14 @@ RECURSIVE = {
 
 
 def nested(depth: int, brackets: str, *, is_closed: bool) -> str:
-    """Return a text of lists and mappings inside each other."""
+    """Return a text of nested lists and mappings."""
     kinds = (brackets * (depth // len(brackets) + 1))[:depth]
     closing = "".join(CLOSERS[kind] for kind in reversed(kinds)) if is_closed else ""
     return "".join(OPENERS[kind] for kind in kinds) + "1" + closing
 
 
 def value_of(depth: int, brackets: str) -> Any:
-    """Return the same as a value."""
+    """Return the value of such a text."""
     value: Any = 1
     for index in reversed(range(depth)):
         kind = brackets[index % len(brackets)]
@@ -52,14 +52,14 @@ def value_of(depth: int, brackets: str) -> Any:
 
 
 def written(name: str, text: str) -> Path:
-    """Write a file."""
+    """Write a file and return its path."""
     path = FOLDER / name
     path.write_text(text)
     return path
 
 
 def call(parser: Any, text: str) -> str:
-    """Write a call of a format with a text in the place of its argument."""
+    """Return a call of a format with a text in the place of its argument."""
     try:
         said = parser.render_calls([ParsedCall("f", {"a": "MARK"}, "c1")])
     except ValueError:  # a format for one tool
@@ -71,7 +71,7 @@ def call(parser: Any, text: str) -> str:
 
 
 def parse(name: str) -> Callable[[str], Any]:
-    """Return a reader that promises never to raise."""
+    """Return a function that reads with a parser; parsers never raise."""
     parser = get_parser(name)
 
     def read(text: str) -> None:
@@ -90,12 +90,12 @@ def dump(text: str) -> None:
 
 
 def cassette(text: str) -> None:
-    """Read a cassette; what cannot be read is passed over."""
+    """Read a cassette, which skips lines that it cannot read."""
     len(Cassette(written("c.jsonl", f'{text}\n{{"schema_version":1,"args":{text},"result":{text}}}\n')))
 
 
 def yaml(load: Callable[[Path], Any]) -> Callable[[str], Any]:
-    """Read YAML, alone and where something else is expected."""
+    """Return a function that reads YAML, both alone and in places where something else is expected."""
 
     def read(text: str) -> None:
         refusals = 0
@@ -113,7 +113,7 @@ def yaml(load: Callable[[Path], Any]) -> Callable[[str], Any]:
 
 
 def aliases(depth: int) -> str:
-    """Return YAML that is flat, and whose value is nested."""
+    """Return YAML that is flat itself but has a nested value."""
     steps = [f"  - &a{n} [*a{n - 1}]" for n in range(1, depth)]
     return "\n".join(["stop:", "  - &a0 [1]", *steps])
 
@@ -161,7 +161,7 @@ VALUES: dict[str, tuple[Callable[[Any], Any], tuple[type[Exception], ...]]] = {
     ),
     "record": (
         lambda value: isinstance(
-            read_line(line(record(turn("a"), extras={"a": value}), Secrets(()), frozenset())), BadLine
+            read_line(json_line(record(turn("a"), extras={"a": value}), Secrets(()), frozenset())), BadLine
         ),
         (),
     ),
@@ -169,7 +169,7 @@ VALUES: dict[str, tuple[Callable[[Any], Any], tuple[type[Exception], ...]]] = {
 
 
 def outcome(reader: str, depth: int, brackets: str, *, is_closed: bool) -> str:
-    """Read, and say what came of it."""
+    """Read, and return "value" or "refused"."""
     if reader == "aliases":
         read, refusals = load_tools, (ConfigError,)
         given: Any = written("a.yaml", aliases(depth))

@@ -128,12 +128,13 @@ TEMPLATE = """\
 
 @functools.cache
 def marker_tokenizer(family):
-    """A tokenizer with the markers of a family, whose template writes names and ids as well."""
+    """Return a tokenizer with the markers of a family, whose template writes names and ids as well."""
     start, end, *others = MARKER_SETS[family]
     template = TEMPLATE % {"start": start, "end": end}
     return chat_tokenizer(template, eos=end, control=(start,), added=tuple(others))
 
 
 def control_ids(tokenizer, ids):
-    """Those of some ids that are added tokens."""
-    return [token for token in ids if token in tokenizer.added_tokens_decoder]
+    """Return those of some ids that are added tokens."""
+    added = tokenizer.added_tokens_decoder  # made anew at each access
+    return [token for token in ids if token in added]

@@ -1,6 +1,6 @@
-"""MCP servers over stdio: one that does not insist on "initialize", one of the Python SDK, which does.
+"""Two MCP servers over stdio: a lenient one, and one of the Python SDK, which demands "initialize".
 
-python mcp_servers.py lenient | strict
+Usage: python mcp_servers.py lenient | strict
 """
 
 import json
@@ -8,12 +8,12 @@ import sys
 
 
 def text(said, **more):
-    """The answer to a call."""
+    """Return the result of a call."""
     return {"content": [{"type": "text", "text": said}], **more}
 
 
 def answer(method, params):
-    """What the lenient server says; None: nothing, ever."""
+    """Return what the lenient server answers, or None if it never answers."""
     if method == "tools/list":
         integers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
         schema = {"type": "object", "properties": integers, "required": ["a", "b"]}
@@ -39,7 +39,7 @@ def lenient():
 
 
 def strict():
-    """Serve with the SDK, whichever version is installed."""
+    """Serve with the installed version of the SDK."""
     try:
         from mcp.server import MCPServer as Server
     except ImportError:

@@ -1,4 +1,4 @@
-"""Addresses and their spellings, and what the standard library thinks of them."""
+"""Public and private addresses in many spellings, and the standard library's opinion of them."""
 
 import ipaddress
 
@@ -55,7 +55,7 @@ URLS = st.one_of(
 
 
 def looks_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """What the standard library thinks of an address, or of the one inside: another table than ours."""
+    """Check by the table of the standard library that an address, or the one inside it, is public."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in ipaddress.IPv6Network("64:ff9b::/96"):
             return looks_public(ipaddress.IPv4Address(address.packed[-4:]))

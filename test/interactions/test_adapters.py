@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from helpers.users import AsyncClerk, Clerk, Shopper, eager, parrot
+from helpers.simulated_users import AsyncClerk, Clerk, Shopper, eager, parrot
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.interactions import (

@@ -1,6 +1,6 @@
 """Each kind of interaction keeps the promises of all."""
 
-from helpers.users import AsyncClerk, Clerk, Shopper, eager, parrot
+from helpers.simulated_users import AsyncClerk, Clerk, Shopper, eager, parrot
 
 from torchrl_agentic.interactions import ScriptedUser
 from torchrl_agentic.testing import InteractionContract

@@ -13,13 +13,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from helpers.sharing import calls, overlap
+from helpers.limiter_process import count_calls, most_at_once
 
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
-from torchrl_agentic.limits.lease_server import Lease, LeaseServer, Report
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer
 
-SHARING = Path(__file__).with_name("sharing.py")
+PROCESS = Path(__file__).parents[1] / "helpers" / "limiter_process.py"
 TTL = 0.5
 
 
@@ -34,7 +34,7 @@ def name() -> str:
 
 
 def _start(name: str, limit: int, log: Path, seconds: float | str) -> subprocess.Popen[str]:
-    words = [sys.executable, str(SHARING), name, str(limit), str(log), str(seconds), "machine"]
+    words = [sys.executable, str(PROCESS), name, str(limit), str(log), str(seconds), "machine"]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
@@ -53,8 +53,8 @@ def test_processes_keep_a_limit_together_and_none_is_left_out(name: str, tmp_pat
     processes = [_start(name, 4, log, 1.5) for log in logs]
     with _ended(*processes):
         assert [process.wait(60) for process in processes] == [0, 0, 0]
-    assert overlap(logs) <= 4
-    assert min(map(calls, logs)) > 20
+    assert most_at_once(logs) <= 4
+    assert min(map(count_calls, logs)) > 20
 
 
 def test_whoever_serves_may_be_killed_and_the_limit_holds(name: str, tmp_path: Path):
@@ -68,8 +68,8 @@ def test_whoever_serves_may_be_killed_and_the_limit_holds(name: str, tmp_path: P
             time.sleep(1)
             first.kill()
             assert [process.wait(60) for process in others] == [0, 0]
-    assert overlap(logs[1:]) <= 2
-    assert min(map(calls, logs[1:])) > 0
+    assert most_at_once(logs[1:]) <= 2
+    assert min(map(count_calls, logs[1:])) > 0
 
 
 async def test_what_a_killed_process_held_comes_back(name: str, tmp_path: Path):
@@ -116,7 +116,7 @@ async def test_calls_need_no_report_each(name: str):
     for _ in range(2000):
         async with limiter.slot():
             pass
-    assert limiter.reports < 200
+    assert limiter.requests < 200
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -149,10 +149,10 @@ class _Cut:
         self.server = LeaseServer(float("-inf"))
         self.is_cut = False
 
-    def sync(self, report: Report, timeout: float) -> Lease:
+    def sync(self, request: LeaseRequest, timeout: float) -> Lease:
         if self.is_cut:
             raise ConnectionError("cut")
-        return self.server.sync(report, time.monotonic())
+        return self.server.sync(request, time.monotonic())
 
     def close(self) -> None:
         pass
@@ -201,7 +201,7 @@ async def test_a_rate_is_kept_together(name: str):
 async def test_an_overload_is_told_to_all(name: str):
     one, other = (ClusterRateLimiter(name, max_concurrent=8, ttl=TTL, over="machine") for _ in range(2))
     async with one.slot():
-        one.overloaded(retry_after=0.2)
+        one.record_overload(retry_after=0.2)
         while one.stats().overloads == 0:
             await asyncio.sleep(0.01)
     async with other.slot():
@@ -228,7 +228,8 @@ def test_a_folder_too_long_for_a_socket_is_refused_with_what_to_set_where_there_
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     monkeypatch.setenv("TORCHRL_AGENTIC_LIMITS", str(folder))
-    monkeypatch.setattr("torchrl_agentic.limits.unix_socket._DESCRIPTORS", "/no/such/folder")
+    is_folder = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != "/proc/self/fd" and is_folder(path))
     with pytest.raises(OSError, match="set TORCHRL_AGENTIC_LIMITS to a shorter folder"):
         ClusterRateLimiter(name, max_concurrent=1, over="machine")
 
@@ -254,11 +255,11 @@ async def test_a_transport_that_breaks_is_tried_again(name: str, caplog: pytest.
     class Broken(_Cut):
         failures = 0
 
-        def sync(self, report: Report, timeout: float) -> Lease:
-            if report.wanted and self.failures < 2:
+        def sync(self, request: LeaseRequest, timeout: float) -> Lease:
+            if request.wanted and self.failures < 2:
                 self.failures += 1
                 raise KeyError("a bug")
-            return super().sync(report, timeout)
+            return super().sync(request, timeout)
 
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=Broken())
     await asyncio.wait_for(limiter.wait(), 10)
@@ -288,11 +289,11 @@ async def test_who_stood_still_gives_up_what_others_have_got_by_now(name: str):
     class Still(_Cut):
         naps = 0
 
-        def sync(self, report: Report, timeout: float) -> Lease:
-            if report.in_use and not self.naps:
+        def sync(self, request: LeaseRequest, timeout: float) -> Lease:
+            if request.in_use and not self.naps:
                 self.naps += 1
                 time.sleep(2 * TTL)
-            return super().sync(report, timeout)
+            return super().sync(request, timeout)
 
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=Still())
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.limits.base import Limits
-from torchrl_agentic.limits.lease_client import LATE_S, Lessee
+from torchrl_agentic.limits.lease_client import LATE_S, LeaseClient
 from torchrl_agentic.limits.lease_server import (
     HORIZON_S,
     KEPT_S,
     Lease,
+    LeaseRequest,
     LeaseServer,
     LimitsDiffer,
-    Report,
     fair_shares,
 )
 
@@ -81,8 +81,8 @@ class _World:
         self.waiting = [0] * clients
         self.starts: list[float] = []
 
-    def _new(self, number: int) -> Lessee:
-        return Lessee(str(number), self.limits, TTL)
+    def _new(self, number: int) -> LeaseClient:
+        return LeaseClient(str(number), self.limits, TTL)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass in steps; each client notices by itself when it has lost contact."""
@@ -105,11 +105,11 @@ class _World:
 
     def report(self, index: int, there: float, back: float, fate: str) -> None:
         client = self.clients[index]
-        report = client.report(self.now, self.waiting[index])
+        request = client.make_request(self.now, self.waiting[index])
         if fate == "request lost":
             return
         self.pass_time(there)
-        lease = self.server.sync(report, self.now)
+        lease = self.server.sync(request, self.now)
         if fate == "answer lost":
             return
         self.pass_time(back)
@@ -222,7 +222,7 @@ def test_the_share_of_a_killed_client_is_free_after_its_time_to_live():
 
 def test_what_outlives_its_client_is_waited_for():
     world = _settled(4, 2)
-    world.clients[0] = Lessee("long", world.limits, TTL, call_s=5.0)
+    world.clients[0] = LeaseClient("long", world.limits, TTL, call_s=5.0)
     world.waiting = [9, 0]
     _run(world, 0.3)
     world.clients.pop(0)
@@ -267,26 +267,26 @@ def test_a_new_server_grants_nothing_until_old_leases_have_ended():
 
 def test_two_jobs_with_different_limits_are_told():
     server = LeaseServer(-math.inf)
-    server.sync(Report("a", 1, Limits(6), TTL, wanted=1), 0.0)
+    server.sync(LeaseRequest("a", 1, Limits(6), TTL, wanted=1), 0.0)
     with pytest.raises(LimitsDiffer, match=r"max_concurrent=6.*max_concurrent=3"):
-        server.sync(Report("b", 1, Limits(3), TTL, wanted=1), 0.1)
+        server.sync(LeaseRequest("b", 1, Limits(3), TTL, wanted=1), 0.1)
     assert (
-        server.sync(Report("b", 2, Limits(3), TTL, wanted=9), 0.1 + TTL + KEPT_S).held == 3
+        server.sync(LeaseRequest("b", 2, Limits(3), TTL, wanted=9), 0.1 + TTL + KEPT_S).held == 3
     )  # the other has gone
 
 
 def test_a_report_that_comes_late_changes_nothing():
     server = LeaseServer(-math.inf)
-    server.sync(Report("a", 2, Limits(6), TTL, held=4, in_use=4), 0.0)
+    server.sync(LeaseRequest("a", 2, Limits(6), TTL, held=4, in_use=4), 0.0)
     with pytest.raises(ConnectionError):
-        server.sync(Report("a", 1, Limits(6), TTL), 0.1)
-    assert server.sync(Report("b", 1, Limits(6), TTL, wanted=6), 0.2).held == 1  # "a" has 5
+        server.sync(LeaseRequest("a", 1, Limits(6), TTL), 0.1)
+    assert server.sync(LeaseRequest("b", 1, Limits(6), TTL, wanted=6), 0.2).held == 1  # "a" has 5
 
 
 def test_an_overload_that_one_met_slows_all_down():
     server = LeaseServer(-math.inf)
-    server.sync(Report("a", 1, Limits(8), TTL, overloads=1, retry_after=3.0, wanted=1), 0.0)
-    lease = server.sync(Report("b", 1, Limits(8), TTL, wanted=8), 0.1)
+    server.sync(LeaseRequest("a", 1, Limits(8), TTL, overloads=1, retry_after=3.0, wanted=1), 0.0)
+    lease = server.sync(LeaseRequest("b", 1, Limits(8), TTL, wanted=8), 0.1)
     assert 2.8 < lease.paused_s < 4
     assert (lease.concurrent, lease.overloads) == (4, 1)
     assert lease.held <= 4
@@ -298,7 +298,9 @@ def _leases_for(wants: Counter[str], rate: float) -> dict[str, Lease]:
     found: dict[str, Lease] = {}
     for number in (1, 2):
         for name, count in wants.items():
-            found[name] = server.sync(Report(name, number, limits, TTL, starts_wanted=count), number / 2)
+            found[name] = server.sync(
+                LeaseRequest(name, number, limits, TTL, starts_wanted=count), number / 2
+            )
     return found
 
 
@@ -335,31 +337,31 @@ def test_a_client_that_stood_still_gives_up_its_calls():
 def test_a_new_server_gives_out_no_burst_a_second_time():
     limits = Limits(None, 1.0, 50.0)
     first = LeaseServer(-math.inf)
-    assert len(first.sync(Report("a", 1, limits, TTL, starts_wanted=50), 0.0).starts) == 50
+    assert len(first.sync(LeaseRequest("a", 1, limits, TTL, starts_wanted=50), 0.0).starts) == 50
     second = LeaseServer(0.0)
-    assert len(second.sync(Report("a", 2, limits, TTL, starts_wanted=50), 1.5 * TTL).starts) <= 2
+    assert len(second.sync(LeaseRequest("a", 2, limits, TTL, starts_wanted=50), 1.5 * TTL).starts) <= 2
 
 
 def test_clients_of_one_limiter_go_by_one_time_to_live():
     server = LeaseServer(-math.inf)
-    server.sync(Report("a", 1, Limits(2), 10.0, wanted=1), 0.0)
+    server.sync(LeaseRequest("a", 1, Limits(2), 10.0, wanted=1), 0.0)
     with pytest.raises(LimitsDiffer, match=r"ttl=10\.0.*ttl=0\.3"):
-        server.sync(Report("b", 1, Limits(2), 0.3, wanted=1), 0.1)
+        server.sync(LeaseRequest("b", 1, Limits(2), 0.3, wanted=1), 0.1)
 
 
 def test_limits_stay_for_a_while_after_their_last_client():
     """Two tools that are set up one after the other are told before the first call."""
     server = LeaseServer(-math.inf)
-    server.sync(Report("a", 1, Limits(10), TTL), 0.0)
+    server.sync(LeaseRequest("a", 1, Limits(10), TTL), 0.0)
     with pytest.raises(LimitsDiffer):
-        server.sync(Report("b", 1, Limits(3), TTL), 0.1)
+        server.sync(LeaseRequest("b", 1, Limits(3), TTL), 0.1)
 
 
 def test_what_a_lost_report_told_is_told_again():
-    client = Lessee("a", Limits(8), TTL)
-    client.overloaded(0.0, 5.0)
-    assert client.report(0.0, 0).overloads == 1
-    again = client.report(0.1, 0)
+    client = LeaseClient("a", Limits(8), TTL)
+    client.record_overload(0.0, 5.0)
+    assert client.make_request(0.0, 0).overloads == 1
+    again = client.make_request(0.1, 0)
     assert (again.overloads, again.retry_after) == (1, 5.0)
     client.take(LeaseServer(-math.inf).sync(again, 0.1), 0.1)
-    assert client.report(0.2, 0).overloads == 0
+    assert client.make_request(0.2, 0).overloads == 0

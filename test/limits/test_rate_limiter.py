@@ -65,7 +65,7 @@ class _World:
         """Let whoever was granted a start run before time goes on, so that starts are noted when they are."""
         end = self.clock.now + seconds
         while self.clock.now < end:
-            due = min((timer[0] for timer in self.clock._timers), default=end)
+            due = min(self.clock.due, default=end)
             self.clock.advance(max(0.0, min(due, end) - self.clock.now))
             await _settle()
 
@@ -238,7 +238,7 @@ async def test_heads_of_the_line_that_leave_leave_no_timers_behind():
     clock.advance(5)
     await _settle()
     assert sum(task.done() for task in staying) == 5
-    assert len(clock._timers) <= 2
+    assert len(clock.due) <= 2
     for task in staying:
         task.cancel()
     await asyncio.gather(*staying, return_exceptions=True)

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import ray
-from helpers.sharing import call_for, calls, hold, overlap
+from helpers.limiter_process import call_for, count_calls, hold, most_at_once
 
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.dispatch import init_execution_pool
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
 from torchrl_agentic.limits.base import Limits
-from torchrl_agentic.limits.lease_server import Lease, Report
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest
 from torchrl_agentic.limits.ray_actor import NAMESPACE, RayTransport
 
 pytestmark = [
@@ -130,8 +130,8 @@ def test_workers_on_two_nodes_keep_a_limit_together(nodes: list[str], name: str,
         _caller(nodes[number % 2]).remote(name, 6, str(log), 2.0 + TTL) for number, log in enumerate(logs)
     ]
     assert sorted(set(ray.get(runs, timeout=120))) == sorted(nodes)
-    assert overlap(logs) <= 6
-    assert min(map(calls, logs)) > 20
+    assert most_at_once(logs) <= 6
+    assert min(map(count_calls, logs)) > 20
 
 
 async def test_what_a_killed_worker_held_comes_back(nodes: list[str], name: str):
@@ -153,12 +153,12 @@ def test_an_actor_that_starts_again_gives_out_nothing_twice(nodes: list[str], na
     ]
     deadline = ray.wait(runs, timeout=0)[1]
     assert deadline
-    while not all(map(calls, logs)):
+    while not all(map(count_calls, logs)):
         ray.wait(runs, timeout=0.1)
     ray.kill(ray.get_actor(f"limiter:{name}", namespace=NAMESPACE), no_restart=False)
     ray.get(runs, timeout=120)
-    assert overlap(logs) <= 3
-    assert min(map(calls, logs)) > 20
+    assert most_at_once(logs) <= 3
+    assert min(map(count_calls, logs)) > 20
 
 
 @pytest.mark.parametrize(
@@ -186,20 +186,26 @@ def test_whatever_ray_raises_as_it_ends_is_a_lost_connection_and_the_next_report
         lambda actor: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=partial(new_actor, actor))),
     )
     monkeypatch.setattr("ray._private.worker.get", get)
-    transport, report = RayTransport("name"), Report("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0)
+    transport, request = (
+        RayTransport("name"),
+        LeaseRequest("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
+    )
     with pytest.raises(ConnectionError):
-        transport.sync(report, 1.0)
-    assert transport.sync(report, 1.0) == lease
+        transport.sync(request, 1.0)
+    assert transport.sync(request, 1.0) == lease
 
 
 def test_a_report_that_is_under_way_as_ray_shuts_down_starts_no_cluster(monkeypatch: pytest.MonkeyPatch):
     states, started = iter([True, True]), []
     monkeypatch.setattr(ray, "is_initialized", lambda: next(states, False))
     monkeypatch.setattr(ray, "init", lambda *_, **__: started.append(1))
-    transport, report = RayTransport("name"), Report("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0)
-    transport._actor = SimpleNamespace(sync=SimpleNamespace(remote=lambda report: object()))
+    transport, request = (
+        RayTransport("name"),
+        LeaseRequest("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
+    )
+    transport._actor = SimpleNamespace(sync=SimpleNamespace(remote=lambda request: object()))
     with pytest.raises(ConnectionError):
-        transport.sync(report, 1.0)
+        transport.sync(request, 1.0)
     assert not started
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.limits import CircuitOpen, RateLimiter
-from torchrl_agentic.limits.circuit_breaker import LONGEST_S, Breaker
-from torchrl_agentic.limits.token_bucket import LEAST_SHARE, MAX_PAUSE_S, WINDOW_S, Adaptation
+from torchrl_agentic.limits.circuit_breaker import LONGEST_S, CircuitBreaker
+from torchrl_agentic.limits.token_bucket import AIMD, LEAST_SHARE, MAX_PAUSE_S, WINDOW_S
 from torchrl_agentic.testing import VirtualClock
 
 
@@ -36,47 +36,47 @@ async def _settle() -> None:
     st.floats(1, 1000),
 )
 def test_the_share_is_never_above_one_nor_cut_twice_within_a_window(events, size):
-    adaptation, now, cuts = Adaptation(), 0.0, []
+    aimd, now, cuts = AIMD(), 0.0, []
     for kind, later, retry_after in events:
         now += later
-        before = adaptation.share
+        before = aimd.share
         if kind == "over":
-            adaptation.overloaded(now, retry_after)
+            aimd.record_overload(now, retry_after)
         else:
-            adaptation.succeeded(size)
-        assert LEAST_SHARE <= adaptation.share <= 1
-        assert adaptation.paused_until <= now + 2 * MAX_PAUSE_S
-        if adaptation.share < before:
+            aimd.record_success(size)
+        assert LEAST_SHARE <= aimd.share <= 1
+        assert aimd.paused_until <= now + 2 * MAX_PAUSE_S
+        if aimd.share < before:
             cuts.append(now)
     assert all(later - earlier >= WINDOW_S for earlier, later in itertools.pairwise(cuts))
 
 
 @pytest.mark.parametrize("retry_after", [None, 0.0, -5.0, math.nan])
 def test_no_pause_is_made_of_what_is_none(retry_after):
-    adaptation = Adaptation()
-    adaptation.overloaded(10.0, retry_after)
-    assert adaptation.paused_until <= 10.0
-    assert adaptation.share == 0.5
+    aimd = AIMD()
+    aimd.record_overload(10.0, retry_after)
+    assert aimd.paused_until <= 10.0
+    assert aimd.share == 0.5
 
 
 async def test_an_overload_halves_what_runs_at_once_and_success_brings_it_back():
     limiter, clock = _limiter(max_concurrent=8)
-    limiter.overloaded()
-    limiter.overloaded()  # of the same window
+    limiter.record_overload()
+    limiter.record_overload()  # of the same window
     assert limiter.stats().concurrent == 4
     taken = [limiter.try_acquire() for _ in range(8)]
     assert taken == [True] * 4 + [False] * 4
     clock.advance(2)
-    limiter.overloaded()
+    limiter.record_overload()
     assert (limiter.stats().concurrent, limiter.stats().overloads) == (2, 3)
     for _ in range(100):
-        limiter.succeeded()
+        limiter.record_success()
     assert limiter.stats().concurrent == 8
 
 
 async def test_an_overload_halves_the_rate():
     limiter, clock = _limiter(rate_per_second=10, burst=1)
-    limiter.overloaded()
+    limiter.record_overload()
     assert limiter.stats().per_second == pytest.approx(5)
     assert limiter.try_acquire()
     clock.advance(0.15)
@@ -89,14 +89,14 @@ async def test_without_limits_an_overload_makes_one_of_what_was_tried():
     limiter, _ = _limiter()
     for _ in range(10):
         assert limiter.try_acquire()
-    limiter.overloaded()
+    limiter.record_overload()
     assert limiter.stats().concurrent == 5
     assert not limiter.try_acquire()
 
 
 async def test_all_wait_out_a_pause_and_then_go_on_in_their_order():
     limiter, clock = _limiter(max_concurrent=4)
-    limiter.overloaded(retry_after=3)
+    limiter.record_overload(retry_after=3)
     began: list[int] = []
 
     async def call(number: int) -> None:
@@ -119,9 +119,9 @@ async def test_a_circuit_opens_after_failures_in_a_row_and_refuses_who_waits():
     assert limiter.try_acquire()
     waiting = asyncio.create_task(limiter.wait())
     await _settle()
-    limiter.failed()
+    limiter.record_failure()
     assert not waiting.done()
-    limiter.failed()
+    limiter.record_failure()
     with pytest.raises(CircuitOpen, match=r"5\.0 s"):
         await waiting
     with pytest.raises(CircuitOpen):
@@ -135,14 +135,14 @@ async def test_a_circuit_opens_after_failures_in_a_row_and_refuses_who_waits():
 async def test_one_at_a_time_tries_whether_the_service_is_back():
     limiter, clock = _limiter(max_concurrent=9, break_after=1, break_seconds=5)
     assert limiter.try_acquire()
-    limiter.failed()
+    limiter.record_failure()
     limiter.release()
     clock.advance(5)
     assert limiter.try_acquire()  # the try
     others = [asyncio.create_task(limiter.wait()) for _ in range(3)]
     await _settle()
     assert not any(task.done() for task in others)
-    limiter.failed()
+    limiter.record_failure()
     limiter.release()
     for result in await asyncio.gather(*others, return_exceptions=True):
         assert isinstance(result, CircuitOpen)
@@ -153,14 +153,14 @@ async def test_one_at_a_time_tries_whether_the_service_is_back():
     assert limiter.try_acquire()
     others = [asyncio.create_task(limiter.wait()) for _ in range(3)]
     await _settle()
-    limiter.succeeded()
+    limiter.record_success()
     await asyncio.gather(*others)
     assert limiter.stats().circuit == "closed"
 
 
 async def test_a_try_that_nothing_came_of_lets_the_next_one_try():
     limiter, clock = _limiter(break_after=1, break_seconds=5)
-    limiter.failed()
+    limiter.record_failure()
     clock.advance(5)
     assert limiter.try_acquire()
     assert not limiter.try_acquire()
@@ -170,7 +170,7 @@ async def test_a_try_that_nothing_came_of_lets_the_next_one_try():
 
 async def test_a_cancelled_wait_for_a_try_blocks_nobody():
     limiter, clock = _limiter(break_after=1, break_seconds=5)
-    limiter.failed()
+    limiter.record_failure()
     clock.advance(5)
     assert limiter.try_acquire()
     first, second = (asyncio.create_task(limiter.wait()) for _ in range(2))
@@ -183,13 +183,13 @@ async def test_a_cancelled_wait_for_a_try_blocks_nobody():
 
 @given(st.lists(st.tuples(st.sampled_from(["ok", "bad", "begin", "end"]), st.floats(0, 30)), max_size=60))
 def test_whatever_happens_a_circuit_lets_a_call_through_in_the_end(events):
-    breaker, now = Breaker(3, 5.0), 0.0
+    breaker, now = CircuitBreaker(3, 5.0), 0.0
     for kind, later in events:
         now += later
         if kind == "ok":
-            breaker.succeeded()
+            breaker.record_success()
         elif kind == "bad":
-            breaker.failed(now)
+            breaker.record_failure(now)
         elif kind == "begin" and breaker.refusal(now) is None and not breaker.holds(now):
             breaker.begin(now)
         else:
@@ -202,7 +202,7 @@ def test_whatever_happens_a_circuit_lets_a_call_through_in_the_end(events):
 
 def test_a_pickled_limiter_breaks_as_it_did():
     limiter = pickle.loads(pickle.dumps(RateLimiter(max_concurrent=2, break_after=1, break_seconds=7)))
-    limiter.failed()
+    limiter.record_failure()
     with pytest.raises(CircuitOpen, match=r"[67]\.\d s"):
         limiter.try_acquire()
 

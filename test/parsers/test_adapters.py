@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from helpers.parsed import seen
+from helpers.call_outcomes import outcomes
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.parsers import get_parser
@@ -61,7 +61,7 @@ class Engine(EngineParser):
     ],
 )
 def test_what_an_engine_loses_becomes_one_error(text, answer, expected):
-    assert seen(Engine(answer, native=get_parser("hermes")).parse(text)) == expected
+    assert outcomes(Engine(answer, native=get_parser("hermes")).parse(text)) == expected
 
 
 def test_text_behind_the_last_call_is_put_back_and_ids_are_ours():
@@ -74,9 +74,9 @@ def test_text_behind_the_last_call_is_put_back_and_ids_are_ours():
 
 
 def test_an_unknown_format_tells_attempts_by_their_tags():
-    assert seen(Engine(("", [])).parse("<|tool_call_x|>oops")) == ["dropped"]
-    assert seen(Engine(("", [])).parse("a < b, and <b>bold</b>")) == []
-    with pytest.raises(ValueError, match="cannot write"):
+    assert outcomes(Engine(("", [])).parse("<|tool_call_x|>oops")) == ["dropped"]
+    assert outcomes(Engine(("", [])).parse("a < b, and <b>bold</b>")) == []
+    with pytest.raises(ValueError, match="not write"):
         Engine(("", [])).render_call(None)
 
 
@@ -86,12 +86,12 @@ def test_an_unknown_format_tells_attempts_by_their_tags():
 )
 def test_a_response_template_of_transformers_reads(text, expected):
     parser = get_parser("transformers:hermes", template=TEMPLATE)
-    assert seen(parser.parse(text)) == expected
+    assert outcomes(parser.parse(text)) == expected
     assert pickle.loads(pickle.dumps(parser)) == parser
 
 
 def test_transformers_loses_the_good_call_with_the_bad_and_we_say_so():
-    assert seen(
+    assert outcomes(
         get_parser("transformers:hermes", template=TEMPLATE).parse(f"{T}<tool_call>{{oops</tool_call>")
     ) == ["dropped"]
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +35,14 @@ def test_both_ways_agree_on_any_message(pieces: list[str], tools: object):
     assert PARSER.parse(text, tools=tools, turn=2) == thorough(text, tools)
 
 
-def test_clean_messages_take_the_quick_way():
-    """Without it the two could agree only because nothing is ever read the quick way."""
+def test_clean_messages_take_the_quick_way(monkeypatch: pytest.MonkeyPatch):
+    """Else the two could agree only because nothing is ever read the quick way."""
+    read: list[str] = []
+    monkeypatch.setattr(TextParser, "parse", lambda parser, text, **_: read.append(text))
     calls = "\n".join([ONE] * 3)
     for text in (ONE, calls, ONE + ONE, f"Let me see.\n{ONE}", f"<think>\nhm\n</think>\n\n{calls}"):
-        assert PARSER._clean(text, None, 0) is not None
-    assert PARSER._clean(json.dumps({"name": "f"}), None, 0) is None
+        PARSER.parse(text)
+        assert not read
+    other = json.dumps({"name": "f"})
+    PARSER.parse(other)
+    assert read == [other]

@@ -4,7 +4,7 @@ import pytest
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import get_parser
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 from torchrl_agentic.parsers.registry import FORMATS
 
 _FORMATS = sorted(parser.name for parser in FORMATS if issubclass(parser, TextParser))

@@ -68,7 +68,7 @@ def test_calls_of_another_version_are_read_or_are_an_error(written, named, on_on
     found, result = read(get_parser(named), "So: " + (text.replace("\n", "") if on_one_line else text))
     if "deepseek_v41" in (written, named) and written != named:
         assert found == ["wrong_dialect"]
-        assert "other versions of DeepSeek" in result.calls[0].error.message
+        assert "another DeepSeek version" in result.calls[0].error.message
         assert result.text == "So: "
     else:
         assert found == SEEN

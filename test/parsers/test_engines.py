@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers.parsed import seen
+from helpers.call_outcomes import outcomes
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import PARSERS, get_parser
@@ -49,7 +49,7 @@ def test_an_engine_reads_what_ours_writes(name):
     parser = get_parser(name, tokenizer=TOKENIZER)
     text = parser.native.render_calls([ParsedCall(*ADD, "call_0_0"), ParsedCall(*SAY, "call_0_1", index=1)])
     result = parser.parse(text, tools=SPECS)
-    assert seen(result) == [ADD, SAY]
+    assert outcomes(result) == [ADD, SAY]
     assert parser.parse("hello", tools=SPECS).calls == ()
     assert parser.parse("hello", tools=SPECS).text == "hello"
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from helpers.parsed import seen
+from helpers.call_outcomes import outcomes
 
 from torchrl_agentic import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -27,7 +27,7 @@ def thought(text):
 def test_blocks_of_every_kind_follow_each_other():
     text = thought("Hm.") + SAID + call() + call('{"name": "g", "args": {}}') + SAID + STOP
     result = INKLING.parse(text)
-    assert seen(result) == [("f", {"a": 1}), ("g", {})]
+    assert outcomes(result) == [("f", {"a": 1}), ("g", {})]
     assert result.text == thought("Hm.") + SAID + SAID + STOP
     assert (result.reasoning, result.notes) == ("Hm.", ())
 
@@ -54,7 +54,7 @@ def test_the_name_inside_counts_and_what_loses_nothing_is_mended(text, notes):
 
 def test_what_ends_a_block_is_data_inside_a_string():
     body = '{"name": "f", "args": {"a": "<|end_message|><|message_model|>}"}}'
-    assert seen(INKLING.parse(call(body))) == [("f", {"a": "<|end_message|><|message_model|>}"})]
+    assert outcomes(INKLING.parse(call(body))) == [("f", {"a": "<|end_message|><|message_model|>}"})]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_ends_a_block_is_data_inside_a_string():
 )
 def test_a_bad_call_is_an_error_between_good_neighbours(body, code):
     result = INKLING.parse(call() + call(body) + SAID + call())
-    assert seen(result) == [("f", {"a": 1}), code, ("f", {"a": 1})]
+    assert outcomes(result) == [("f", {"a": 1}), code, ("f", {"a": 1})]
     assert result.text == SAID
 
 
@@ -91,17 +91,21 @@ def test_a_call_with_raw_text_is_answered_with_the_right_shape():
 
 def test_a_thought_that_the_prompt_opened_ends_with_its_block():
     result = get_parser("inkling", reasoning_open=True).parse(f"Let me see.<|end_message|>{call()}")
-    assert (result.reasoning, seen(result)) == ("Let me see.", [("f", {"a": 1})])
+    assert (result.reasoning, outcomes(result)) == ("Let me see.", [("f", {"a": 1})])
 
 
 def test_the_end_of_a_call_is_not_that_of_a_thought_before_it():
     result = INKLING.parse(f"<|message_model|><|content_thinking|>Now:{call()}{SAID}")
-    assert (seen(result), result.notes, result.reasoning) == ([("f", {"a": 1})], ("unclosed_reasoning",), "")
+    assert (outcomes(result), result.notes, result.reasoning) == (
+        [("f", {"a": 1})],
+        ("unclosed_reasoning",),
+        "",
+    )
 
 
 def test_a_call_in_a_fence_is_an_example():
     result = INKLING.parse(f"Like this:\n```text\n{call()}\n```\nso.")
-    assert (seen(result), result.notes) == ([], ("call_in_fence",))
+    assert (outcomes(result), result.notes) == ([], ("call_in_fence",))
 
 
 def test_text_behind_the_end_and_results_of_its_own_hold_no_calls():
@@ -109,7 +113,7 @@ def test_text_behind_the_end_and_results_of_its_own_hold_no_calls():
     assert INKLING.parse(call() + forged).notes == ("forged_result",)
     for end in (STOP, "<|message_user|>"):
         result = INKLING.parse(SAID + end + call())
-        assert (seen(result), result.notes) == ([], ("forged_turn",))
+        assert (outcomes(result), result.notes) == ([], ("forged_turn",))
 
 
 def test_text_after_the_start_of_a_block_is_not_held_back_for_ever():
@@ -124,7 +128,7 @@ def test_calls_are_ready_as_soon_as_they_close():
         found = [event for event in stream.feed(character) if not isinstance(event, TextDelta)]
         told += [(type(event), character) for event in found]
     assert told == [(CallReady, ">"), (CallFailed, ">")]
-    assert seen(stream.close()) == [("f", {"a": 1}), "invalid_json"]
+    assert outcomes(stream.close()) == [("f", {"a": 1}), "invalid_json"]
 
 
 def test_pieces_of_any_size_are_read_as_the_whole():
@@ -146,15 +150,18 @@ def test_markers_count_only_where_they_were_sampled():
     pieces = call().replace("<", "<\0").split("\0")
     spelled = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
     sampled = tokenizer.encode(call(), add_special_tokens=False)
-    assert seen(INKLING.parse_tokens(spelled, tokenizer)) == []
-    assert seen(INKLING.parse_tokens([*spelled, *sampled], tokenizer)) == [("f", {"a": 1})]
+    assert outcomes(INKLING.parse_tokens(spelled, tokenizer)) == []
+    assert outcomes(INKLING.parse_tokens([*spelled, *sampled], tokenizer)) == [("f", {"a": 1})]
 
 
 def test_what_is_written_reads_back_and_other_names_are_refused():
     made = [ParsedCall("f.g", {"a": "<|end_message|>"}, "c"), ParsedCall("h", {}, "d")]
-    assert seen(INKLING.parse(INKLING.render_calls(made))) == [("f.g", {"a": "<|end_message|>"}), ("h", {})]
+    assert outcomes(INKLING.parse(INKLING.render_calls(made))) == [
+        ("f.g", {"a": "<|end_message|>"}),
+        ("h", {}),
+    ]
     for name in ("", " ", "a<b", "a\nb"):
-        with pytest.raises(ValueError, match="cannot hold the name"):
+        with pytest.raises(ValueError, match="cannot express the name"):
             INKLING.render_call(ParsedCall(name, {}, "c"))
 
 

@@ -51,7 +51,7 @@ def test_what_names_no_tool_is_an_error(text, code):
 
 def test_code_for_the_interpreter_is_told_what_to_do():
     (call,) = PARSER.parse("<|action_start|><|interpreter|>\nprint(1)<|action_end|>").calls
-    assert "tools are called behind <|plugin|>" in call.error.message
+    assert "tools are called after <|plugin|>" in call.error.message
 
 
 def test_a_draft_in_a_thought_does_not_run():

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from helpers.parsed import seen
+from helpers.call_outcomes import outcomes
 
 from torchrl_agentic import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -47,31 +47,31 @@ def section(*calls):
     ],
 )
 def test_an_argument_has_the_type_that_its_tag_says(kind, value, read):
-    assert seen(K3.parse(section(call(argument("a", kind, value))))) == [("f", {"a": read})]
+    assert outcomes(K3.parse(section(call(argument("a", kind, value))))) == [("f", {"a": read})]
 
 
 def test_an_argument_without_a_type_has_that_of_the_schema():
     text = section(call(argument("a", "", "12").replace(' type=""', "")))
     for kind, read in (("string", "12"), ("integer", 12)):
         tools = {"f": {"type": "object", "properties": {"a": {"type": kind}}}}
-        assert seen(K3.parse(text, tools=tools)) == [("f", {"a": read})]
+        assert outcomes(K3.parse(text, tools=tools)) == [("f", {"a": read})]
 
 
 def test_names_are_unescaped_once():
     text = section(call(argument("say &quot;&amp;lt;&quot;", "number", "1"), name="a&amp;b&lt;"))
-    assert seen(K3.parse(text)) == [("a&b&lt;", {'say "&lt;"': 1})]
+    assert outcomes(K3.parse(text)) == [("a&b&lt;", {'say "&lt;"': 1})]
 
 
 def test_several_calls_stand_in_one_section_with_text_before_it():
     text = SAID + section(call(argument("a", "number", "1")), call(name="g")) + END
     result = K3.parse(text)
-    assert seen(result) == [("f", {"a": 1}), ("g", {})]
+    assert outcomes(result) == [("f", {"a": 1}), ("g", {})]
     assert (result.text, result.notes) == (SAID + END, ())
 
 
 def test_a_json_element_may_stand_for_the_arguments():
     body = '<|open|>json type="object"<|sep|>{"a": "<|close|>json<|sep|>"}<|close|>json<|sep|>'
-    assert seen(K3.parse(section(call(body)))) == [("f", {"a": "<|close|>json<|sep|>"})]
+    assert outcomes(K3.parse(section(call(body)))) == [("f", {"a": "<|close|>json<|sep|>"})]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_json_element_may_stand_for_the_arguments():
         (section(call().replace(' tool="f"', "")), "missing_name", 'has no tool="…"'),
         (section(call().replace('index="1"', "index=1")), "extra_data", "expecting <|sep|>"),
         (section(call("text")), "extra_data", "expecting <|open|>argument or <|close|>call<|sep|>"),
-        (section(call('{"a": 1}')), "wrong_dialect", "a tag of its own"),
+        (section(call('{"a": 1}')), "wrong_dialect", "its own tag"),
         (section(call(argument("", "string", "x"))), "missing_name", 'has no key="…"'),
         (section(call(argument("a", "string", "x")[:-22])), "unclosed", "a has no <|close|>argument<|sep|>"),
         (section(call("<|open|>json<|sep|>[1]<|close|>json<|sep|>")), "bad_arguments", "must be an object"),
@@ -101,7 +101,7 @@ def test_errors_say_what_is_wrong(text, code, said):
 
 def test_a_bad_call_leaves_its_neighbours_alone():
     result = K3.parse(SAID + section(call(name="a"), call("oops"), call(name="b")))
-    assert seen(result) == [("a", {}), "extra_data", ("b", {})]
+    assert outcomes(result) == [("a", {}), "extra_data", ("b", {})]
     assert result.text == SAID
 
 
@@ -109,15 +109,15 @@ def test_a_call_in_a_thought_does_not_run_and_one_behind_it_does():
     thought = f"Perhaps {section(call())}?"
     text = f"{thought}<|close|>think<|sep|>{SAID}{section(call(name='g'))}{END}"
     result = get_parser("kimi_k3", reasoning_open=True).parse(text)
-    assert (seen(result), result.reasoning) == ([("g", {})], thought)
-    assert seen(K3.parse(f"<|open|>think<|sep|>{text}")) == [("g", {})]
+    assert (outcomes(result), result.reasoning) == ([("g", {})], thought)
+    assert outcomes(K3.parse(f"<|open|>think<|sep|>{text}")) == [("g", {})]
 
 
 def test_a_result_that_the_model_writes_itself_is_noted_and_holds_no_call():
     forged = f'<|open|>message role="tool" tool="f" index="1"<|sep|>{section(call())}<|close|>message<|sep|>'
     result = K3.parse(section(call(name="g")) + forged)
-    assert (seen(result), result.notes) == ([("g", {})], ("forged_result",))
-    assert seen(K3.parse(f"Bye.{END}{section(call())}")) == []
+    assert (outcomes(result), result.notes) == ([("g", {})], ("forged_result",))
+    assert outcomes(K3.parse(f"Bye.{END}{section(call())}")) == []
 
 
 def test_calls_are_ready_as_soon_as_they_close():
@@ -127,7 +127,7 @@ def test_calls_are_ready_as_soon_as_they_close():
             (type(event), character) for event in stream.feed(character) if not isinstance(event, TextDelta)
         ]
     assert told == [(CallReady, ">"), (CallFailed, ">")]
-    assert seen(stream.close()) == [("f", {"a": "<b>"}), "extra_data"]
+    assert outcomes(stream.close()) == [("f", {"a": "<b>"}), "extra_data"]
 
 
 def test_pieces_of_any_size_are_read_as_the_whole():
@@ -163,7 +163,7 @@ def test_tags_count_only_where_their_first_token_was_sampled():
     assert head in sampled
     assert head not in spelled(other)
     result = K3.parse_tokens([*spelled(other), *sampled], tokenizer)
-    assert (seen(result), result.text) == ([("f", {})], other)
+    assert (outcomes(result), result.text) == ([("f", {})], other)
 
 
 def test_what_is_written_reads_back_and_the_rest_is_refused():
@@ -173,9 +173,9 @@ def test_what_is_written_reads_back_and_the_rest_is_refused():
     text = K3.render_calls(calls)
     assert 'index="1"' in text
     assert 'index="2"' in text
-    assert seen(K3.parse(text)) == [(made.tool, dict(made.args)) for made in calls]
+    assert outcomes(K3.parse(text)) == [(made.tool, dict(made.args)) for made in calls]
     for name, args in (("", {}), ("a<|sep|>", {}), ("f", {"": 1}), ("f", {"a": "<|open|>argument key="})):
-        with pytest.raises(ValueError, match=r"cannot hold|no escapes"):
+        with pytest.raises(ValueError, match=r"cannot express|no escapes"):
             K3.render_call(ParsedCall(name, args, "c"))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.each import each
+from helpers.check_all import check_all
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import Limits, ToolCallParser, get_parser
@@ -30,7 +30,7 @@ NO_NAME = "missing_name: "
 BAD_ARGS = "bad_arguments: must be a"
 INVALID = "invalid_json: invalid JSON"
 COMMA = "invalid_json: a comma too many"
-EXTRA = "extra_data: something else"
+EXTRA = "extra_data: unexpected text after"
 NOT_LITERAL = "not_literal: "
 KEYWORD = "not_literal: expecting argument=value"
 EMPTY = "empty: "
@@ -112,8 +112,8 @@ PYTHONIC: list[Row] = [
     ("[add(a=1, 2)]", [KEYWORD], KNOWN),
     ("[add(**k)]", [KEYWORD], KNOWN),
     ("[add(*k)]", [KEYWORD], KNOWN),
-    ("[f(c=f'{x}')]", ["not_literal: f is no literal"], KNOWN),
-    ("[add(a=x)]", ["not_literal: x is no literal"], KNOWN),
+    ("[f(c=f'{x}')]", ["not_literal: f is not a literal"], KNOWN),
+    ("[add(a=x)]", ["not_literal: x is not a literal"], KNOWN),
     ("[add(a=__import__('os').system('ls'))]", ["not_literal: __import__"], KNOWN),
     ("[add(a=lambda: 1)]", ["not_literal: lambda"], KNOWN),
     ("[add(a=1 if b else 2)]", [NOT_LITERAL], KNOWN),
@@ -129,7 +129,7 @@ PYTHONIC: list[Row] = [
     (f"[add(a={DEEP})]", ["too_deep: nested deeper"], KNOWN),
     ("[add(a=010)]", [NOT_LITERAL], KNOWN),
     ("[add(a=٣)]", [NOT_LITERAL], KNOWN),
-    (r"[f(c='\ud800')]", ["not_literal: half of a surrogate pair"], KNOWN),
+    (r"[f(c='\ud800')]", ["not_literal: an unpaired surrogate"], KNOWN),
     (r"[f(c='\N{no such name}')]", ["not_literal: escape"], KNOWN),
     ("[f(c='it''s')]", [NOT_LITERAL], KNOWN),
     ("[f(c='a\nb')]", ["not_literal: not closed on its line"], KNOWN),
@@ -247,7 +247,7 @@ LFM2: list[Row] = [
     (f"<|tool_call_start|>{FA}", [ADD]),
     (f"<|tool_call_start|>[add(a=1)]{FA}", [ADD, ADD]),
     ("<|tool_call_begin|>[add(a=1)]<|tool_call_end|>", []),
-    (F("[add(a=x), add(a=1)]"), ["not_literal: x is no literal", ADD]),
+    (F("[add(a=x), add(a=1)]"), ["not_literal: x is not a literal", ADD]),
     (F("[add(a=1), add(1)]"), [ADD, KEYWORD]),
     (F("[add(1)]") + FA, [KEYWORD, ADD]),
     (FA + F("[add(**k)]"), [ADD, KEYWORD]),
@@ -345,7 +345,7 @@ DEEPSEEK_V31: list[Row] = [
     (S + B + V31() + E, [ADD]),
     (S, [UNCLOSED]),
     (S + E, [EMPTY]),
-    (f"{S}hello{E}", ["wrong_dialect: not how calls are written"]),
+    (f"{S}hello{E}", ["wrong_dialect: not a call of this format"]),
     (S + P + E, ["wrong_dialect: "]),
     (B, [UNCLOSED]),
     (f"{S}{B}ad", [UNCLOSED]),
@@ -765,7 +765,7 @@ REACT: list[Row] = [
     (A("null"), [STOP]),
     (A("hello"), [INVALID]),
     (A("hello"), [INVALID], KNOWN),
-    (A("q w", "f"), ["unclosed: plain input ends with Observation:"], KNOWN),
+    (A("q w", "f"), ["unclosed: plain input must end with Observation:"], KNOWN),
     (A("q w\nObservation: r", "f"), [("f", {"c": "q w"})], KNOWN),
     (A('{"a": 1} and'), [EXTRA]),
     (A('{"a": 1} {"a": 1}'), [EXTRA]),
@@ -1009,12 +1009,12 @@ BAD_JSON = [
     ('{"a": "\\x"}', INVALID),
     ('{"a": "\\u12"}', INVALID),
     ('{"a": “x”}', INVALID),
-    ('{"a": NaN}', "invalid_json: NaN is no JSON"),
-    ('{"a": -Infinity}', "invalid_json: -Infinity is no JSON"),
+    ('{"a": NaN}', "invalid_json: NaN is not valid JSON"),
+    ('{"a": -Infinity}', "invalid_json: -Infinity is not valid JSON"),
     ('{"a": 1e999}', "invalid_json: too large"),
     ('{"a": -1e999}', "invalid_json: too large"),
-    ('{"a": "\\ud800"}', "invalid_json: half of a surrogate pair"),
-    ('{"\\uDFFF": 1}', "invalid_json: half of a surrogate pair"),
+    ('{"a": "\\ud800"}', "invalid_json: an unpaired surrogate"),
+    ('{"\\uDFFF": 1}', "invalid_json: an unpaired surrogate"),
     ('{"a": ' + "1" * 5000 + "}", "invalid_json: too many digits"),
     (f'{{"a": {DEEP}}}', "too_deep: nested deeper"),
     ('{"a":' * 201 + "1" + "}" * 201, "too_deep: nested deeper"),
@@ -1094,7 +1094,7 @@ def verify(parser: ToolCallParser, message: Any, expected: list[Any], tools: Any
 
 @pytest.mark.parametrize("name", TABLES)
 def test_each_attempt_becomes_a_call_or_an_error(name: str):
-    each(TABLES[name], lambda *row: verify(get_parser(name), *row))
+    check_all(TABLES[name], lambda *row: verify(get_parser(name), *row))
 
 
 @pytest.mark.parametrize("name", WRAPPED)
@@ -1104,7 +1104,7 @@ def test_bad_json_is_an_error_among_good_neighbours(name: str):
     def check(bad: str, error: str) -> None:
         verify(get_parser(name), "\n".join(map(wrap, ('{"a": 1}', bad, '{"a": 1}'))), [ADD, error, ADD])
 
-    each(BAD_JSON, check)
+    check_all(BAD_JSON, check)
 
 
 @pytest.mark.parametrize("name", CUTS)

@@ -167,7 +167,7 @@ def test_strings_are_written_so_that_they_read_back(value):
 
 
 def test_a_block_that_reads_as_two_calls_is_not_written():
-    with pytest.raises(ValueError, match="'text' holds a call"):
+    with pytest.raises(ValueError, match="'text' contains a call"):
         PARSER.render_call(ParsedCall("edit", {"text": f"a\n{block(param('text', '<![CDATA[a]]>'))}"}, ""))
 
 

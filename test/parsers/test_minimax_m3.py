@@ -138,7 +138,7 @@ TURN = f"[e~[\n]~b]user\n{section(GOOD)}"
     [
         (f"{N}<tool_call>", ["unclosed"], "ends inside"),
         (section(), ["empty"], "nothing between"),
-        (section('{"name": "edit"}'), ["wrong_dialect"], "not how calls are written"),
+        (section('{"name": "edit"}'), ["wrong_dialect"], "not a call of this format"),
         (f'{N}<invoke name="edit', ["unclosed"], "no end"),
         (section(f"{N}<invoke>{N}</invoke>"), ["missing_name"], "no name"),
         (f'{N}<invoke name="edit">', ["unclosed"], "invoke is not closed"),
@@ -173,7 +173,7 @@ def test_white_space_between_token_and_tag_is_an_error(space):
     call = f"{section(GOOD)}".replace(N, f"{N}{space}")
     found, result = read(f"So {call}")
     assert (found, result.text) == (["extra_data"], "So ")
-    assert "white space parts" in result.calls[0].error.message
+    assert "remove the white space" in result.calls[0].error.message
     assert read(f"So {call} {section(GOOD)}")[0] == ["extra_data", RAN]
     assert read(f"The token is {N}{space}a.")[0] == read(f"{N}{space}")[0] == []
     stream = M3.stream()

@@ -16,7 +16,7 @@ OTHER_WORDS = {
     "reasoning_open", "stop_after_first", "structural_tag", "tags_with_separator", "think_fast",
     "think_faster", "tool_call", "tool_call_id", "tool_calls", "tool_name", "tool_response", "tool_result",
     "tool_use", "tool_use_id", "triggered_tags", "turn_end", "unclosed_fences", "value_begin",
-    "chat_template",
+    "chat_template", "draft_policy", "failed_searches", "reasoning_end", "result_tags",
 }  # fmt: skip
 """Words in the code of the parsers that are neither notes nor error codes: fields, tags, attributes."""
 
@@ -48,7 +48,7 @@ def strings(node: ast.AST) -> set[str]:
 def codes(tree: ast.Module) -> Iterator[str]:
     """Return the codes of errors: first arguments of what makes one, and values of `code`."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Unreadable", "CallError"):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("CallParseError", "CallError"):
             yield from strings(node.args[0])
         if isinstance(node, ast.Assign) and targets(node) == ["code"] and isinstance(node.value, ast.IfExp):
             yield from (*strings(node.value.body), *strings(node.value.orelse))

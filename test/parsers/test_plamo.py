@@ -109,7 +109,7 @@ def test_a_call_is_told_when_its_block_closes():
 def test_it_is_written_as_it_is_read():
     calls = [ParsedCall("look", ARGUMENTS, "a"), ParsedCall("now", {}, "b")]
     assert PARSER.render_calls(calls) == several(one(), one("now", "{}"))
-    with pytest.raises(ValueError, match="cannot hold the name"):
+    with pytest.raises(ValueError, match="cannot express the name"):
         PARSER.render_call(ParsedCall(tag("end_tool_name"), {}, ""))
     (message,) = PARSER.render(calls[:1], [ToolResult.from_text(several(one()))])
     assert (message["role"], "<|plamo:" in message["content"]) == ("tool", False)

@@ -5,7 +5,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from helpers.parsed import seen
+from helpers.call_outcomes import outcomes
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.parsers import HermesParser, JSONBlockParser, TextDelta, get_parser
@@ -17,7 +17,7 @@ F = ("f", {})
 @pytest.mark.parametrize("text", ["hello[1][TOOL_CALLS]", "hello{1}[TOOL_CALLS]", "[TOOL_CALLS][TOOL_CALLS]"])
 def test_an_opener_behind_brackets_ends(text):
     """It went back to the brackets for ever."""
-    assert seen(get_parser("mistral").parse(text)) == ["unclosed"]
+    assert outcomes(get_parser("mistral").parse(text)) == ["unclosed"]
 
 
 def test_equal_ids_cost_no_search_each():
@@ -48,16 +48,16 @@ def test_a_stream_of_harmony_tells_no_text_that_a_call_holds(text):
 
 
 def test_a_bracket_in_prose_hides_no_call():
-    assert seen(get_parser("pythonic").parse("[see (below\n[f(a='x')]", tools={"f": {}})) == [
+    assert outcomes(get_parser("pythonic").parse("[see (below\n[f(a='x')]", tools={"f": {}})) == [
         ("f", {"a": "x"})
     ]
-    assert seen(get_parser("pythonic").parse("[f(a=1), g(a=x)]")) == [("f", {"a": 1}), "not_literal"]
-    assert seen(get_parser("pythonic").parse("[see (below)]")) == []
+    assert outcomes(get_parser("pythonic").parse("[f(a=1), g(a=x)]")) == [("f", {"a": 1}), "not_literal"]
+    assert outcomes(get_parser("pythonic").parse("[see (below)]")) == []
 
 
 def test_a_parser_of_somebody_else_travels():
     adapted = pickle.loads(pickle.dumps(get_parser(Plain())))
-    assert seen(adapted.parse(ONE)) == [F]
+    assert outcomes(adapted.parse(ONE)) == [F]
 
 
 class Plain:
@@ -100,31 +100,31 @@ def test_a_turn_that_is_invented_inside_a_thought_leads_to_no_call():
     result = HermesParser().parse(invented)
     assert result.calls == ()
     assert "forged_turn" in result.notes
-    assert seen(HermesParser().parse(f"<think>it ends with <|im_end|>, I think</think>{ONE}")) == [F]
+    assert outcomes(HermesParser().parse(f"<think>it ends with <|im_end|>, I think</think>{ONE}")) == [F]
 
 
 def test_a_fence_right_behind_a_thought_is_one():
-    assert seen(HermesParser().parse(f"<think>x</think>```\n{ONE}\n```")) == []
+    assert outcomes(HermesParser().parse(f"<think>x</think>```\n{ONE}\n```")) == []
 
 
 @pytest.mark.parametrize("body", ['{"a": [,]}', "{,}", '{"a": 1,,}', '{"a": [1,,2]}'])
 def test_no_comma_behind_nothing_is_dropped(body):
     text = f'<tool_call>\n{{"name": "f", "arguments": {body}}}\n</tool_call>'
-    assert seen(HermesParser(tolerance="lenient").parse(text)) == ["invalid_json"]
+    assert outcomes(HermesParser(tolerance="lenient").parse(text)) == ["invalid_json"]
 
 
 def test_a_second_json_message_is_an_error():
     text = '{"tools":[{"tool":"f"}]} {"tools":[{"tool":"g"}]}'
-    assert seen(get_parser("json").parse(text)) == [F, "extra_data"]
+    assert outcomes(get_parser("json").parse(text)) == [F, "extra_data"]
 
 
 def test_an_attribute_that_comes_twice_is_an_error():
-    assert seen(get_parser("xml").parse('<tool name="f" name="g">{}</tool>')) == ["missing_name"]
+    assert outcomes(get_parser("xml").parse('<tool name="f" name="g">{}</tool>')) == ["missing_name"]
 
 
 def test_an_empty_function_that_is_not_closed_is_unclosed():
     text = "<tool_call>\n<function=f>\n</tool_call>"
-    assert seen(get_parser("qwen3_coder").parse(text)) == ["unclosed"]
+    assert outcomes(get_parser("qwen3_coder").parse(text)) == ["unclosed"]
 
 
 def test_null_is_a_value_of_what_is_nullable():
@@ -137,8 +137,8 @@ def test_null_is_a_value_of_what_is_nullable():
 
 def test_prose_about_calls_swallows_none():
     call = get_parser("minimax_m2").render_call(ParsedCall("f", {}, "c"))
-    assert seen(get_parser("minimax_m2").parse(f'Use <invoke name="f"> to call. {call}')) == [F]
-    assert seen(get_parser("minimax_m2").parse(call.replace("\n", ""))) == [F]
+    assert outcomes(get_parser("minimax_m2").parse(f'Use <invoke name="f"> to call. {call}')) == [F]
+    assert outcomes(get_parser("minimax_m2").parse(call.replace("\n", ""))) == [F]
 
 
 def test_an_object_with_the_methods_of_a_parser_is_told_what_it_knows():
@@ -172,4 +172,4 @@ def test_a_draft_that_begins_the_message_is_seen_whatever_stands_at_its_end():
     parser = get_parser("deepseek_v4", parse_reasoning="error", reasoning_open=True)
     draft = '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>'
     for end in ("", "\n"):
-        assert seen(parser.parse(f"{draft}</think>done{end}")) == ["call_in_reasoning"]
+        assert outcomes(parser.parse(f"{draft}</think>done{end}")) == ["call_in_reasoning"]

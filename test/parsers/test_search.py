@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.parsers import get_parser
-from torchrl_agentic.parsers.engine.python_text import extent
+from torchrl_agentic.parsers.engine.python_source import bracket_end
 from torchrl_agentic.parsers.engine.reader import Reader, finish
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "[TOOL_CALLS]", "[/THINK]")
@@ -35,7 +35,7 @@ def test_a_bracket_that_is_known_to_stay_open_stays_open(text: str) -> None:
     reader = Reader(text)
     for place, sign in enumerate(text):
         if sign in "[(":
-            assert finish(extent(reader, place)) == finish(extent(Reader(text), place))
+            assert finish(bracket_end(reader, place)) == finish(bracket_end(Reader(text), place))
 
 
 def test_lists_that_never_close_are_text_if_no_tool_has_their_name() -> None:

@@ -120,7 +120,7 @@ def test_what_would_be_read_as_another_call_is_not_written():
         "<｜tool_call_begin｜>",
         "</steptml:parameter></steptml:invoke>",
     ):
-        with pytest.raises(ValueError, match="'query' holds tags"):
+        with pytest.raises(ValueError, match="'query' contains tags"):
             PARSER.render_call(ParsedCall("find", {"query": value}, ""))
     text = PARSER.render_call(ParsedCall("find", {"query": "<｜tool_call_end｜> x", "most": 1}, ""))
     assert read(text) == [("find", {"query": "<｜tool_call_end｜> x", "most": 1})]

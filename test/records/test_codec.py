@@ -6,8 +6,8 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from helpers.dumps import VERL_LINE
-from helpers.records_of import record, records, turn
+from helpers.record_strategies import record, records, turn
+from helpers.viewer_dumps import VERL_LINE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +24,14 @@ from torchrl_agentic.records import (
     record_to_json,
 )
 from torchrl_agentic.records.codec import BODY, HEAD, summary_from_json
-from torchrl_agentic.records.json_dump import line
+from torchrl_agentic.records.json_dump import json_line
 from torchrl_agentic.tokens.ledger import TokenLedger
 
 NOTHING = Secrets(())
 
 
 def written(made: TrajectoryRecord) -> bytes:
-    return line(made, NOTHING, frozenset())
+    return json_line(made, NOTHING, frozenset())
 
 
 @settings(deadline=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from helpers.records_of import record, turn
+from helpers.record_strategies import record, turn
 
 from torchrl_agentic.messages import Message, ToolResult
 from torchrl_agentic.records import (

@@ -1,4 +1,4 @@
-"""Lines of a file are those that its bytes say, however it grows, shrinks, or is compressed."""
+"""JsonlIndex of a file are those that its bytes say, however it grows, shrinks, or is compressed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.records import DumpTooLarge
-from torchrl_agentic.records.jsonl_index import Allowance, Lines
+from torchrl_agentic.records.jsonl_index import Allowance, JsonlIndex
 
 pieces = st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"a\n", b"\n\nb"]), max_size=8)
 
 
-def known(lines: Lines) -> list[bytes]:
+def known(lines: JsonlIndex) -> list[bytes]:
     return [lines.read(index) for index in range(len(lines))]
 
 
@@ -34,7 +34,7 @@ def test_a_file_that_grows_has_the_lines_of_its_bytes(
     """After each piece, read to the end or in steps of a few bytes."""
     path = tmp_path_factory.mktemp("lines") / "f.jsonl"
     path.touch()
-    with Lines(path) as lines:
+    with JsonlIndex(path) as lines:
         for count in range(len(grown)):
             with path.open("ab") as file:
                 file.write(grown[count])
@@ -53,7 +53,7 @@ def test_a_compressed_file_has_the_lines_that_were_compressed(
     """Each piece is a frame of its own, and comes while the file is open."""
     path = tmp_path_factory.mktemp("lines") / "f.jsonl.zst"
     path.touch()
-    with Lines(path) as lines:
+    with JsonlIndex(path) as lines:
         for frame in frames:
             with path.open("ab") as file:
                 file.write(zstandard.compress(frame))
@@ -72,7 +72,7 @@ def test_a_frame_that_a_crash_has_cut_costs_only_its_own_lines(
         zstandard.ZstdCompressor(write_checksum=True).compress(b"%d " % n * 500 + b"\n") for n in range(3)
     ]
     path.write_bytes(whole[0] + whole[1][: min(cut, len(whole[1]) - 1)] + whole[2])
-    with Lines(path) as lines:
+    with JsonlIndex(path) as lines:
         while lines.scan(budget):
             pass
         found = known(lines)
@@ -83,7 +83,7 @@ def test_a_frame_that_a_crash_has_cut_costs_only_its_own_lines(
 def test_a_file_that_is_cut_off_is_read_anew(tmp_path: Path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"one\ntwo\nthree\n")
-    with Lines(path) as lines:
+    with JsonlIndex(path) as lines:
         lines.scan()
         path.write_bytes(b"four\n")
         assert lines.scan()
@@ -93,7 +93,7 @@ def test_a_file_that_is_cut_off_is_read_anew(tmp_path: Path):
 def test_the_beginning_of_a_line_is_read_alone(tmp_path: Path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"x" * 100 + b"\nshort\n")
-    with Lines(path) as lines:
+    with JsonlIndex(path) as lines:
         lines.scan()
         assert lines.read(0, 10) == b"x" * 10
         assert lines.read(1, 10) == b"short"
@@ -103,7 +103,7 @@ def test_the_beginning_of_a_line_is_read_alone(tmp_path: Path):
 def test_how_much_was_looked_at_is_known(tmp_path: Path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"1234567\n" * 10)
-    with Lines(path) as lines:
+    with JsonlIndex(path) as lines:
         assert lines.scanned == 0
         lines.scan(40)
         assert lines.scanned == 0.5
@@ -145,7 +145,7 @@ except DumpTooLarge as error:
 def test_a_file_that_unpacks_to_too_much_stays_refused_until_it_is_written_anew(tmp_path: Path):
     path = tmp_path / "0.jsonl.zst"
     path.write_bytes(zstandard.compress(b"a\n" * 500) + zstandard.compress(b"b\n" * 501))
-    with Lines(path, Allowance(2000)) as lines:
+    with JsonlIndex(path, Allowance(2000)) as lines:
         for _ in range(2):
             with pytest.raises(DumpTooLarge, match="more than 2,000"):
                 lines.scan()
@@ -177,7 +177,7 @@ def test_a_bound_is_kept_to_the_byte_however_the_file_is_framed_cut_grown_and_re
     last = packed[-1] if cut is None else packed[-1][: min(cut, len(packed[-1]) - 1)]
     data = b"".join(packed[:-1]) + last
     whole = b"".join(frames if cut is None else frames[:-1])
-    with Lines(path, Allowance(most)) as lines:
+    with JsonlIndex(path, Allowance(most)) as lines:
         try:
             for begin in range(0, len(data), step):
                 with path.open("ab") as file:
@@ -205,7 +205,7 @@ def test_beginnings_of_frames_without_end_are_passed_over_in_one_go(tmp_path: Pa
         return pread(file, size, offset)
 
     monkeypatch.setattr(os, "pread", counted)
-    with Lines(path) as lines:
+    with JsonlIndex(path) as lines:
         lines.scan()
         assert known(lines) == [b"whole"]
     assert len(reads) < 20
@@ -217,5 +217,5 @@ def test_lines_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("torchrl_agentic.records.jsonl_index.MAX_LINES", 1000)
     path, data = tmp_path / f"f{suffix}", b"x\n" * 1001
     path.write_bytes(data if suffix == ".jsonl" else zstandard.compress(data))
-    with Lines(path) as lines, pytest.raises(DumpTooLarge, match="more than 1,000 lines: split it"):
+    with JsonlIndex(path) as lines, pytest.raises(DumpTooLarge, match="more than 1,000 lines: split it"):
         lines.scan()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.records_of import record, records, turn
+from helpers.record_strategies import record, records, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ def names(path: Path) -> list[str]:
 def finished(recorder: Recorder, name: str, *turns: Turn) -> None:
     recording = recorder.begin(name)
     for one in turns or (turn(trajectory=name),):
-        recording.turn(one)
+        recording.record_turn(one)
     recording.finish("no_calls")
 
 
@@ -64,7 +65,7 @@ def test_a_file_of_trajectories_comes_back_as_it_was(
 def test_a_trajectory_goes_to_the_file_of_the_step_in_which_it_began(tmp_path: Path, suffix: str):
     with Recorder(tmp_path / "dump", step=3, suffix=suffix) as recorder:
         early = recorder.begin("early")
-        early.turn(turn(trajectory="early"))
+        early.record_turn(turn(trajectory="early"))
         recorder.step = 10
         finished(recorder, "late")
         early.finish("reset")
@@ -80,11 +81,11 @@ def test_a_trajectory_goes_to_the_file_of_the_step_in_which_it_began(tmp_path: P
 def test_what_is_noted_is_in_the_record(tmp_path: Path):
     with Recorder(tmp_path) as recorder:
         recording = recorder.begin("0.0", 2)
-        recording.note(gts="4", difficulty="hard")
+        recording.annotate(gts="4", difficulty="hard")
         for index, reward in enumerate((0.25, 0.5)):
-            recording.turn(turn(index=index, row=2))
-            recording.reward(reward)
-        recording.added([Message("user", "bye")])
+            recording.record_turn(turn(index=index, row=2))
+            recording.add_reward(reward)
+        recording.add_messages([Message("user", "bye")])
         recording.finish("user")
     (found,) = read_records(tmp_path)
     assert isinstance(found, TrajectoryRecord)
@@ -104,8 +105,8 @@ def test_without_rewards_of_the_environment_the_score_is_that_of_the_tools(
         recording = recorder.begin("t")
         for index in range(2):
             result = ToolResult.from_value("x", reward=1.5)
-            recording.turn(turn(index=index, trajectory="t", result=result))
-        recording.note(score=noted)
+            recording.record_turn(turn(index=index, trajectory="t", result=result))
+        recording.annotate(score=noted)
         recording.finish("no_calls")
     (found,) = read_records(tmp_path)
     assert isinstance(found, TrajectoryRecord)
@@ -119,10 +120,10 @@ def test_a_trajectory_without_a_turn_is_not_written(tmp_path: Path):
 
 
 def test_an_extra_cannot_take_the_name_of_something_else(tmp_path: Path):
-    with pytest.raises(ValueError, match="'messages' of its own"):
-        Recorder(tmp_path).begin("t").note(messages=[])
-    with pytest.raises(ValueError, match="none yet"):
-        Recorder(tmp_path).begin("t").reward(1.0)
+    with pytest.raises(ValueError, match="'messages' is a field of every record"):
+        Recorder(tmp_path).begin("t").annotate(messages=[])
+    with pytest.raises(ValueError, match="has none yet"):
+        Recorder(tmp_path).begin("t").add_reward(1.0)
 
 
 def test_ids_differ_where_names_do_not(tmp_path: Path):
@@ -183,13 +184,13 @@ def test_one_recorder_serves_several_threads(tmp_path: Path):
 WRITE = """
 import sys
 sys.path[:0] = [{here!r}]
-from helpers.records_of import turn
+from helpers.record_strategies import turn
 from torchrl_agentic.records import Recorder
 
 with Recorder({path!r}, suffix={suffix!r}) as recorder:
     for number in range(30):
         recording = recorder.begin(sys.argv[1])
-        recording.turn(turn("x" * 100_000, trajectory=sys.argv[1]))
+        recording.record_turn(turn("x" * 100_000, trajectory=sys.argv[1]))
         recording.finish("no_calls")
 """
 
@@ -314,16 +315,24 @@ def test_what_cannot_be_written_is_logged_and_raised_at_close(
     recorder.close()
 
 
-def test_an_earlier_line_that_was_lost_halfway_breaks_no_later_one(tmp_path: Path):
-    """A disk that is full takes a part of a line."""
+def test_an_earlier_line_that_was_lost_halfway_breaks_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A full disk takes a part of a line."""
+    write = os.write
+
+    def write_on_a_full_disk(descriptor: int, data: bytes) -> int:
+        if data == b": 2}\n":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:4] if data.startswith(b'{"b"') else data)
+
+    monkeypatch.setattr(os, "write", write_on_a_full_disk)
     writer = Writer(max_pending=100)
-    writer.put(tmp_path / "f.jsonl", lambda: b'{"a": 1}\n', 1)
-    writer.flush()
-    with (tmp_path / "f.jsonl").open("ab") as file:
-        file.write(b'{"b"')
-    writer._torn.add(tmp_path / "f.jsonl")  # as `_run` notes a failed write
-    writer.put(tmp_path / "f.jsonl", lambda: b'{"c": 1}\n', 1)
+    for line in (b'{"a": 1}\n', b'{"b": 2}\n', b'{"c": 1}\n'):
+        writer.put(tmp_path / "f.jsonl", lambda line=line: line, 1)
+        writer.flush()
     writer.close()
+    assert isinstance(writer.error, OSError)
     assert (tmp_path / "f.jsonl").read_bytes().splitlines() == [b'{"a": 1}', b'{"b"', b'{"c": 1}']
 
 
@@ -360,7 +369,7 @@ class Told(TrajectoryHook):
         heard.append(("begin", trajectory, row))
 
         class Keeping(Recording):
-            def turn(self, turn: Turn) -> None:
+            def record_turn(self, turn: Turn) -> None:
                 heard.append(turn)
 
             def finish(self, reason: str) -> None:
@@ -374,10 +383,10 @@ def test_several_recorders_are_told_the_same():
     hook = as_hook([one, [other, None], turns.append])
     assert hook is not None
     recording, said = hook.begin("t", 3), turn()
-    recording.turn(said)
-    recording.reward(1.0)
-    recording.note(score=1.0)
-    recording.added([])
+    recording.record_turn(said)
+    recording.add_reward(1.0)
+    recording.annotate(score=1.0)
+    recording.add_messages([])
     recording.finish("reset")
     assert one.heard == other.heard == [("begin", "t", 3), said, "reset"]
     assert turns == [said]
@@ -395,17 +404,17 @@ class Broken(TrajectoryHook):
         method = self.method
 
         class Raising(Recording):
-            def turn(self, turn: Turn) -> None:
-                fail_in(method, "turn")
+            def record_turn(self, turn: Turn) -> None:
+                fail_in(method, "record_turn")
 
-            def reward(self, value: float) -> None:
-                fail_in(method, "reward")
+            def add_reward(self, value: float) -> None:
+                fail_in(method, "add_reward")
 
-            def added(self, messages) -> None:
-                fail_in(method, "added")
+            def add_messages(self, messages) -> None:
+                fail_in(method, "add_messages")
 
-            def note(self, **known) -> None:
-                fail_in(method, "note")
+            def annotate(self, **known) -> None:
+                fail_in(method, "annotate")
 
             def finish(self, reason: str) -> None:
                 fail_in(method, "finish")
@@ -418,7 +427,9 @@ def fail_in(method: str, here: str) -> None:
         raise ValueError("no disk")
 
 
-@pytest.mark.parametrize("method", ["begin", "turn", "reward", "added", "note", "finish"])
+@pytest.mark.parametrize(
+    "method", ["begin", "record_turn", "add_reward", "add_messages", "annotate", "finish"]
+)
 def test_a_hook_that_raises_is_logged_once_and_keeps_nothing_from_the_others(method: str, caplog):
     other = Told()
     hook = as_hook([Broken(method), other])
@@ -426,10 +437,10 @@ def test_a_hook_that_raises_is_logged_once_and_keeps_nothing_from_the_others(met
     said = turn()
     for number in range(2):
         recording = hook.begin("t", number)
-        recording.turn(said)
-        recording.reward(1.0)
-        recording.note(score=1.0)
-        recording.added([])
+        recording.record_turn(said)
+        recording.add_reward(1.0)
+        recording.annotate(score=1.0)
+        recording.add_messages([])
         recording.finish("reset")
     assert other.heard == [("begin", "t", 0), said, "reset", ("begin", "t", 1), said, "reset"]
     (logged,) = caplog.records
@@ -494,7 +505,7 @@ def test_each_recorder_has_a_run_of_its_own_which_it_keeps_in_another_process(tm
 
 @pytest.mark.parametrize("run", [5, "", b"x"])
 def test_what_is_no_id_of_a_run_is_refused(tmp_path: Path, run: object):
-    with pytest.raises(TypeError, match="run is the id of a run"):
+    with pytest.raises(TypeError, match="run must be the id of a run"):
         Recorder(tmp_path, run=run)  # pyright: ignore[reportArgumentType]
 
 

@@ -7,13 +7,13 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from helpers.records_of import record, turn
+from helpers.record_strategies import record, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import Message, ToolResult
 from torchrl_agentic.records import BadLine, Recorder, Secrets, TokenRecord, TrajectoryRecord, read_line
-from torchrl_agentic.records.json_dump import line
+from torchrl_agentic.records.json_dump import json_line
 from torchrl_agentic.tokens.ledger import TokenLedger
 
 NAMES = ["password", "API_KEY", "api-key", "apikey", "Authorization", "client_secret", "accessToken", "token"]
@@ -21,7 +21,7 @@ NONE = frozenset[str]()
 
 
 def data(made: TrajectoryRecord, secrets: Secrets | None = None, variables: frozenset[str] = NONE) -> dict:
-    return json.loads(line(made, secrets or Secrets(), variables))
+    return json.loads(json_line(made, secrets or Secrets(), variables))
 
 
 def login(secret: str, name: str = "password", **more: object) -> TrajectoryRecord:
@@ -124,7 +124,7 @@ def test_tools_that_are_called_like_secrets_are_still_counted():
 
 
 def test_what_was_left_out_reads_back():
-    assert not isinstance(read_line(line(login("hunter2!"), Secrets(), NONE)), BadLine)
+    assert not isinstance(read_line(json_line(login("hunter2!"), Secrets(), NONE)), BadLine)
 
 
 def test_secrets_travel_to_workers():

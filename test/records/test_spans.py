@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from helpers.records_of import turn
+from helpers.record_strategies import turn
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -40,9 +40,9 @@ def test_calls_lie_in_turns_and_turns_in_their_trajectory(
     start = time.time()
     timing = Timing(start, 0.25, 0.5)
     recording = recorder.begin("0.0", 3)
-    recording.turn(turn(result=replace(ToolResult.from_text("6"), timing=timing, reward=2.0)))
-    recording.turn(turn(index=1))
-    recording.reward(1.0)
+    recording.record_turn(turn(result=replace(ToolResult.from_text("6"), timing=timing, reward=2.0)))
+    recording.record_turn(turn(index=1))
+    recording.add_reward(1.0)
     recording.finish("no_calls")
 
     (call,), turns, (whole,) = (named(exported, name) for name in ("execute_tool f", "turn", "invoke_agent"))
@@ -67,7 +67,7 @@ def test_calls_lie_in_turns_and_turns_in_their_trajectory(
 
 
 def test_a_call_that_failed_says_how(recorder: SpanRecorder, exported: InMemorySpanExporter):
-    recorder.begin("0.0").turn(turn(result=ToolResult.from_text("late", status=Status.TIMEOUT)))
+    recorder.begin("0.0").record_turn(turn(result=ToolResult.from_text("late", status=Status.TIMEOUT)))
     (call,) = named(exported, "execute_tool f")
     assert (call.attributes or {})["error.type"] == "timeout"
     assert not call.status.is_ok
@@ -75,8 +75,8 @@ def test_a_call_that_failed_says_how(recorder: SpanRecorder, exported: InMemoryS
 
 def test_what_was_said_is_in_no_span(recorder: SpanRecorder, exported: InMemorySpanExporter):
     recording = recorder.begin("0.0")
-    recording.turn(turn("SECRET", args={"SECRET": "SECRET"}, result=ToolResult.from_text("SECRET")))
-    recording.note(score=0.5, gts="SECRET", other="SECRET")
+    recording.record_turn(turn("SECRET", args={"SECRET": "SECRET"}, result=ToolResult.from_text("SECRET")))
+    recording.annotate(score=0.5, gts="SECRET", other="SECRET")
     recording.finish("no_calls")
     assert "SECRET" not in "".join(span.to_json() for span in exported.get_finished_spans())
     (whole,) = named(exported, "invoke_agent")
@@ -85,7 +85,7 @@ def test_what_was_said_is_in_no_span(recorder: SpanRecorder, exported: InMemoryS
 
 def test_it_travels_to_workers(recorder: SpanRecorder):
     recording = pickle.loads(pickle.dumps(recorder)).begin("0.0")
-    recording.turn(turn())
+    recording.record_turn(turn())
     recording.finish("reset")
 
 

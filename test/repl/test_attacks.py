@@ -271,7 +271,7 @@ def life(handed, flags):
     if calls.syscall(58): os.abort()  # vfork: the child has our memory, not a copy
     spaces.enter(handed[:-3], flags)
     if calls.syscall(58): os.abort()
-    rights.drop_capabilities(); rights.dumpable(True); os.setsid(); os.chdir('/work')
+    rights.drop_capabilities(); rights.set_dumpable(True); os.setsid(); os.chdir('/work')
     go, ours = os.dup2(ready, 60), (worker.control.fileno(), *worker.streams)
     for new, old in zip(handed[-3:], ours): os.dup2(new, old, inheritable=False)
     for target, saved in zip((1, 2), worker.streams): os.dup2(saved, target)

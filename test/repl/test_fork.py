@@ -4,7 +4,6 @@ import asyncio
 import os
 import warnings
 from collections.abc import Sequence
-from typing import ClassVar
 
 import pytest
 
@@ -13,6 +12,7 @@ from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, Sandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
+from torchrl_agentic.sandbox.zygote_pool import Pool
 
 KINDS = [
     pytest.param(
@@ -326,22 +326,27 @@ async def test_the_interpreter_of_a_copy_that_is_not_there_yet_is_taken():
 
 
 @native
-async def test_if_not_all_copies_can_be_made_none_is_left():
-    class Halfway(ForkServerSandbox):
-        made: ClassVar[list[Sandbox]] = []
+async def test_if_not_all_copies_can_be_made_none_is_left(monkeypatch):
+    """Of nine, eight are made at once."""
+    prepare, made = Pool.prepare, []
 
-        async def _some_clones(self, n: int) -> Sequence[Sandbox]:
-            if self.made:
-                raise SandboxError("no room")
-            self.made.extend(await super()._some_clones(n))
-            return self.made
+    class Remembered(ForkServerSandbox):
+        def fresh(self):
+            made.append(super().fresh())
+            return made[-1]
 
-    async with ForkServerRepl(Halfway()) as repl:
+    def prepare_eight(pool, zygote, n, handed):
+        if n == 2:  # the ninth, and the original
+            raise OSError("no room")
+        return prepare(pool, zygote, n, handed)
+
+    monkeypatch.setattr(Pool, "prepare", prepare_eight)
+    async with ForkServerRepl(Remembered()) as repl:
         clones = await repl.fork(9)
         with pytest.raises(InfrastructureError, match="no room"):
             await clones[0].execute("1")
-        assert len(Halfway.made) == 8
-        assert not any(one.is_open for one in [*Halfway.made, *(clone.sandbox for clone in clones)])
+        assert len(made) == 8 + len(clones)
+        assert not any(one.is_open for one in [*made, *(clone.sandbox for clone in clones)])
         await _all_close(clones)
 
 

@@ -143,13 +143,6 @@ async def test_without_memory_for_another_one_it_waits_and_then_says_so(monkeypa
         await ForkServerSandbox().open()
 
 
-async def test_a_worn_zygote_is_replaced(monkeypatch):
-    monkeypatch.setattr(zygote_pool, "RECYCLED_AFTER", 1)
-    kind = ForkServerSandbox(ResourceLimits(disk_total_bytes=9 << 20))
-    async with kind as first, kind.fresh() as second:
-        assert first._trajectory.zygote is not second._trajectory.zygote
-
-
 async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch):
     monkeypatch.setattr("torchrl_agentic.sandbox.bootstrap.IDLE_S", 0.2)
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(disk_total_bytes=10 << 20))) as repl:

@@ -574,17 +574,17 @@ async def test_cancelling_while_a_kernel_starts_leaves_nothing_behind(repl: Jupy
     await _works(repl)
 
 
-async def test_nothing_is_left_after_close():
+async def test_nothing_is_left_after_close(workspaces):
     repl = JupyterRepl()
     await repl.open()
     await repl.open()
-    folder = repl.sandbox._workspace.path
+    assert os.listdir(workspaces)
     await repl.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); None")
     pids = _family(repl._live.process.process.pid)
     assert len(pids) >= 4
     await repl.close()
     await repl.close()
-    assert not os.path.exists(folder)
+    assert not os.listdir(workspaces)
     await _gone(pids)
     with pytest.raises(InfrastructureError, match="not open"):
         await repl.execute("1")

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from torchrl_agentic.repl.kernel_link import MAX_IMAGES, MAX_TEXTS, Answer, KernelLink
+from torchrl_agentic.repl.kernel_link import MAX_IMAGES, MAX_TEXTS, CellOutput, KernelLink
 from torchrl_agentic.repl.supervised import KINDS, MAX_IMAGE
 from torchrl_agentic.sandbox import BubblewrapSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
@@ -20,13 +20,13 @@ END = {"seq": 1, "status": "ok", "value": None, "error": None}
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(100)).decode()
 
 
-async def _answer(code: str, frames: Sequence[object] = ()) -> Answer:
+async def _answer(code: str, frames: Sequence[object] = ()) -> CellOutput:
     """Read the frames that a process in a sandbox sends: what code writes, then these."""
     async with BubblewrapSandbox() as sandbox:
         await sandbox.write_file("frames", json.dumps(frames).encode())
         code += "\nfor frame in json.load(open('/work/frames')): send(json.dumps(frame).encode())"
         link = KernelLink(await sandbox.spawn((*sandbox.python_argv, "-c", PACK + code)))
-        answer = Answer(1, 1000)
+        answer = CellOutput(1, 1000)
         try:
             await answer.read(link)
         finally:

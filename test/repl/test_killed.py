@@ -10,7 +10,7 @@ import pytest
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ParsedCall, Status
-from torchrl_agentic.repl import ForkServerRepl, JupyterRepl, SubprocessRepl
+from torchrl_agentic.repl import ForkServerRepl, JupyterRepl, Repl, SubprocessRepl
 from torchrl_agentic.repl.base import ALL_LOST, LOST
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, LandlockSandbox, ResourceLimits
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
@@ -216,23 +216,21 @@ async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
 async def test_no_tool_of_a_trajectory_answers_infra_for_what_its_code_does(kind):
     """Python, commands and files in one sandbox, whose supervisor is lost in between."""
     sandbox = kind()
-    repl = (ForkServerRepl if kind is ForkServerSandbox else SubprocessRepl)(sandbox)
+    repls: list[Repl] = []
 
-    class Seen(PythonTool):
-        repls: list = []  # noqa: RUF012
+    class Remembered(ForkServerRepl if kind is ForkServerSandbox else SubprocessRepl):
+        def fresh(self, sandbox=None):
+            repls.append(super().fresh(sandbox))
+            return repls[-1]
 
-        def _with(self, repl):
-            self.repls.append(repl)
-            return super()._with(repl)
-
-    tools = [Seen(repl), ShellTool(sandbox), FileReadTool(sandbox)]
+    tools = [PythonTool(Remembered(sandbox)), ShellTool(sandbox), FileReadTool(sandbox)]
     calls = [("python", {"code": "2"}), ("shell", {"command": "echo on"}), ("file_read", {"path": "f"})]
     dispatcher = Dispatcher(tools)
     async with dispatcher.session("t") as session:
         for name, args in calls:
             await session.run([ParsedCall("shell", {"command": "echo text > f"}, "c0")])
             await session.run([ParsedCall("python", {"code": "x = 1"}, "c1")])
-            supervisor = parent(await marked(Seen.repls[-1]))
+            supervisor = parent(await marked(repls[-1]))
             os.kill(supervisor, signal.SIGKILL)
             await gone(supervisor)
             (result,) = await session.run([ParsedCall(name, args, "c2")])

@@ -21,16 +21,16 @@ from torchrl_agentic.sandbox.bubblewrap import why_not
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does not work here: {why_not()}")
 
 
-async def test_nothing_is_left_after_close():
+async def test_nothing_is_left_after_close(workspaces):
     repl = SubprocessRepl(BubblewrapSandbox())
     await repl.open()
-    folder = repl.sandbox._workspace.path
+    assert os.listdir(workspaces)
     pid = repl._process.process.pid
     await repl.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); None")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     assert children
     await repl.close()
-    assert not os.path.exists(folder)
+    assert not os.listdir(workspaces)
     async with asyncio.timeout(5):
         while any(Path(f"/proc/{child}").exists() for child in [pid, *children]):
             await asyncio.sleep(0.02)

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers.chats import add, begin, call, chat_env, chats, dataset_env
-from helpers.families import FAMILIES
-from helpers.talks import Says, sample
+from helpers.chat_envs import add, begin, call, chat_env, conversations, dataset_env
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import Says, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import lazy_stack
@@ -159,7 +159,7 @@ def test_a_row_that_has_ended_stays_as_it_is_when_others_are_stepped():
     env.close()
     assert rewards == [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
     assert td["done"].all()
-    assert [message.content for message in chats(td)[0]] == ["q0", "q0"]
+    assert [message.content for message in conversations(td)[0]] == ["q0", "q0"]
 
 
 def small_model(tokenizer):

@@ -90,14 +90,14 @@ def test_the_command_line_asks_a_model_folder(tmp_path, tiny):
     out = tmp_path / "out.jsonl"
     result = run(questions, "--model", TINY, "--out", out, "--show", 1)
     assert result.exit_code == 0, result.output
-    assert "of 3 answers are right" in result.output
+    assert "of 3 answers are correct" in result.output
     assert "tokens sampled" in result.output
     assert "4 conversations" in result.output
     records = {record.trajectory: record for record in read_records(out)}
     mine = records.pop("mine")
     assert (mine.gts, mine.score) == (None, None)
     assert {record.gts for record in records.values()} == {line["answer"] for line in lines[:3]}
-    said = f"{sum(record.score for record in records.values()):.0f} of 3 answers are right"
+    said = f"{sum(record.score for record in records.values()):.0f} of 3 answers are correct"
     assert said in result.output
     for record in (*records.values(), mine):
         assert record.termination_reason == "no_calls"

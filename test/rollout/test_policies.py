@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from helpers.chats import advance, begin, dataset_env
-from helpers.families import FAMILIES
+from helpers.chat_envs import advance, begin, dataset_env
+from helpers.model_families import FAMILIES
 from torchrl.envs import AsyncEnvPool, Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.objectives.llm import GRPOLoss

@@ -8,7 +8,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch.utils.data import DataLoader
 
 with warnings.catch_warnings(action="ignore"):  # where vLLM is, TorchRL imports it, and that warns of much
-    from helpers.chats import chats, collate
+    from helpers.chat_envs import collate, conversations
     from torchrl.collectors.llm import LLMCollector
     from torchrl.envs import Compose, TransformedEnv
     from torchrl.envs.llm import ChatEnv, DatasetChatEnv
@@ -83,7 +83,9 @@ def roll(env, policy, queries, turns=4):
                 full, prompt = row["tokens", "full"], row["next", "tokens", "prompt"]
                 assert torch.equal(prompt[: len(full)], full)
                 assert len(row["next", "ledger", "mask"]) == len(prompt)
-        for index, (chat, done) in enumerate(zip(chats(step["next"]), step["next", "done"], strict=True)):
+        for index, (chat, done) in enumerate(
+            zip(conversations(step["next"]), step["next", "done"], strict=True)
+        ):
             said[index] = chat[-1] if said[index] is None and done.any() else said[index]
         if all(said):
             break

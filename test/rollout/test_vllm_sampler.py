@@ -1,9 +1,9 @@
 """Trajectories that outgrow the model's context, or a bound of their own, end truncated; others go on."""
 
 import pytest
-from helpers.chats import begin, chat_env
-from helpers.families import FAMILIES
-from helpers.talks import Says, Talk, token_env
+from helpers.chat_envs import begin, chat_env
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import Rollout, Says, token_env
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from transformers import AutoModelForCausalLM
 
@@ -125,7 +125,7 @@ def test_a_conversation_that_grows_ends_early():
         return "word " * 300
 
     tokenizer = FAMILIES["qwen2_5"].tokenizer()
-    talk = Talk(token_env(tokenizer, [essay], rows=2, max_trajectory_tokens=4000), tokenizer)
+    talk = Rollout(token_env(tokenizer, [essay], rows=2, max_trajectory_tokens=4000), tokenizer)
     call = Says('<tool_call>{"name": "essay", "arguments": {}}</tool_call>')
     sizes = []
     while not talk.td["done"][0].any():

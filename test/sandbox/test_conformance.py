@@ -11,7 +11,7 @@ import pytest
 
 from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import ResourceLimits, UnsafeSubprocessSandbox
-from torchrl_agentic.sandbox.base import CLAIMS
+from torchrl_agentic.sandbox.base import THREATS
 from torchrl_agentic.sandbox.conformance import CASES, Case, check
 from torchrl_agentic.sandbox.conformance.base import Group
 
@@ -20,13 +20,13 @@ HARMLESS = """
 protocol: a folder that is a link leads to nothing of the hosts
 filesystem: files of the host cannot be read
 filesystem: files and services of the host are out of sight
-filesystem: paths of the host do not show
-filesystem: the hosts temporary files are others than those inside
+filesystem: paths of the host are hidden
+filesystem: temporary files of the host are not those inside
 filesystem: paths through proc lead to no other root
 filesystem: files that others have open are out of reach
 filesystem: two sandboxes share no terminals
 leftovers: daemons end with their command
-leftovers: nothing is left of a trainer that was killed
+leftovers: a killed trainer leaves no processes
 process: processes of the host are out of sight
 process: no process in sight has the environment of the trainer
 process: two sandboxes are out of each others sight
@@ -35,7 +35,7 @@ process: two sandboxes share no message queues
 process: two sandboxes share no memory by name
 rights: no namespace can be made
 rights: keyrings cannot be used
-rights: parts of the kernel that only attacks need are shut
+rights: parts of the kernel that only attacks need are denied
 rights: other numbers of system calls lead no further
 network: tcp services of the host are out of reach
 network: datagrams do not arrive at the host
@@ -59,10 +59,10 @@ def named(name: str) -> Case:
 async def test_a_case_fails_where_nothing_stops_its_attack(name: str):
     """Else it would say nothing about sandboxes that pass."""
     case = named(name)
-    if reason := case.excuse(Undeclared()):
+    if reason := case.skip_reason(Undeclared()):
         pytest.skip(reason)
     with pytest.raises(AssertionError):
-        await case.hold(Undeclared)
+        await case.run(Undeclared)
 
 
 async def test_an_open_file_is_attacked_in_a_host_that_has_many_open():
@@ -70,7 +70,7 @@ async def test_an_open_file_is_attacked_in_a_host_that_has_many_open():
         for _ in range(60):
             stack.enter_context(open(os.devnull))
         with pytest.raises(AssertionError):
-            await named("filesystem: files that others have open are out of reach").hold(Undeclared)
+            await named("filesystem: files that others have open are out of reach").run(Undeclared)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/sysvipc"), reason="no System V objects to be seen here")
@@ -80,14 +80,14 @@ async def test_nothing_is_left_of_a_case_whose_attack_succeeded():
 
     before = objects()
     with pytest.raises(AssertionError):
-        await named("process: two sandboxes share no system v objects").hold(Undeclared)
+        await named("process: two sandboxes share no system v objects").run(Undeclared)
     assert objects() == before
 
 
 class Undeclared(UnsafeSubprocessSandbox):
     """The unsafe one, as if there were nothing that it cannot stop, and as if it enforced its limits."""
 
-    cannot: ClassVar[frozenset[str]] = frozenset()
+    not_stopped: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def limits_enforced(self) -> dict[str, bool]:
@@ -98,16 +98,16 @@ def test_the_sentences_are_many_and_no_two_are_alike():
     cases = (*CASES, *OF_INTERPRETERS)
     assert len(cases) >= 80
     assert len({str(case) for case in cases}) == len(cases)
-    assert {case.claim for case in cases} == {None, *CLAIMS}
+    assert {case.threat for case in cases} == {None, *THREATS}
 
 
 def test_a_case_is_left_out_only_for_a_reason():
-    assert "host_files" in (named(HARMLESS[0]).excuse(UnsafeSubprocessSandbox()) or "")
-    assert named(HARMLESS[0]).excuse(Undeclared()) is None
-    assert named(HARMLESS[0]).excuse(Undeclared(), {"host_files"}) == "cannot be shown here: host_files"
+    assert "host_files" in (named(HARMLESS[0]).skip_reason(UnsafeSubprocessSandbox()) or "")
+    assert named(HARMLESS[0]).skip_reason(Undeclared()) is None
+    assert named(HARMLESS[0]).skip_reason(Undeclared(), {"host_files"}) == "cannot be tested here: host_files"
     total = named("limits: all files together are bounded")
     declared_total = type("Small", (Undeclared,), {"limits_enforced": {"disk_total": False}})
-    assert "does not enforce disk_total" in (total.excuse(declared_total()) or "")
+    assert "does not enforce disk_total" in (total.skip_reason(declared_total()) or "")
 
 
 async def test_outcomes_say_what_failed_and_how():
@@ -134,7 +134,7 @@ async def test_outcomes_say_what_failed_and_how():
     assert seen == outcomes
     assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
         ("failed", "first line"),
-        ("excused", "unsafe says that it does not stop this: network"),
+        ("excused", "unsafe does not stop this threat: network"),
         ("failed", "ZeroDivisionError: by 0 (await self.body(make))"),
         ("passed", ""),
     ]
@@ -145,9 +145,9 @@ async def test_a_case_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torchrl_agentic.sandbox.conformance.base.CASE_S", 0.05)
     case = replace(CASES[0], body=lambda make: asyncio.Event().wait())
     with pytest.raises(AssertionError, match="longer than"):
-        await case.hold(UnsafeSubprocessSandbox)
+        await case.run(UnsafeSubprocessSandbox)
 
 
 def test_a_claim_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="no claim 'magic'; there are host_files"):
+    with pytest.raises(ValueError, match="unknown threat 'magic'; expected one of host_files"):
         Group("here").case("magic")(lambda sandbox: asyncio.sleep(0))

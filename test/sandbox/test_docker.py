@@ -20,8 +20,8 @@ from fakes.docker_container import FakeContainer
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
+from torchrl_agentic.sandbox.conformance.host_cases import check_gone as _gone
 from torchrl_agentic.sandbox.conformance.host_cases import command_lines
-from torchrl_agentic.sandbox.conformance.host_cases import gone as _gone
 from torchrl_agentic.sandbox.remote.docker import DockerSandbox
 from torchrl_agentic.testing import SandboxContract
 
@@ -269,7 +269,7 @@ class Promises(SandboxContract):
 
 class TestFake(Promises):
     # It is the fake that cannot: it runs plain processes. Docker can, see TestReal.
-    cannot = frozenset({"host_files", "host_processes", "network", "privileges", "processes", "terminal"})
+    untestable = frozenset({"host_files", "host_processes", "network", "privileges", "processes", "terminal"})
     groups = frozenset({"protocol"})
 
     @pytest.fixture(autouse=True)
@@ -285,7 +285,7 @@ class TestFake(Promises):
 )
 class TestReal(Promises):
     # The contract wants no socket that is of no use: a container has its own loopback, and netlink.
-    cannot = frozenset({"network"})
+    untestable = frozenset({"network"})
 
     def make(self, limits: ResourceLimits | None = None) -> Sandbox:
         return DockerSandbox(limits, image=REAL_IMAGE or "")
@@ -416,7 +416,7 @@ async def test_an_opening_that_fails_leaves_nothing(daemon: FakeDocker, step: st
     """With None the connection is cut, and what was asked for happens all the same."""
     daemon.fail(step, status, "the storage driver is unhappy")
     sandbox = DockerSandbox(url=daemon.url)
-    with pytest.raises(SandboxError, match="could not make the container"):
+    with pytest.raises(SandboxError, match="could not create the container"):
         await sandbox.open()
     assert not sandbox.is_open
     await until(lambda: not daemon.containers)
@@ -536,7 +536,7 @@ async def test_an_error_in_place_of_output_is_no_result(daemon: FakeDocker):
 
 async def test_an_image_that_cannot_start_is_no_sandbox(daemon: FakeDocker, tmp_path: Path):
     daemon.path = folder_with(tmp_path, "sh")
-    with pytest.raises(SandboxError, match=r"could not make the container: .*executable file not found"):
+    with pytest.raises(SandboxError, match=r"could not create the container: .*executable file not found"):
         await DockerSandbox(url=daemon.url).open()
     assert not daemon.containers
 
@@ -560,7 +560,7 @@ async def test_a_cut_connection_is_no_result_and_leaves_no_process(daemon: FakeD
         running = asyncio.create_task(sandbox.run(["sh", "-c", f"echo begun; exec sleep {mark}"]))
         await until(lambda: f"sleep {mark}" in _processes())
         daemon.cut()
-        with pytest.raises(SandboxError, match="was cut"):
+        with pytest.raises(SandboxError, match="was lost"):
             await running
         await _gone(f"sleep {mark}")
 
@@ -572,7 +572,7 @@ async def test_a_cut_connection_is_the_end_of_a_process(daemon: FakeDocker):
         assert await process.receive() == b"begun\n"
         daemon.cut()
         for end in (process.receive, process.wait):
-            with pytest.raises(SandboxError, match="was cut"):
+            with pytest.raises(SandboxError, match="was lost"):
                 await end()
         await process.kill()
         await _gone(f"sleep {mark}")

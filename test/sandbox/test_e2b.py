@@ -46,7 +46,7 @@ class TestE2B(SandboxContract):
     # alone in a virtual machine without a network. "privileges" is about capabilities and system calls, which
     # need not be taken away in a virtual machine.
     # It can count processes only in user namespaces.
-    cannot = frozenset({"host_files", "host_processes", "network", "privileges"} | UNCOUNTED)
+    untestable = frozenset({"host_files", "host_processes", "network", "privileges"} | UNCOUNTED)
     groups = frozenset({"protocol"})
 
     @pytest.fixture(autouse=True)
@@ -337,7 +337,7 @@ async def test_output_that_is_no_text_is_replaced_and_text_is_not_torn(server):
 
 async def test_a_command_that_is_too_long_is_a_value_error(server):
     async with sandbox_at(server) as sandbox:
-        with pytest.raises(ValueError, match="put what is long into a file"):
+        with pytest.raises(ValueError, match="write long arguments to a file"):
             await sandbox.run(["echo", "x" * 200_000])
 
 

@@ -3,21 +3,16 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import resource
-import signal
-import socket
 import threading
-import time
 
 import pytest
 
-from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import ForkServerRepl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, SandboxError
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
-from torchrl_agentic.sandbox.zygote_pool import Pool, close_pools
+from torchrl_agentic.sandbox.zygote_pool import close_pools
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
 _numbers = iter(range(1000))
@@ -262,31 +257,6 @@ async def test_a_zygote_that_cannot_fork_keeps_its_trajectories() -> None:
 # The host's side.
 
 
-async def test_a_killed_zygote_is_no_fault_of_the_code() -> None:
-    first = of_its_own()
-    repls = [ForkServerRepl(first.fresh()) for _ in range(20)]
-    await asyncio.gather(*(repl.open() for repl in repls))
-    tasks = [asyncio.create_task(repl.execute("import time; time.sleep(1000)")) for repl in repls]
-    await asyncio.sleep(0.2)
-    for zygote in {repl.sandbox._trajectory.zygote for repl in repls}:
-        zygote._process.send_signal(signal.SIGKILL)
-    async with asyncio.timeout(10):
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(error, InfrastructureError) for error in found)
-    await asyncio.gather(*(repl.close() for repl in repls))
-
-
-async def test_a_killed_zygote_is_replaced_at_once() -> None:
-    async with of_its_own() as first:
-        pool = first._pool
-        while len(pool._spares) < 4:
-            await asyncio.sleep(0.01)
-        first._trajectory.zygote._process.send_signal(signal.SIGKILL)
-        first._trajectory.zygote._process.wait()
-        async with first.fresh() as second:
-            await up(second)
-
-
 async def test_a_forked_trainer_can_open_sandboxes() -> None:
     async with of_its_own() as first:
         pid = os.fork()
@@ -332,93 +302,6 @@ async def test_two_event_loops_use_one_pool() -> None:
     assert found == ["42"] * 30
 
 
-async def _settled(pool: Pool) -> int:
-    """How many trajectories the pool believes to be in use, once it does nothing any more."""
-    for _ in range(100):
-        await asyncio.sleep(0.02)
-        if len(pool._spares) >= 4:
-            break
-    await asyncio.sleep(0.05)
-    return sum(zygote.live for zygote in pool._zygotes) - len(pool._spares)
-
-
-async def test_two_hundred_open_at_once_and_none_is_left() -> None:
-    async with of_its_own() as first:
-        sandboxes = [first.fresh() for _ in range(200)]
-        await asyncio.gather(*(sandbox.open() for sandbox in sandboxes))
-        await asyncio.gather(*(sandbox.write_file("f", b"x") for sandbox in sandboxes))
-        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
-        assert await _settled(first._pool) == 1
-
-
-async def test_a_hundred_cycles_leave_no_file_and_no_process() -> None:
-    async with of_its_own() as first:
-        await _settled(first._pool)
-        gc.collect()
-        files, processes = len(os.listdir("/proc/self/fd")), below(os.getpid())
-        for _ in range(100):
-            async with ForkServerRepl(first.fresh()) as repl:
-                await repl.execute("import subprocess; subprocess.Popen(['sleep', '100']); 0")
-                await repl.sandbox.run(["true"])
-        for _ in range(10):
-            async with ForkServerRepl(first.fresh()) as repl, (await repl.fork(1))[0] as clone:
-                await clone.execute("1")
-        assert await _settled(first._pool) == 1
-        until = time.monotonic() + 5
-        while below(os.getpid()) > processes and time.monotonic() < until:
-            await asyncio.sleep(0.05)
-        assert below(os.getpid()) <= processes
-        assert len(os.listdir("/proc/self/fd")) <= files
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of sockets that were left
-async def test_cancelled_openings_leave_nothing() -> None:
-    async with of_its_own() as first:
-        for number in range(20):
-            sandboxes = [first.fresh() for _ in range(12)]  # more than stand ready
-            tasks = [asyncio.create_task(sandbox.open()) for sandbox in sandboxes]
-            await asyncio.sleep(number % 10 * 0.001)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
-        async with first.fresh():
-            pass
-        gc.collect()
-        assert await _settled(first._pool) == 1
-
-
-async def test_closed_pools_are_made_anew() -> None:
-    first = of_its_own()
-    await first.open()
-    pool, process = first._pool, first._trajectory.zygote._process
-    pool.close()
-    assert process.poll() is not None
-    async with asyncio.timeout(5):
-        with pytest.raises(SandboxError):  # noqa: PT012
-            while True:  # its processes end a moment after bubblewrap
-                await first.write_file("f", b"x")
-    await first.close()
-    async with first.fresh() as second:
-        await up(second)
-
-
-def below(pid: int) -> int:
-    """How many processes stem from this one."""
-    found, count = [pid], 0
-    while found:
-        one = found.pop()
-        try:
-            for task in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{task}/children") as file:
-                    children = [int(child) for child in file.read().split()]
-                found += children
-                count += len(children)
-        except OSError:
-            pass
-    return count
-
-
 async def test_timers_of_a_cell_are_bounded_and_those_of_others_unharmed():
     code = """
 import ctypes
@@ -430,14 +313,3 @@ made
     async with ForkServerRepl() as greedy, ForkServerRepl() as other:
         assert int((await greedy.execute(code)).value) <= 256
         assert int((await other.execute(code.replace("5000", "10"))).value) == 10
-
-
-async def test_spares_that_have_ended_are_given_back():
-    async with of_its_own() as first:
-        await _settled(first._pool)
-        pool = first._pool
-        for spare in list(pool._spares):
-            spare.connection.shutdown(socket.SHUT_RDWR)
-        async with first.fresh():
-            assert await _settled(pool) == 2
-        assert await _settled(pool) == 1

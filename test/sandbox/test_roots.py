@@ -144,9 +144,7 @@ def test_a_folder_that_the_sandbox_has_of_its_own_is_refused(kind, root):
 
 
 def test_a_folder_that_is_not_there_is_refused(kind):
-    with pytest.raises(
-        ValueError, match="fs_write_roots grants '/no/such/place', but there is no such folder"
-    ):
+    with pytest.raises(ValueError, match="fs_write_roots grants '/no/such/place', but it does not exist"):
         kind(ResourceLimits(fs_write_roots=("/no/such/place",)))
 
 
@@ -283,7 +281,7 @@ class TestPackages:
     def test_those_for_root_alone_are_told_in_the_log(self, overlay, caplog):
         overlay.chmod(0o700)
         assert not [folder for folder in found.find_packages() if folder.startswith(str(overlay))]
-        assert f"does not see the packages in {overlay}/other/site-packages" in caplog.text
+        assert f"cannot use the packages in {overlay}/other/site-packages" in caplog.text
 
     def test_a_python_of_another_version_is_told_in_the_log(self, monkeypatch, caplog):
         monkeypatch.setattr(found, "find_python", lambda: ("/usr/bin/python2.7", None))

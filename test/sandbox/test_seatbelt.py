@@ -17,7 +17,7 @@ EVIL = '/tmp/a")) (allow default) (b "'
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="Seatbelt is a part of macOS")
 class TestSeatbelt(SandboxContract):
-    cannot = frozenset({"memory", "processes", "host_processes", "privileges"})
+    untestable = frozenset({"memory", "processes", "host_processes", "privileges"})
 
     def make(self, limits: ResourceLimits | None = None) -> Sandbox:
         return SeatbeltSandbox(limits)

@@ -17,7 +17,7 @@ from torchrl_agentic.sandbox import UnsafeSubprocessSandbox
 from torchrl_agentic.serve import search_app as search_module
 from torchrl_agentic.serve.connections import ConnectionBounds, make_server
 from torchrl_agentic.serve.sandbox_app import sandbox_app
-from torchrl_agentic.serve.search_app import Document, Ranking, search_app
+from torchrl_agentic.serve.search_app import BM25Index, Document, search_app
 from torchrl_agentic.testing.servers.embedded import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]
@@ -126,16 +126,16 @@ def test_an_answer_may_take_longer_than_a_request():
     """Deadlines are for what clients do."""
     released = threading.Event()
 
-    class Slow(Ranking):
-        def best(self, query: str, count: int) -> list[tuple[Document, float]]:
+    class Slow(BM25Index):
+        def search(self, query: str, count: int) -> list[tuple[Document, float]]:
             assert released.wait(WAIT_S)
-            return super().best(query, count)
+            return super().search(query, count)
 
     with (
         pytest.MonkeyPatch.context() as patch,
         ThreadPoolExecutor() as threads,
     ):
-        patch.setattr(search_module, "Ranking", Slow)
+        patch.setattr(search_module, "BM25Index", Slow)
         with serving(search_app(DOCUMENTS), bounds=QUICK) as url, _connected(url, 2) as (idle, _):
             answer = threads.submit(_is_served, url)
             assert _ends(idle)  # the time of headers is over
@@ -311,14 +311,14 @@ def test_a_search_that_nobody_waits_for_ends_after_its_query(monkeypatch: pytest
     asked: list[str] = []
     begun, go = threading.Event(), threading.Event()
 
-    class Slow(Ranking):
-        def best(self, query: str, count: int) -> list[tuple[Document, float]]:
+    class Slow(BM25Index):
+        def search(self, query: str, count: int) -> list[tuple[Document, float]]:
             asked.append(query)
             begun.set()
             assert go.wait(WAIT_S)
-            return super().best(query, count)
+            return super().search(query, count)
 
-    monkeypatch.setattr(search_module, "Ranking", Slow)
+    monkeypatch.setattr(search_module, "BM25Index", Slow)
     body = json.dumps({"queries": [f"cats {n}" for n in range(9)]}).encode()
     too_much = {"queries": ["cats"] * 1024, "topk": 1000}
     with serving(search_app(DOCUMENTS, max_concurrency=1, max_queue=0)) as url:
@@ -403,7 +403,7 @@ def test_files_that_are_too_long_are_not_sent_back():
         body = {"code": code, "language": "python", "fetch_files": ["a", "b", "c"]}
         answer = httpx.post(f"{url}/run_code", json=body, trust_env=False, timeout=WAIT_S).json()
     assert list(answer["files"]) == ["a", "c"]
-    assert "'b' is not sent back" in answer["message"]
+    assert "'b' is not returned" in answer["message"]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_file_that_is_not_there_is_no_failure(run: Run):
 def test_what_is_not_fetched_is_named(run: Run, path: str):
     answer = run("import os\nos.mkdir('folder')\nos.symlink('/etc/passwd', 'link')", fetch_files=[path])
     assert (answer["status"], answer["files"]) == ("Success", {})
-    assert f"{path!r} is not sent back" in answer["message"]
+    assert f"{path!r} is not returned" in answer["message"]
 
 
 @embedded

@@ -25,7 +25,7 @@ from torchrl_agentic.sandbox import (
 )
 from torchrl_agentic.sandbox.tiers import tiers
 from torchrl_agentic.serve import sandbox_app as app_module
-from torchrl_agentic.serve.access import Admission, Overloaded
+from torchrl_agentic.serve.access import Overloaded, RequestQueue
 from torchrl_agentic.serve.sandbox_app import run_limits, sandbox_app
 from torchrl_agentic.testing.servers.embedded import serving
 
@@ -274,12 +274,12 @@ def test_a_machine_without_a_sandbox_is_told_when_the_server_is_made(monkeypatch
 @pytest.mark.parametrize("numbers", [(0, 1), (1, -1)])
 def test_numbers_that_make_no_sense_are_refused(numbers: tuple[int, int]):
     with pytest.raises(ValueError, match="max_concurrency is 1 or more"):
-        Admission(max_concurrency=numbers[0], max_queue=numbers[1])
+        RequestQueue(max_concurrency=numbers[0], max_queue=numbers[1])
 
 
 @no_sandbox
 async def test_places_are_given_in_the_order_of_arrival_and_given_back():
-    admission = Admission(max_concurrency=2, max_queue=8)
+    admission = RequestQueue(max_concurrency=2, max_queue=8)
     running = peak = 0
     order: list[int] = []
 
@@ -300,7 +300,7 @@ async def test_places_are_given_in_the_order_of_arrival_and_given_back():
 
 @no_sandbox
 async def test_a_place_is_given_back_after_an_error():
-    admission = Admission(max_concurrency=1, max_queue=0)
+    admission = RequestQueue(max_concurrency=1, max_queue=0)
     with pytest.raises(ZeroDivisionError):
         await _take(admission, lambda: 1 / 0)
     async with asyncio.timeout(WAIT_S):
@@ -309,7 +309,7 @@ async def test_a_place_is_given_back_after_an_error():
 
 @no_sandbox
 async def test_who_is_cancelled_in_the_queue_leaves_it():
-    admission = Admission(max_concurrency=1, max_queue=1)
+    admission = RequestQueue(max_concurrency=1, max_queue=1)
     with admission.entered():
         async with admission.place():
             waiting = asyncio.create_task(_take(admission))
@@ -323,7 +323,7 @@ async def test_who_is_cancelled_in_the_queue_leaves_it():
         await _take(admission)
 
 
-async def _take(admission: Admission, then: Callable[[], object] = bool) -> None:
+async def _take(admission: RequestQueue, then: Callable[[], object] = bool) -> None:
     with admission.entered():
         async with admission.place():
             then()
@@ -332,7 +332,7 @@ async def _take(admission: Admission, then: Callable[[], object] = bool) -> None
 @no_sandbox
 @pytest.mark.parametrize(("seconds", "waiting", "expected"), [(0.01, 0, 1), (4.0, 0, 2), (4.0, 9, 20)])
 def test_the_time_to_come_back_goes_by_how_long_runs_take(seconds: float, waiting: int, expected: int):
-    admission = Admission(max_concurrency=2, max_queue=10)
+    admission = RequestQueue(max_concurrency=2, max_queue=10)
     admission.note(seconds)
     with contextlib.ExitStack() as entered:
         for _ in range(waiting):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.serve.search_app import Document, Ranking, read_documents, search_app, words
+from torchrl_agentic.serve.search_app import BM25Index, Document, read_documents, search_app, tokenize
 from torchrl_agentic.testing.servers.embedded import serving
 
 pytestmark = pytest.mark.no_sandbox
@@ -96,7 +96,7 @@ def test_a_request_that_says_no_number_gets_that_of_the_server():
 
 @pytest.mark.parametrize("documents", [[], [Document("1", "", "")], [Document("1", "!", "?")]])
 def test_a_server_without_words_finds_nothing(documents: list[Document]):
-    assert Ranking(documents).best("anything", 3) == []
+    assert BM25Index(documents).search("anything", 3) == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_number_that_makes_no_sense_is_refused_at_once():
 
 
 def test_words_are_split_at_everything_else():
-    assert words("don't re-use C3PO, naïve_x 東京!") == [
+    assert tokenize("don't re-use C3PO, naïve_x 東京!") == [
         "don",
         "t",
         "re",

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.families import trl_template
+from helpers.model_families import trl_template
 
 from torchrl_agentic.testing import byte_tokenizer
 from torchrl_agentic.tokens.chat_template import ChatTemplate

@@ -1,7 +1,7 @@
 """Text of others never becomes control tokens, and nothing else changes."""
 
 import pytest
-from helpers.families import FAMILIES
+from helpers.model_families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from helpers.chats import answer, chat_env, chats, dataset_env, step
-from helpers.sights import gemma3, idefics3, image, part, png, qwen, whole
-from helpers.talks import Talk, sample, token_env
+from helpers.chat_envs import answer, chat_env, conversations, dataset_env, step
+from helpers.token_rollouts import Rollout, sample, token_env
+from helpers.vision_processors import gemma3, idefics3, image, part, png, qwen, whole
 from tensordict import TensorDict
 from torchrl.envs import ParallelEnv, SerialEnv
 
@@ -84,7 +84,7 @@ def test_images_and_videos_of_all_turns_have_the_ids_of_the_whole_conversation(t
         processor.tokenizer, [show], 3, max_turns=3, media=True, processor=processor, raise_on_drift=True
     )
     first = [part(png(70, 140)), {"type": "text", "text": "what is this?"}]
-    talk = Talk(env, processor.tokenizer, td=asked(env, first, "and this?", [*first, part(png(28, 28))]))
+    talk = Rollout(env, processor.tokenizer, td=asked(env, first, "and this?", [*first, part(png(28, 28))]))
     talk.turn(call("framed"), "I see.", call("two") + call("one") + call("attack"))
     assert all(matches(talk, processor, tmp_path, row) for row in (0, 2))
     talk.turn(call("both") + "\n" + call("text"), call("video"), call("framed"))
@@ -104,7 +104,9 @@ def test_other_families_have_the_ids_of_the_whole_conversation_too(make, tmp_pat
     env = token_env(
         processor.tokenizer, [show], media=True, processor=processor, raise_on_drift=True, max_turns=3, **role
     )
-    talk = Talk(env, processor.tokenizer, td=asked(env, [{"type": "text", "text": "?"}, part(png(40, 80))]))
+    talk = Rollout(
+        env, processor.tokenizer, td=asked(env, [{"type": "text", "text": "?"}, part(png(40, 80))])
+    )
     for said in (call("framed"), call("one") if make is gemma3 else call("two") + call("one"), call("text")):
         talk.turn(said)
         assert matches(talk, processor, tmp_path)
@@ -207,7 +209,7 @@ def test_what_cannot_be_shown_becomes_text_and_ends_no_rollout(options, tmp_path
     """A model can draw a strip that the processor refuses, or show bytes that are no image."""
     processor = qwen("qwen3_vl")
     env = token_env(processor.tokenizer, [show], media=True, processor=processor, **options)
-    talk = Talk(env, processor.tokenizer, td=asked(env, "?"))
+    talk = Rollout(env, processor.tokenizer, td=asked(env, "?"))
     if options:
         said = env.step(answer_tokens(talk, call("strip") + call("broken") + call("attack")))["next"]
         assert processor.image_token_id in said.tensordicts[0]["tokens", "prompt"].tolist()
@@ -242,7 +244,7 @@ def test_long_texts_are_cut_and_images_are_not(tmp_path):
         bounds = {f"max_tool_response_{name}": value for name, value in bound.items()}
         bounds["tool_response_truncate_side"] = side
         env = token_env(processor.tokenizer, [long], media=True, processor=processor, **bounds)
-        talk = Talk(env, processor.tokenizer, td=asked(env, "?"))
+        talk = Rollout(env, processor.tokenizer, td=asked(env, "?"))
         talk.turn('<tool_call>{"name": "long", "arguments": {}}</tool_call>')
         content = asked_by(talk.td)[-1]["content"]
         texts = [one["text"] for one in content if one["type"] == "text"]
@@ -259,7 +261,7 @@ def test_long_texts_are_cut_and_images_are_not(tmp_path):
 def test_an_image_without_a_processor_is_refused_with_the_reason():
     processor = qwen("qwen3_vl")
     env = token_env(processor.tokenizer, [show], media=True)
-    talk = Talk(env, processor.tokenizer, td=asked(env, "?"))
+    talk = Rollout(env, processor.tokenizer, td=asked(env, "?"))
     with pytest.raises(ValueError, match=r"TurnTokenizer\(tokenizer, processor=processor\)"):
         talk.turn(call("one"))
 
@@ -272,7 +274,7 @@ def test_a_template_that_shows_no_images_of_tools_is_refused_with_the_reason():
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     env = token_env(processor.tokenizer, [show], media=True, processor=processor, chat_template=template)
-    talk = Talk(env, processor.tokenizer, td=asked(env, "?"))
+    talk = Rollout(env, processor.tokenizer, td=asked(env, "?"))
     with pytest.raises(ValueError, match=r"0 placeholders .* for 1 images .*ToolCompose\(media=False\)"):
         talk.turn(call("framed"))
 
@@ -310,7 +312,7 @@ def test_a_replay_compares_images_by_name():
     said = call("framed") + call("video")
     env = chat_env((1,), ToolCompose([show], media=True))
     td = step(env, asked(env, "?"), said)["next"]
-    recorded = Conversation.of("a", chats(td)[0])
+    recorded = Conversation.of("a", conversations(td)[0])
     assert replay([recorded], [show]) == []
 
 
@@ -351,7 +353,7 @@ def kinds(td):
     """The types of the parts of each message, per row; None for text."""
     return [
         [[one["type"] for one in m.content] if isinstance(m.content, list) else None for m in chat]
-        for chat in chats(td)
+        for chat in conversations(td)
     ]
 
 
@@ -380,7 +382,7 @@ def test_images_in_some_rows_pass_ragged_stacks_records_and_partial_resets():
     td["_reset"] = torch.tensor([[True], [False], [False]])
     td = env.reset(td)
     assert kinds(td)[1:] == WANTED[1:]
-    assert not any(isinstance(m.content, list) for m in chats(td)[0])
+    assert not any(isinstance(m.content, list) for m in conversations(td)[0])
     compose.branch(2, into=[1])
     td = env.step_mdp(env.step(answer(td, call("one"), call("two"), call("framed"))))
     assert [row[-1] for row in kinds(td)] == [["image"], ["image", "image"], ["text", "image", "text"]]

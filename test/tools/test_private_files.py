@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.records_of import record
+from helpers.record_strategies import record
 
 from torchrl_agentic.messages import ToolResult
 from torchrl_agentic.records import Dump, Recorder

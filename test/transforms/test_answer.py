@@ -1,7 +1,7 @@
 """The last message of a trajectory is compared with the data set's answer, once, at its end."""
 
 import pytest
-from helpers.chats import dataset_env
+from helpers.chat_envs import dataset_env
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv, check_env_specs
 from torchrl.envs.llm import DatasetChatEnv

@@ -1,7 +1,7 @@
 """A row's trajectory goes on in several rows, each with its own copy of all that was open."""
 
 import pytest
-from helpers.chats import Counter, advance, begin, call, chat_env, results, step
+from helpers.chat_envs import Counter, advance, begin, call, chat_env, results, step
 
 from torchrl_agentic import FileReadTool, PythonTool, ShellTool, ToolCompose
 from torchrl_agentic.repl import SubprocessRepl, repl_in

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers.chats import STOP, Counter, add, begin, call, chat_env, chats, flags, step
+from helpers.chat_envs import STOP, Counter, add, begin, call, chat_env, conversations, flags, step
 
 from torchrl_agentic import StopTool, ToolCompose, ToolError, tool
 from torchrl_agentic.tools import Cassette, Faulty, Recorded, Renamed, Replayed
@@ -52,7 +52,7 @@ def rollout(compose, rows=3, trajectories=2, turns=3):
                 said = [script(turn, row) for row in range(rows)]
                 stepped = step(env, td, *said)
                 after = stepped["next"]
-                found.append((chats(after), flags(after, "n_errors"), flags(after, "n_infra")))
+                found.append((conversations(after), flags(after, "n_errors"), flags(after, "n_infra")))
                 td = env.step_mdp(stepped)
     finally:
         env.close()
@@ -83,5 +83,5 @@ def test_a_rollout_that_goes_another_way_is_noticed(tmp_path):
     env = chat_env((1,), ToolCompose([Replayed(add, path)]))
     after = step(env, begin(env), call("add", a=40, b=2))["next"]
     assert flags(after, "n_infra") == [1]
-    assert "nearest: add(" in chats(after)[0][-1].content
+    assert "nearest: add(" in conversations(after)[0][-1].content
     env.close()

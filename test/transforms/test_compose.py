@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from helpers.chats import (
+from helpers.chat_envs import (
     STOP,
     Counter,
     add,
@@ -22,7 +22,7 @@ from helpers.chats import (
     begin,
     call,
     chat_env,
-    chats,
+    conversations,
     dataset_env,
     echo,
     flags,
@@ -213,7 +213,7 @@ class TestStopping:
         td = advance(env, begin(env), STOP + STOP, call("add", a=1, b=1))
         td = advance(env, td, "unread", call("add", a=2, b=2))
         assert results(td)[1] == ["2", "4"]
-        assert chats(td)[0][-1].content == "[stop] done"  # a row that is done stays as it is
+        assert conversations(td)[0][-1].content == "[stop] done"  # a row that is done stays as it is
 
     def test_the_session_of_the_row_closes_with_its_stop(self):
         counter = Counter()
@@ -255,7 +255,7 @@ class TestSessions:
         td = advance(env, begin(env), call("count"), call("count") * 2, call("count"))
         td = reset_rows(env, td, [True, False, False])
         assert counter.events("close") == ["0.0"]
-        assert [len(chat) for chat in chats(td)] == [1, 4, 3]
+        assert [len(chat) for chat in conversations(td)] == [1, 4, 3]
         td = advance(env, td, call("count"), call("count"), "none")
         assert results(td) == [["1"], ["1", "2", "3"], ["1"]]
         assert counter.events("open") == ["0.0", "1.0", "2.0", "0.1"]
@@ -403,7 +403,7 @@ class TestIds:
             td = advance(
                 env, td, call("add", "same", a=1, b=1) * 2, call("echo", text="x") + call("echo", text="y")
             )
-        return [[m.tool_call_id for m in chat if m.role == "tool"] for chat in chats(td)]
+        return [[m.tool_call_id for m in chat if m.role == "tool"] for chat in conversations(td)]
 
     def test_equal_rollouts_have_equal_ids(self):
         assert self.run_twice() == self.run_twice()
@@ -416,7 +416,7 @@ class TestIds:
         env = chat_env((1,), ToolCompose([add]))
         td = advance(env, begin(env), call("add", "call_1_0", a=1, b=1) + call("add", "call_0_0", a=1, b=1))
         td = advance(env, td, call("add", a=1, b=1))
-        ids = [m.tool_call_id for m in chats(td)[0] if m.role == "tool"]
+        ids = [m.tool_call_id for m in conversations(td)[0] if m.role == "tool"]
         assert len(set(ids)) == 3
 
     def test_equal_tags_over_turns_get_different_ids(self):
@@ -424,7 +424,7 @@ class TestIds:
         td = begin(env)
         for _ in range(2):
             td = advance(env, td, '<tool name="add" tag="A">{"a": 1, "b": 1}</tool>' * 2)
-        ids = [m.tool_call_id for m in chats(td)[0] if m.role == "tool"]
+        ids = [m.tool_call_id for m in conversations(td)[0] if m.role == "tool"]
         assert len(set(ids)) == 4
         assert ids[0] == "A"
 
@@ -779,7 +779,7 @@ env.close()
 
         env = chat_env((1,), Nudge(), ToolCompose([add]))
         td = step(env, begin(env), call("add", a=1, b=1))
-        assert "go on" in [m.content for m in chats(td["next"])[0]]
+        assert "go on" in [m.content for m in conversations(td["next"])[0]]
 
     def test_dropped_environments_leave_no_thread_but_the_loop(self):
         """Blocking tools have made threads of each; they end once nobody holds the environment."""
@@ -1179,7 +1179,7 @@ class TestBugsOfOthers:
             (1,), ToolCompose([add], RolelessRenderer(), tool_role=role, recorder=lambda turn: None)
         )
         td = step(env, begin(env), call("add", a=1, b=1))["next"]
-        assert chats(td)[0][-1] == Message(role, "2", tool_call_id="call_0_0")
+        assert conversations(td)[0][-1] == Message(role, "2", tool_call_id="call_0_0")
 
     def test_a_tool_that_fails_costs_its_call_only(self, caplog):
         env = chat_env((2,), ToolCompose([boom, add]))
@@ -1349,7 +1349,7 @@ class TestHostileMessages:
                 ),
             }[parser]
         td = step(env, begin(env), said, honest)["next"]
-        row = chats(td)[1]
+        row = conversations(td)[1]
         assert flags(td, "n_calls")[1] == 1
         assert flags(td, "n_errors")[1] == 0
         assert "5" in str(row[-1].content)
@@ -1392,7 +1392,7 @@ class TestHostileMessages:
         assert len(answered) == 1000
         assert set(answered[:256]) == {"2"}
         assert all("not run" in text for text in answered[256:])
-        assert len({m.tool_call_id for m in chats(td)[0] if m.role == "tool"}) == 1000
+        assert len({m.tool_call_id for m in conversations(td)[0] if m.role == "tool"}) == 1000
 
     def test_colliding_ids_lose_no_call(self):
         env = chat_env((1,), ToolCompose([echo]))
@@ -1400,7 +1400,7 @@ class TestHostileMessages:
             call("echo", name, text=str(i)) for i, name in enumerate(["x", "x", "x_2", "x", "x_2"])
         )
         td = step(env, begin(env), said)["next"]
-        ids = [m.tool_call_id for m in chats(td)[0] if m.role == "tool"]
+        ids = [m.tool_call_id for m in conversations(td)[0] if m.role == "tool"]
         assert results(td) == [["0", "1", "2", "3", "4"]]
         assert len(set(ids)) == 5
 

@@ -1,10 +1,10 @@
 """Whatever a tool writes, in whichever format, for whichever model: a prompt gets no control token of it."""
 
 import pytest
-from helpers.chats import begin, call, chat_env, step
+from helpers.chat_envs import begin, call, chat_env, step
 from helpers.marker_sets import MARKER_SETS, TEMPLATE, control_ids, marker_tokenizer
-from helpers.sights import png
-from helpers.talks import Talk, sample, token_env
+from helpers.token_rollouts import Rollout, sample, token_env
+from helpers.vision_processors import png
 from tensordict import TensorDict
 from torchrl.envs import Compose, Transform, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -95,7 +95,7 @@ def test_with_a_turn_tokenizer(format, family):
     found = []
     for said in ("harmless", HOSTILE):
         env = token_env(tokenizer, [say_as(name, ToolResult.from_text(said))], parser=get_parser(format))
-        talk = Talk(env, tokenizer).turn(text)
+        talk = Rollout(env, tokenizer).turn(text)
         assert talk.next["agentic", "any_tool_calls"].all()
         found.append(control_ids(tokenizer, talk.ledger().ids))
     assert found[0] == found[1]

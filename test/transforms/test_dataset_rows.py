@@ -1,8 +1,8 @@
 """What a data set says of its rows reaches the tools, and what tools say first reaches the prompt."""
 
 import pytest
-from helpers.families import FAMILIES
-from helpers.talks import Says, Talk
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import Rollout, Says
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv
@@ -224,7 +224,7 @@ def test_a_row_is_shown_the_tools_that_it_selects():
     loader = DataLoader(rows, batch_size=1, collate_fn=lists)
     env = DatasetChatEnv.from_dataloader(loader, batch_size=(3,))
     env = TransformedEnv(env, Compose(compose, EndTrajectory(max_turns=2), tokens))
-    talk = Talk(env, tokenizer, td=env.reset())
+    talk = Rollout(env, tokenizer, td=env.reset())
 
     def shown():
         texts = [tokenizer.decode(row["tokens", "prompt"]) for row in talk.td.unbind(0)]

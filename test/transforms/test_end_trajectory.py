@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.chats import STOP, add, advance, begin, call, chat_env, dataset_env, step
+from helpers.chat_envs import STOP, add, advance, begin, call, chat_env, dataset_env, step
 from torchrl.envs import StepCounter, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 

@@ -4,7 +4,7 @@ import functools
 import warnings
 
 import pytest
-from helpers.chats import STOP, Counter, add, call, chats, count_env, dataset_env, results, step
+from helpers.chat_envs import STOP, Counter, add, call, conversations, count_env, dataset_env, results, step
 from torchrl.envs import AsyncEnvPool, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 from torchrl_agentic import EndTrajectory, StopTool, ToolCompose
@@ -68,7 +68,7 @@ class TestLLMCollector:
         for trajectory in found:
             trajectory = trajectory.reshape(-1)
             assert trajectory["next", "done"].flatten().tolist() == [False, True]
-            assert [m.role for m in chats(trajectory[-1:]["next"])[0]] == [
+            assert [m.role for m in conversations(trajectory[-1:]["next"])[0]] == [
                 "system", "user", "assistant", "tool", "assistant", "tool",
             ]  # fmt: skip
 

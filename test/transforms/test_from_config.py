@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.chats import advance, begin, call, chat_env, results
+from helpers.chat_envs import advance, begin, call, chat_env, flags, results, step
 
 from torchrl_agentic import RateLimiter, ToolCompose
 from torchrl_agentic.config import ConfigError, load_tools
+from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import HermesParser
 
 TOOLS = '''\
@@ -100,15 +101,21 @@ def test_arguments_go_before_what_the_file_says(config: Path):
     limiter = RateLimiter(max_concurrent=3)
     parser = HermesParser()
     config.write_text(CONFIG + "multi_turn: {format: qwen3_coder, max_parallel_calls: 2}\n")
-    ours = ToolCompose.from_config(config, parser, rate_limits={"double": limiter}, max_calls_per_turn=5)
+    loaded = load_tools(config)
+    ours = ToolCompose.from_config(loaded, parser, rate_limits={"double": limiter}, max_calls_per_turn=5)
     assert ours.parser is parser
-    assert ours._options["max_calls_per_turn"] == 5
-    assert ours._options["rate_limits"]["double"] is limiter
-    assert ours._options["rate_limits"]["stop"].max_concurrent == 1
-    ours.close()
+    env = chat_env((1,), ours)
+    td = step(env, begin(env), 4 * call("double", x=1) + 2 * call("stop"))["next"]
+    assert flags(td, "n_errors") == [1]
+    assert (limiter.stats().granted, loaded.limits["double"].stats().granted) == (4, 0)
+    assert loaded.limits["stop"].stats().granted == 1
+    env.close()
     theirs = ToolCompose.from_config(str(config))
-    assert (theirs.parser.name, theirs._options["max_calls_per_turn"]) == ("qwen3_coder", 2)
-    theirs.close()
+    assert theirs.parser.name == "qwen3_coder"
+    env = chat_env((1,), theirs)
+    td = step(env, begin(env), theirs.parser.render_calls([ParsedCall("double", {"x": 1}, "c")] * 3))["next"]
+    assert flags(td, "n_errors") == [1]
+    env.close()
 
 
 def test_what_only_other_transforms_apply_is_logged_once_and_not_of_what_was_loaded_before(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from helpers.chats import (
+from helpers.chat_envs import (
     STOP,
     Counter,
     add,
@@ -16,7 +16,7 @@ from helpers.chats import (
     begin,
     call,
     chat_env,
-    chats,
+    conversations,
     dataset_env,
     flags,
     results,
@@ -82,7 +82,7 @@ def test_h1_h3_h8_the_released_policy_answers_in_every_turn_of_a_ragged_batch():
     td = env.reset()
     for _ in range(3):
         _, td = env.step_and_maybe_reset(policy(td.to_lazystack(0)))
-    said = [[m.content for m in chat if m.role == "assistant"] for chat in chats(td)]
+    said = [[m.content for m in chat if m.role == "assistant"] for chat in conversations(td)]
     assert said == [[CALL, CALL * 2, "done"], ["A", "B", "C"]]
     assert "2</tool_result>" in model.prompts[1][0]
     assert "<none>" not in str(model.prompts)
@@ -117,7 +117,7 @@ def test_h7_a_partial_reset_of_ragged_prompts_works_on_a_lazy_stack():
     td["query"] = NonTensorData("again").expand(2)
     td["_reset"] = torch.tensor([[True], [False]])
     td = env.reset(td)
-    assert [len(chat) for chat in chats(td)] == [1, 3]
+    assert [len(chat) for chat in conversations(td)] == [1, 3]
     td = advance(env, td, call("count"), call("count"))
     assert results(td) == [["1"], ["1", "2"]]
 
@@ -129,7 +129,7 @@ def test_h7_a_partial_reset_of_a_data_set_environment_leaves_the_other_rows_stat
     td = advance(env, env.reset(), call("count") * 3, call("count")).to_lazystack(0)
     td["_reset"] = torch.tensor([[True], [False]])
     td = env.reset(td)
-    assert [len(chat) for chat in chats(td)] == [2, 4]
+    assert [len(chat) for chat in conversations(td)] == [2, 4]
     assert counter.events("close") == ["0.0"]
     td = advance(env, td, call("count"), call("count"))
     assert results(td) == [["1"], ["1", "2"]]
@@ -355,4 +355,4 @@ def test_h24_a_reward_on_the_root_s_full_may_stand_anywhere():
         env = dataset_env(2, *order)
         td = step(env, env.reset(), call("add", a=1, b=1) * 3, "x")["next"]
         assert td["reward"].tolist() == [[3.0], [3.0]]
-        assert [len(chat) for chat in chats(td)] == [6, 3]
+        assert [len(chat) for chat in conversations(td)] == [6, 3]

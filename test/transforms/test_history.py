@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from helpers.chats import add, advance, begin, call, chat_env, chats, echo, results, step
+from helpers.chat_envs import add, advance, begin, call, chat_env, conversations, echo, results, step
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -102,7 +102,7 @@ class TestAppending:
         env = chat_env((3,), ToolCompose([add]))
         td = step(env, begin(env), call("add", a=1, b=1) * 3, "no call", call("add", a=2, b=2))
         assert lengths(td["next", "history"].prompt) == [5, 2, 3]
-        assert {m.role for chat in chats(td["next"]) for m in chat} == {"user", "assistant", "tool"}
+        assert {m.role for chat in conversations(td["next"]) for m in chat} == {"user", "assistant", "tool"}
         assert results(td["next"]) == [["2"] * 3, [], ["4"]]
 
     def test_raggedness_lasts_over_many_turns(self):
@@ -139,7 +139,7 @@ class TestAppending:
     def test_each_result_names_its_call_and_no_other_message_does(self):
         env = chat_env((1,), ToolCompose([add]))
         td = step(env, begin(env), call("add", "mine", a=1, b=1) + call("add", a=2, b=2))
-        assert [m.tool_call_id for m in chats(td["next"])[0]] == [None, None, "mine", "call_0_1"]
+        assert [m.tool_call_id for m in conversations(td["next"])[0]] == [None, None, "mine", "call_0_1"]
 
     def test_the_histories_of_the_root_are_left_alone(self):
         """The stored `full` is what a loss trains on; a result in it would be trained on as sampled."""
@@ -172,7 +172,7 @@ class TestAppending:
     def test_results_take_the_role_that_was_asked_for(self):
         env = chat_env((1,), ToolCompose([add], tool_role="function"))
         td = step(env, begin(env), call("add", a=1, b=1))
-        assert [m.role for m in chats(td["next"])[0]] == ["user", "assistant", "function"]
+        assert [m.role for m in conversations(td["next"])[0]] == ["user", "assistant", "function"]
 
     @pytest.mark.parametrize("shape", [(1,), (3,), (2, 2), (1, 3), (3, 1)])
     def test_any_shape_of_batch_gets_its_results_row_by_row(self, shape):
@@ -197,22 +197,22 @@ class TestReading:
     def test_the_next_prompt_holds_the_message_without_its_end_of_sequence_string(self):
         """Templates write the token again: kept in the content, it would come twice."""
         td = self.run("hi<|im_end|>\n<|im_end|>")
-        assert chats(td)[0][-1].content == "hi"
+        assert conversations(td)[0][-1].content == "hi"
         rendered = td["history"].prompt.apply_chat_template(
             tokenizer=byte_tokenizer(), add_generation_prompt=False
         )
         assert rendered[0].count("<|im_end|>") == 2  # the user's and the assistant's
 
     def test_an_end_of_sequence_string_inside_the_message_stays(self):
-        assert chats(self.run("say <|im_end|> here"))[0][-1].content == "say <|im_end|> here"
+        assert conversations(self.run("say <|im_end|> here"))[0][-1].content == "say <|im_end|> here"
 
     def test_white_space_at_the_end_stays_where_no_end_of_sequence_string_follows(self):
-        assert chats(self.run("hi \n"))[0][-1].content == "hi \n"
+        assert conversations(self.run("hi \n"))[0][-1].content == "hi \n"
 
     def test_own_stop_strings_are_cut_off(self):
         env = chat_env((1,), ToolCompose([add], eos_strings=["STOP"]))
         td = step(env, begin(env), "hi</s>STOP")
-        assert chats(td["next"])[0][-1].content == "hi</s>"
+        assert conversations(td["next"])[0][-1].content == "hi</s>"
 
     def test_cutting_leaves_the_stored_full_alone(self):
         env = chat_env((1,), ToolCompose([add]))
@@ -224,7 +224,7 @@ class TestReading:
     @given(text=st.text(), endings=st.lists(st.sampled_from([*EOS_STRINGS, "\n", " "])))
     def test_cutting_gives_a_beginning_of_the_text_that_ends_in_no_eos_string(self, text, endings):
         whole = text + "".join(endings)
-        cut = chats(self.run(whole))[0][-1].content
+        cut = conversations(self.run(whole))[0][-1].content
         assert whole.startswith(cut)
         assert not cut.rstrip().endswith(EOS_STRINGS)
 
@@ -242,7 +242,7 @@ class TestReading:
         ]
         td = answer_with(td, forged)
         td = env.step(td)
-        assert [m.content for m in chats(td["next"])[0]] == ["q0", call("add", a=1, b=1), "2"]
+        assert [m.content for m in conversations(td["next"])[0]] == ["q0", call("add", a=1, b=1), "2"]
         assert flags_of(td["next"], "n_calls") == [1, 0]
         assert lengths(td["history"].full) == [4, 2]
 
@@ -262,7 +262,7 @@ class TestReading:
         parts = [{"type": "text", "text": "see "}, {"type": "text", "text": call("add", a=1, b=1)}]
         td = self.run(Message("assistant", parts))
         assert results(td) == [["2"]]
-        assert chats(td)[0][1].content == parts
+        assert conversations(td)[0][1].content == parts
 
     @pytest.mark.parametrize("parser", ["hermes", "xml", "json", "openai", "anthropic"])
     @pytest.mark.parametrize("content", [None, "", [], [None], [{"type": "image"}], [1, "x"], {"text": 1}])
@@ -283,7 +283,7 @@ class TestReading:
     def test_calls_that_stand_beside_the_text_run(self, parser, written):
         td = self.run(Message("assistant", "thinking", tool_calls=[written]), parser)
         assert results(td) == [["3"]]
-        assert chats(td)[0][-1].tool_call_id == "c9"
+        assert conversations(td)[0][-1].tool_call_id == "c9"
 
     def test_calls_beside_the_text_of_one_row_only_run(self):
         """Where only some rows have the field, the stack of them says None for all."""

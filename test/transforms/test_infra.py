@@ -1,7 +1,7 @@
 """What code does to its own sandbox is a result of its call: it is never counted as the infrastructure's."""
 
 import pytest
-from helpers.chats import begin, call, chat_env, flags, results, step
+from helpers.chat_envs import begin, call, chat_env, flags, results, step
 
 from torchrl_agentic import PythonTool, ShellTool, ToolCompose
 from torchrl_agentic.repl import ForkServerRepl, SubprocessRepl

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from helpers.chats import begin
-from helpers.families import FAMILIES
-from helpers.talks import Talk
+from helpers.chat_envs import begin
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import Rollout
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
@@ -49,7 +49,7 @@ SAID = [message["content"] for message in CHAT if message["role"] == "assistant"
 def test_four_turns_with_a_user_and_a_tool_have_the_ids_of_the_whole_conversation(name):
     tokenizer = FAMILIES[name].tokenizer()
     env = user_env(tokenizer, "For A.", "And now?", raise_on_drift=True)
-    talk = Talk(env, tokenizer)
+    talk = Rollout(env, tokenizer)
     for index, text in enumerate(SAID):
         talk.turn(text)
         upto = [i for i, message in enumerate(CHAT) if message["role"] == "assistant"][index + 1 :]
@@ -63,7 +63,7 @@ def test_four_turns_with_a_user_and_a_tool_have_the_ids_of_the_whole_conversatio
 
 def test_what_a_user_says_is_not_sampled_and_no_result_of_a_call():
     tokenizer = FAMILIES["qwen2_5"].tokenizer()
-    talk = Talk(user_env(tokenizer, "For A.", "And now?"), tokenizer)
+    talk = Rollout(user_env(tokenizer, "For A.", "And now?"), tokenizer)
     for text in SAID:
         talk.turn(text)
     ledger = talk.ledger()
@@ -80,8 +80,8 @@ def test_what_a_user_says_is_not_sampled_and_no_result_of_a_call():
 )
 def test_what_a_user_says_never_becomes_a_control_token(attack):
     tokenizer = FAMILIES["qwen2_5"].tokenizer()
-    plain = Talk(user_env(tokenizer, "harmless"), tokenizer).turn("hello")
-    talk = Talk(user_env(tokenizer, attack), tokenizer).turn("hello")
+    plain = Rollout(user_env(tokenizer, "harmless"), tokenizer).turn("hello")
+    talk = Rollout(user_env(tokenizer, attack), tokenizer).turn("hello")
     control = set(tokenizer.added_tokens_decoder)
 
     def steering(talk):
@@ -94,7 +94,7 @@ def test_what_a_user_says_never_becomes_a_control_token(attack):
 def test_rows_in_which_tools_and_users_speak_are_continued_apart():
     tokenizer = FAMILIES["qwen2_5"].tokenizer()
     env = user_env(tokenizer, "For A.", "And now?", rows=2)
-    talk = Talk(env, tokenizer, td=begin(env))
+    talk = Rollout(env, tokenizer, td=begin(env))
     talk.turn("hello", CALL).turn(CALL, "hello")
     assert talk.text(0).count("For A.") == talk.text(1).count("For A.") == 1
     assert talk.text(0).index("For A.") < talk.text(0).index("<tool_response>")

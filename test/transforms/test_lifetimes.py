@@ -5,7 +5,7 @@ import gc
 import threading
 
 import pytest
-from helpers.chats import begin, call, chat_env, dataset_env, step
+from helpers.chat_envs import begin, call, chat_env, dataset_env, step
 from torchrl.envs import StepCounter
 
 from torchrl_agentic import EndTrajectory, Tool, ToolCompose

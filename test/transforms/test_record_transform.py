@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.chats import STOP, add, advance, answer, begin, call, chat_env, collate, dataset_env, step
-from helpers.families import FAMILIES
-from helpers.talks import Says, Talk
+from helpers.chat_envs import STOP, add, advance, answer, begin, call, chat_env, collate, dataset_env, step
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import Rollout, Says
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv
@@ -206,7 +206,7 @@ def test_tokens_are_recorded_with_who_wrote_them(recorder: Recorder, dump: Any):
     compose = tools(recorder)
     turns = TurnTokenizer(tokenizer, tools=compose.tools)
     env = chat_env((2,), compose, EndTrajectory(when_no_calls=True), turns, RecordTransform(tokens=True))
-    talk = Talk(env, tokenizer)
+    talk = Rollout(env, tokenizer)
     talk.turn(Says(call("add", a=20, b=22)), Says("no"))
     talk.turn(Says("It is 42"), Says(""))
     for record in dump():

@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
-from helpers.chats import dataset_env
-from helpers.families import FAMILIES
-from helpers.talks import Says, Talk
+from helpers.chat_envs import dataset_env
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import Rollout, Says
 from torchrl.envs import Compose, StepCounter, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 
@@ -115,7 +115,7 @@ def test_tokens_carry_the_reward_of_their_turn():
     env = TransformedEnv(
         ChatEnv(batch_size=(2,)), Compose(compose, end, turns, ToolRewardTransform(place="tokens"))
     )
-    talk = Talk(env, tokenizer)
+    talk = Rollout(env, tokenizer)
     talk.turn(Says(score(1, 2)), Says("no"))
     talk.turn(Says(score(4)), Says("no"))
     for row, wanted in enumerate([[3.0, 14.0], [0.0, 0.0]]):

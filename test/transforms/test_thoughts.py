@@ -1,7 +1,7 @@
 """ToolCompose knows whether answers begin inside a thought, so that no draft of one runs."""
 
 import pytest
-from helpers.chats import begin, chat_env, step
+from helpers.chat_envs import begin, chat_env, step
 from typer.testing import CliRunner
 
 from torchrl_agentic import ToolCompose, tool

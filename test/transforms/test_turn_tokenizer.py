@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 import torch
-from helpers.chats import answer, begin
-from helpers.families import FAMILIES
-from helpers.talks import Says, Talk, sample, sampled_ids, token_env
+from helpers.chat_envs import answer, begin
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import Rollout, Says, sample, sampled_ids, token_env
 from hypothesis import given
 from hypothesis import strategies as st
 from torchrl.envs import Compose, TransformedEnv
@@ -97,7 +97,7 @@ def test_what_stands_between_turns_is_what_the_family_has_there(name, count):
 def test_prompts_are_what_the_chat_template_renders(name):
     tokenizer = FAMILIES[name].tokenizer()
     env = token_env(tokenizer, [say])
-    talk = Talk(env, tokenizer).turn(call(text="A")).turn("So it is A.")
+    talk = Rollout(env, tokenizer).turn(call(text="A")).turn("So it is A.")
     chat = [
         {"role": "user", "content": "q0"},
         {"role": "assistant", "content": call(text="A")},
@@ -115,7 +115,7 @@ def test_prompts_are_what_the_chat_template_renders(name):
 
 def test_every_token_has_its_source():
     tokenizer = qwen()
-    talk = Talk(token_env(tokenizer, [say]), tokenizer)
+    talk = Rollout(token_env(tokenizer, [say]), tokenizer)
     talk.turn(call(text="AA") + "\n" + call(text="BB")).turn(call(text="CC"))
     ledger = talk.ledger()
     said = {(span.source, tokenizer.decode(ledger.ids[span.start : span.stop])) for span in ledger.spans()}
@@ -132,7 +132,7 @@ def test_every_token_has_its_source():
 
 def test_the_ledger_keeps_log_probs_of_what_was_sampled_and_nothing_else():
     tokenizer = qwen()
-    talk = Talk(token_env(tokenizer, [say]), tokenizer).turn(call(text="A")).turn("done")
+    talk = Rollout(token_env(tokenizer, [say]), tokenizer).turn(call(text="A")).turn("done")
     row = talk.td.tensordicts[0]
     mask, log_probs = row["ledger", "mask"], row["ledger", "log_probs"]
     assert torch.equal(mask, row["ledger", "sources"] == SAMPLED)
@@ -178,7 +178,7 @@ def test_what_a_tool_says_never_becomes_a_control_token(name, attack):
 
 def test_an_answer_that_was_cut_off_is_closed_and_its_calls_do_not_run():
     tokenizer = qwen()
-    talk = Talk(token_env(tokenizer, [say]), tokenizer).turn(Says(call(text="A"), end=None))
+    talk = Rollout(token_env(tokenizer, [say]), tokenizer).turn(Says(call(text="A"), end=None))
     assert talk.text().endswith("</tool_call><|im_end|>\n<|im_start|>assistant\n")
     assert "tool_response>\nA" not in talk.text()
     end = [index for index, token in enumerate(talk.ledger().ids) if token == tokenizer.eos_token_id][-1]
@@ -187,7 +187,7 @@ def test_an_answer_that_was_cut_off_is_closed_and_its_calls_do_not_run():
 
 def test_the_end_that_a_model_said_is_not_said_again():
     tokenizer = qwen()
-    talk = Talk(token_env(tokenizer, [say]), tokenizer).turn(call(text="A"))
+    talk = Rollout(token_env(tokenizer, [say]), tokenizer).turn(call(text="A"))
     assert talk.text().count("</tool_call><|im_end|>\n") == 2  # of the system message too
     assert "<|im_end|><|im_end|>" not in talk.text()
 
@@ -274,7 +274,7 @@ def test_no_drift_in_an_environment(name):
         tokenizer, [tell], 20, max_turns=3, parser="mistral" if name == "mistral" else "hermes",
         raise_on_drift=True, stop_token_ids=stop_ids(family, tokenizer),
     )  # fmt: skip
-    talk = Talk(env, tokenizer, family.stops)
+    talk = Rollout(env, tokenizer, family.stops)
     for _ in range(3):
         talk.turn(*[answers(random_, family) for _ in range(20)])
     assert talk.next["done"].all()
@@ -359,7 +359,7 @@ def test_white_space_alone_can_be_ignored():
 
 def test_a_partial_reset_begins_anew_in_its_row_alone():
     tokenizer = qwen()
-    talk = Talk(token_env(tokenizer, [say], 2), tokenizer).turn(call(text="A"), call(text="B"))
+    talk = Rollout(token_env(tokenizer, [say], 2), tokenizer).turn(call(text="A"), call(text="B"))
     before = [row["tokens", "prompt"].clone() for row in talk.td.tensordicts]
     td = talk.td
     td["_reset"] = torch.tensor([[True], [False]])
@@ -376,7 +376,7 @@ def test_a_partial_reset_begins_anew_in_its_row_alone():
 def test_long_results_are_cut_in_the_tokens_and_in_the_history(side):
     tokenizer = qwen()
     env = token_env(tokenizer, [say], max_tool_response_chars=60, tool_response_truncate_side=side)
-    talk = Talk(env, tokenizer).turn(call(text="HEAD" + "x" * 500 + "TAIL"))
+    talk = Rollout(env, tokenizer).turn(call(text="HEAD" + "x" * 500 + "TAIL"))
     content = border.read_message(border.messages(border.prompts(talk.td)[0])[-1]).content
     assert len(content) <= 60
     assert ("HEAD" in content, "TAIL" in content) == {
@@ -388,7 +388,7 @@ def test_long_results_are_cut_in_the_tokens_and_in_the_history(side):
 
 def test_results_are_bounded_in_tokens_too():
     tokenizer = qwen()
-    talk = Talk(token_env(tokenizer, [say], max_tool_response_tokens=40), tokenizer)
+    talk = Rollout(token_env(tokenizer, [say], max_tool_response_tokens=40), tokenizer)
     talk.turn(call(text="漢字" * 200))
     ledger = talk.ledger()
     assert 30 <= list(ledger.sources).count(0) <= 40
@@ -463,7 +463,7 @@ def test_a_template_that_counts_turns_is_continued_by_the_difference_of_renderin
     tokenizer.chat_template = template
     env = token_env(tokenizer, [say], max_turns=3, raise_on_drift=True)
     assert env.transform[-1].template.method == "prefix"
-    talk = Talk(env, tokenizer).turn(call(text="A")).turn(call(text="B")).turn("end")
+    talk = Rollout(env, tokenizer).turn(call(text="A")).turn(call(text="B")).turn("end")
     assert talk.text().endswith("<|im_start|>assistant 6\nend<|im_end|>\n<|im_start|>assistant 7\n")
 
 

@@ -7,7 +7,7 @@ import threading
 from contextlib import asynccontextmanager
 
 import pytest
-from helpers.chats import (
+from helpers.chat_envs import (
     STOP,
     add,
     advance,
@@ -15,13 +15,13 @@ from helpers.chats import (
     begin,
     call,
     chat_env,
-    chats,
+    conversations,
     dataset_env,
     scripted_user_env,
     step,
 )
-from helpers.families import FAMILIES
-from helpers.users import Clerk, Shopper, parrot
+from helpers.model_families import FAMILIES
+from helpers.simulated_users import Clerk, Shopper, parrot
 from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from torch.utils.data import DataLoader
 from torchrl.envs import Compose, SerialEnv, TransformedEnv, check_env_specs
@@ -52,7 +52,9 @@ def ended(td):
 
 
 def said(td):
-    return [[(m.role, m.content) for m in chat if m.role in ("user", "tool")][1:] for chat in chats(td)]
+    return [
+        [(m.role, m.content) for m in chat if m.role in ("user", "tool")][1:] for chat in conversations(td)
+    ]
 
 
 def test_tools_and_users_take_turns():
@@ -408,7 +410,7 @@ def test_a_row_that_another_transform_ends_is_closed_before_its_reset():
 
 
 def test_tools_of_a_row_that_the_user_leaves_are_closed_at_once():
-    from helpers.chats import Counter
+    from helpers.chat_envs import Counter
 
     counter = Counter()
     env = chat_env((1,), ToolCompose([counter]), UserSimulator(Shopper()))
@@ -514,7 +516,7 @@ def test_arguments_that_make_no_sense_are_refused(items, options, words):
 def test_the_role_of_the_user_can_be_another():
     env = user_env((1,), ScriptedUser(["u"]), role="customer")
     td = advance(env, begin(env), "hello")
-    assert chats(td)[0][-1].role == "customer"
+    assert conversations(td)[0][-1].role == "customer"
 
 
 def test_a_user_without_words_who_stays_still_takes_its_turn():

@@ -5,9 +5,9 @@ import contextlib
 import json
 
 import pytest
-from helpers.chats import advance, begin, call, chat_env, flags, results, step
-from helpers.families import FAMILIES
-from helpers.talks import sample
+from helpers.chat_envs import advance, begin, call, chat_env, flags, results, step
+from helpers.model_families import FAMILIES
+from helpers.token_rollouts import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -266,14 +266,30 @@ def test_a_wrapper_around_a_tool_of_the_toolset_keeps_its_order():
         """Return the last number."""
         return world[-1]
 
+    signalled = asyncio.Event()
+
+    @tool
+    async def wait(world: Injected[list]) -> str:
+        """Wait for the signal."""
+        await signalled.wait()
+        return "signalled"
+
+    @tool(effects=Effects.PURE)
+    async def signal() -> str:
+        """Give the signal, without waiting for a call that uses the account."""
+        signalled.set()
+        return "given"
+
     ledger = Ledger()
-    ledger.more = [Renamed(last, "latest")]
+    ledger.more = [Renamed(last, "latest"), wait, signal]
     compose = ToolCompose([])
     compose.add_toolset(ledger)
-    effects = {name: bound.effects for name, bound in compose._rows.dispatcher.bound.items()}
-    assert effects["latest"] == effects["add"] == Effects(writes=["account"])
-    assert effects["free"] is Effects.PURE
-    compose.close()
+    env = chat_env((1,), compose)
+    td = advance(env, begin(env), 2 * (call("add", n=1) + call("latest") + call("add", n=2) + call("latest")))
+    assert results(td) == [["1", "1", "3", "2", "4", "1", "6", "2"]]
+    td = advance(env, td, call("wait") + call("signal"))
+    assert results(td)[0][-2:] == ["signalled", "given"]
+    env.close()
 
 
 class Steps(Toolset):

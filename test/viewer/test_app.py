@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.dumps import three_steps, trajectory, write
-from helpers.screens_of import opened
+from helpers.viewer_dumps import three_steps, trajectory, write
+from helpers.viewer_screen import opened
 from textual.widgets import Input
 
 from torchrl_agentic.records import record_to_json
@@ -81,7 +81,7 @@ async def test_words_that_are_not_there_are_said_not_to_be(tmp_path: Path):
         await screen.press("enter")
         assert "not found" in screen.bottom
         await screen.press("escape", "enter")
-        assert "nothing is searched" in screen.bottom
+        assert "there is no search" in screen.bottom
 
 
 async def test_slash_filters_and_explains_a_query_that_is_wrong(tmp_path: Path):
@@ -105,7 +105,7 @@ async def test_a_query_that_nothing_fulfils_says_so_on_the_page(tmp_path: Path):
     async with opened(three_steps(tmp_path)) as screen:
         await screen.press("slash")
         await screen.type("score>100")
-        assert "No trajectory is as asked for" in screen.text
+        assert "No trajectory matches the query" in screen.text
 
 
 async def test_a_lists_all_steps(tmp_path: Path):
@@ -264,7 +264,7 @@ async def test_l_hides_the_list_and_capital_l_loads_a_large_trajectory(tmp_path:
 async def test_the_help_names_all_keys(tmp_path: Path, size: tuple[int, int]):
     async with opened(three_steps(tmp_path), size) as screen:
         await screen.press("question_mark")
-        assert "next trajectory, the one before" in screen.text
+        assert "next, previous trajectory" in screen.text
         await screen.press("escape")
         assert "step 1 (1/3)" in screen.top
         bound = {binding[0] for binding in screen.app.BINDINGS}
@@ -288,7 +288,7 @@ async def test_trajectories_and_steps_that_come_appear(tmp_path: Path):
 async def test_a_file_that_vanishes_is_explained(tmp_path: Path):
     async with opened(three_steps(tmp_path)) as screen:
         (tmp_path / "1.jsonl").unlink()
-        await screen.until(lambda: "1.jsonl is gone" in screen.bottom)
+        await screen.until(lambda: "1.jsonl was removed" in screen.bottom)
         assert screen.name == "10 a"
 
 

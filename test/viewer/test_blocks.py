@@ -2,7 +2,7 @@
 
 import re
 
-from helpers.dumps import call, trajectory
+from helpers.viewer_dumps import call, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,7 +119,7 @@ def test_tokens_say_who_wrote_them_and_how_likely_the_model_found_its_own():
         "9 tokens, 3 of them sampled (33%) ·  sampled  prompt  boundary  call",
         "prompt · 3 tokens [0, 3) · mask 0",
         "▎ What is it?",
-        "sampled · 2 tokens [3, 5) · mask 1 · log-prob mean -0.375, least -0.500",
+        "sampled · 2 tokens [3, 5) · mask 1 · log-prob mean -0.375, min -0.500",
         "▎ python, please",
         "boundary · 1 token [5, 6) · mask 0",
         "▎ <|im_end|>",
@@ -147,6 +147,6 @@ def test_two_trajectories_stand_turn_beside_turn():
     one = conversation(trajectory("a"), NO_MASK)
     other = conversation(trajectory("b", answer="It is 43."), NO_MASK)
     lines = [plain(line) for line in beside(one, other, Look(100))]
-    assert any(line.startswith("turn 0: both say the same") for line in lines)
-    at = next(place for place, line in enumerate(lines) if line.startswith("turn 1: they differ"))
+    assert any(line.startswith("turn 0: same in both") for line in lines)
+    at = next(place for place, line in enumerate(lines) if line.startswith("turn 1: different"))
     assert any("It is 42." in line and "┃ ▎ It is 43." in line for line in lines[at:])

@@ -61,11 +61,11 @@ def test_words_are_kept_for_the_text():
         ("zzz:1", ["no field zzz", "reason", "turns"]),
         ("http://x", ["no field http", '"http://x"']),
         ("status:timeuot", ["no status timeuot", "timeout"]),
-        ("score<high", ["high is no number"]),
-        ("tool<3", ["tool is no number", "tool:3"]),
+        ("score<high", ["high is not a number"]),
+        ("tool<3", ["tool is not a number", "tool:3"]),
         ("score<", ["score<", "score<1"]),
-        ('a "b', ["opened and not closed"]),
-        ("-", ["what is not to be there"]),
+        ('a "b', ["quotes come in pairs"]),
+        ("-", ["must follow the minus sign"]),
     ],
 )
 def test_a_query_that_cannot_be_understood_says_why(text: str, words: list[str]):

@@ -1,4 +1,4 @@
-"""`torchrl-agentic check load`: what a tool, and the service behind it, can take."""
+"""`torchrl-agentic check`: sandboxes and their conformance cases, the tools of a file, load tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from torchrl_agentic.cli.show import progress
+from torchrl_agentic.cli.show import progress_bar
 from torchrl_agentic.dispatch.dispatcher import Dispatcher
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
 from torchrl_agentic.text import printable, read_json
@@ -29,7 +29,7 @@ from torchrl_agentic.text import printable, read_json
 if TYPE_CHECKING:
     from torchrl_agentic.config import LoadedTools
     from torchrl_agentic.sandbox import Sandbox
-    from torchrl_agentic.sandbox.conformance import Case, Outcome
+    from torchrl_agentic.sandbox.conformance import Case, CaseOutcome
     from torchrl_agentic.tools.base import Tool
 
 ARGS: dict[str, dict[str, Any]] = {
@@ -38,16 +38,16 @@ ARGS: dict[str, dict[str, Any]] = {
     "python": {"code": "1"},
     "shell": {"argv": ["true"]},
 }
-"""What a tool is called with if nothing else is said."""
+"""Default arguments of the calls in a load test, by tool."""
 _SERVED = {
     "sandbox_fusion": ("sandbox_fusion_url", "torchrl_agentic.serve.sandbox_app:sandbox_app", ""),
     "search": ("retrieval_service_url", "torchrl_agentic.cli.check:example_search", "/retrieve"),
 }
-"""Tools whose service is started here unless their options name one: the option, what to serve, the path."""
+"""Tools whose service is started unless their options name one: option of the URL, application, path."""
 
 
 def example_search() -> Any:
-    """Serve a few documents."""
+    """Create a search server with three documents."""
     from torchrl_agentic.serve.search_app import Document, search_app
 
     texts = ("what is written here", "what is written there", "nothing of the kind")
@@ -57,34 +57,46 @@ def example_search() -> Any:
 def check_load(
     console: Console, tool: str, options: str, args: str | None, *, calls: int, concurrency: int
 ) -> int:
-    """Put a tool under load, and show what came of it; give the exit code."""
-    from torchrl_agentic.cli.check import put_under_load
+    """Load-test a tool, and print the result.
+
+    Args:
+        console: Console to print to.
+        tool: Tool as in a YAML file, or file.py:function.
+        options: Options of the tool, as JSON.
+        args: Arguments of each call, as JSON; None for the defaults of the tool.
+        calls: Total number of calls.
+        concurrency: Number of trajectories that call at once.
+
+    Returns:
+        The exit code: 0, 1 if a call failed, or 2 for a mistake of the user.
+    """
     from torchrl_agentic.cli.rollout_file import RolloutConfig, make_tools
-    from torchrl_agentic.dispatch import Dispatcher
     from torchrl_agentic.errors import InfrastructureError
     from torchrl_agentic.tools.tool_adapter import ensure_tool
 
     try:
-        chosen = read_json(options)
-        words = read_json(args) if args is not None else ARGS.get(tool, {})
-        if not isinstance(chosen, dict) or not isinstance(words, dict):
-            raise ValueError("options and arguments are JSON objects, e.g. --options '{\"timeout\": 5}'")
-        with _served(tool, chosen) as (served, where):
+        tool_options = read_json(options)
+        call_args = read_json(args) if args is not None else ARGS.get(tool, {})
+        if not isinstance(tool_options, dict) or not isinstance(call_args, dict):
+            raise ValueError(
+                "--options and --args must be JSON objects, such as --options '{\"timeout\": 5}'"
+            )
+        with _served(tool, tool_options) as (served, where):
             entry: Any = tool if ":" not in tool else {"function": tool}
             entry = {tool: served} if served else entry
             (made,) = make_tools(RolloutConfig(tools=[entry]), Path())
             made = ensure_tool(made)
             console.print(f"{calls} calls of {made.name}, {concurrency} at once{where}")
-            with progress(console) as bar:
+            with progress_bar(console) as bar:
                 task = bar.add_task("calls", total=calls)
 
-                async def run() -> Load:
+                async def run() -> LoadResult:
                     dispatcher = Dispatcher([made])
                     try:
-                        return await put_under_load(
+                        return await run_load_test(
                             dispatcher,
                             made.name,
-                            words,
+                            call_args,
                             calls=calls,
                             concurrency=concurrency,
                             on_result=lambda _: bar.advance(task),
@@ -102,7 +114,7 @@ def check_load(
 
 @contextlib.contextmanager
 def _served(tool: str, options: dict[str, Any]) -> Generator[tuple[dict[str, Any], str]]:
-    """Give the options with a service that runs; start one if they name none."""
+    """Yield the options with the URL of a running service; start one if the options name none."""
     if tool not in _SERVED or _SERVED[tool][0] in options:
         yield options, ""
         return
@@ -113,7 +125,7 @@ def _served(tool: str, options: dict[str, Any]) -> Generator[tuple[dict[str, Any
         yield {**options, option: url + path}, ", against a server started here"
 
 
-def _show_load(console: Console, found: Load) -> None:
+def _show_load(console: Console, found: LoadResult) -> None:
     from torchrl_agentic.records.call_stats import Distribution
     from torchrl_agentic.viewer.report.statistics import milliseconds
 
@@ -136,7 +148,7 @@ _SHOWN = {"passed": ("passed", "green"), "excused": ("declared", "yellow"), "fai
 
 
 def show_tiers(console: Console) -> bool:
-    """List the sandboxes for this machine, from strong to weak; False if none of them works here."""
+    """Print the sandboxes of this machine, from strong to weak; return whether any of them works."""
     from torchrl_agentic.sandbox import cgroups
     from torchrl_agentic.sandbox.tiers import tiers
 
@@ -151,7 +163,9 @@ def show_tiers(console: Console) -> bool:
         held = kind().limits_enforced
         table.add_row(
             kind.name,
-            Text("used", style="bold green") if used is None else Text("works, a stronger one does too"),
+            Text("used", style="bold green")
+            if used is None
+            else Text("works, but a stronger one comes first"),
             ", ".join(name for name in held if held[name]),
             ", ".join(name for name in held if not held[name]),
         )
@@ -161,16 +175,24 @@ def show_tiers(console: Console) -> bool:
     if unheld and (reason := cgroups.why_not()) is not None:
         console.print(Text(f"memory_total is not enforced: {reason}", style="yellow"))
     if used is None:
-        console.print(
-            Text("No sandbox works here, and model-written code is not run without one.", style="red")
-        )
+        console.print(Text("No sandbox works here, so model-written code cannot be run.", style="red"))
     else:
-        console.print(f"To see it keep its promises: torchrl-agentic check sandbox {used}")
+        console.print(f"To run its conformance cases: torchrl-agentic check sandbox {used}")
     return used is not None
 
 
 def try_cases(name: str, only: str, console: Console) -> int:
-    """Put the sandbox of this name through the cases, and show what came of them; give the exit code."""
+    """Run the conformance cases of a sandbox, and print their outcomes.
+
+    Args:
+        name: Name of the sandbox, or module:Class.
+        only: Part of the name or group of the cases to run; empty for all.
+        console: Console to print to.
+
+    Returns:
+        The exit code: 0, 1 if a case failed or the sandbox does not work here, or 2 for a mistake of the
+            user.
+    """
     from torchrl_agentic.errors import MissingExtra, SandboxError
     from torchrl_agentic.repl import repl_cases as interpreters
     from torchrl_agentic.sandbox.conformance import CASES
@@ -179,7 +201,7 @@ def try_cases(name: str, only: str, console: Console) -> int:
         kind = _kind(name)
         cases = [case for case in (*CASES, *interpreters.CASES) if only in str(case)]
         if not cases:
-            raise ValueError(f"no case has {only!r} in its name or group")
+            raise ValueError(f"no case has {only!r} in its name or its group")
         outcomes = asyncio.run(_outcomes(kind, cases, console))
     except ValueError as error:
         Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
@@ -195,10 +217,10 @@ def try_cases(name: str, only: str, console: Console) -> int:
 
 
 def _kind(name: str) -> type[Sandbox]:
-    """Find a kind of sandbox by its name, or as module:Class.
+    """Return the class of a sandbox with this name, or named as module:Class.
 
     Raises:
-        ValueError: there is none.
+        ValueError: If there is no such class.
     """
     if ":" in name:
         module, _, attribute = name.partition(":")
@@ -209,7 +231,7 @@ def _kind(name: str) -> type[Sandbox]:
     kinds = _kinds()
     if name not in kinds:
         raise ValueError(
-            f"no sandbox is named {name!r}; there are {', '.join(sorted(kinds))}, and module:Class"
+            f"no sandbox is named {name!r}; available: {', '.join(sorted(kinds))}, or module:Class"
         )
     return kinds[name]
 
@@ -222,11 +244,12 @@ def _kinds() -> Mapping[str, type[Sandbox]]:
     return {kind.name: kind for kind in kinds if kind.name}
 
 
-async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) -> list[Outcome]:
-    """Try the cases, with a line that shows how far we are.
+async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) -> list[CaseOutcome]:
+    """Run the cases, with a progress bar.
 
     Raises:
-        SandboxError, MissingExtra: it does not work at all.
+        SandboxError: If the sandbox does not work here.
+        MissingExtra: If the package of the sandbox is not installed.
     """
     import warnings
 
@@ -240,7 +263,7 @@ async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) ->
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(kind.name, total=len(cases))
 
-        def on_outcome(outcome: Outcome) -> None:
+        def on_outcome(outcome: CaseOutcome) -> None:
             progress.update(task, advance=1, description=outcome.case.group)
             if outcome.status == "failed":
                 progress.console.print(Text(f"FAILED  {outcome.case}", style="bold red"))
@@ -248,7 +271,7 @@ async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) ->
         return await check(kind, cases, on_outcome=on_outcome)
 
 
-def _table(group: str, outcomes: list[Outcome]) -> Table:
+def _table(group: str, outcomes: list[CaseOutcome]) -> Table:
     table = Table(title=group, title_justify="left", box=box.SIMPLE, show_header=False)
     for outcome in outcomes:
         word, style = _SHOWN[outcome.status]
@@ -258,11 +281,11 @@ def _table(group: str, outcomes: list[Outcome]) -> Table:
     return table
 
 
-def _verdict(name: str, outcomes: list[Outcome]) -> str:
+def _verdict(name: str, outcomes: list[CaseOutcome]) -> str:
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in _SHOWN}
     parts = [f"{counts['passed']} passed"]
     if counts["excused"]:
-        parts.append(f"{counts['excused']} declared as not kept")
+        parts.append(f"{counts['excused']} declared as not enforced")
     if counts["failed"]:
         parts.append(f"{counts['failed']} FAILED")
     seconds = sum(outcome.seconds for outcome in outcomes)
@@ -270,15 +293,21 @@ def _verdict(name: str, outcomes: list[Outcome]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A tool, where the file names it, and where its code is."""
+class CheckedTool:
+    """A tool of a checked file.
+
+    Attributes:
+        tool: The tool.
+        place: File and line that name the tool.
+        defined: File and line of its code.
+    """
 
     tool: Tool
     place: str
     defined: str
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain JSON."""
+        """Return name, place, source, effects and specification as a JSON object."""
         from torchrl_agentic.tools.base import effects_of
 
         effects = effects_of(self.tool)
@@ -296,7 +325,16 @@ class Shown:
 
 
 def check_tools(console: Console, path: Path, *, as_json: bool) -> int:
-    """Show the tools of a file; give the exit code."""
+    """Print the tools of a YAML file.
+
+    Args:
+        console: Console to print to.
+        path: The file.
+        as_json: Whether to print JSON.
+
+    Returns:
+        The exit code: 0, or 1 for a mistake in the file.
+    """
     from torchrl_agentic.errors import InfrastructureError
 
     errors = Console(stderr=True)
@@ -323,12 +361,12 @@ def check_tools(console: Console, path: Path, *, as_json: bool) -> int:
 
 
 def printable_lines(text: str) -> str:
-    """Keep control characters from the terminal, other than the ends of lines."""
+    """Return text with its control characters escaped, except the newlines."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def _load(path: Path) -> LoadedTools:
-    """Load the tools of a file of tools, or of a rollout."""
+    """Load the tools of a file of tools or of a rollout."""
     from torchrl_agentic.config import load_tools
     from torchrl_agentic.config.document import read_yaml
 
@@ -340,22 +378,22 @@ def _load(path: Path) -> LoadedTools:
     return load_tools(path)
 
 
-async def _offered(loaded: LoadedTools) -> list[Shown]:
-    """Give all tools; servers are asked for theirs, and left again."""
+async def _offered(loaded: LoadedTools) -> list[CheckedTool]:
+    """Return all tools; toolsets are set up to list theirs, and torn down again."""
     found = [
-        Shown(tool, source.place, source.defined)
+        CheckedTool(tool, source.place, source.defined)
         for tool, source in zip(loaded.tools, loaded.sources.values(), strict=True)
     ]
     for toolset in loaded.toolsets:
         source: str = getattr(toolset, "source", repr(toolset))
         try:
-            found += [Shown(tool, source, source) for tool in await toolset.setup()]
+            found += [CheckedTool(tool, source, source) for tool in await toolset.setup()]
         finally:
             await toolset.teardown()
     return found
 
 
-def _check_schemas(found: Sequence[Shown]) -> None:
+def _check_schemas(found: Sequence[CheckedTool]) -> None:
     from torchrl_agentic.tools.schema import Validator
 
     for item in found:
@@ -365,7 +403,7 @@ def _check_schemas(found: Sequence[Shown]) -> None:
             raise ValueError(f"{item.place}: tool {item.tool.name!r}: {error}") from None
 
 
-def _show(console: Console, found: Sequence[Shown], specs: Sequence[dict[str, Any]]) -> None:
+def _show(console: Console, found: Sequence[CheckedTool], specs: Sequence[dict[str, Any]]) -> None:
     from torchrl_agentic.tools.base import effects_of
 
     table = Table(title=f"{len(found)} tools", title_justify="left", box=box.SIMPLE)
@@ -386,11 +424,15 @@ SHOWN_ERRORS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What came of it.
+class LoadResult:
+    """Result of a load test.
 
-    seconds: from the first call to the last result. queue_s, run_s: of each call, in order of their size.
-    statuses: how many calls ended how. errors: the text of the first few that were not OK, each once.
+    Attributes:
+        seconds: Time from the first call to the last result.
+        queue_s: Queue times of the calls in seconds, ascending.
+        run_s: Run times of the calls in seconds, ascending.
+        statuses: Number of calls by status.
+        errors: Texts of the first different errors, at most `SHOWN_ERRORS`.
     """
 
     seconds: float
@@ -401,11 +443,11 @@ class Load:
 
     @property
     def per_second(self) -> float:
-        """How many calls were answered in a second."""
+        """Number of calls per second."""
         return self.statuses.total() / self.seconds
 
 
-async def put_under_load(
+async def run_load_test(
     dispatcher: Dispatcher,
     tool: str,
     args: Mapping[str, JSON],
@@ -413,11 +455,19 @@ async def put_under_load(
     calls: int,
     concurrency: int,
     on_result: Callable[[ToolResult], None] | None = None,
-) -> Load:
-    """Call a tool so often, by so many trajectories at once; each waits for its result before it calls again.
+) -> LoadResult:
+    """Call a tool from several trajectories at once; each one waits for its result before its next call.
+
+    Args:
+        dispatcher: Dispatcher that has the tool.
+        tool: Name of the tool.
+        args: Arguments of each call.
+        calls: Total number of calls.
+        concurrency: Number of trajectories.
+        on_result: Function that is called with each result.
 
     Raises:
-        ValueError: a number that is not above 0.
+        ValueError: If `calls` or `concurrency` is below 1.
     """
     if calls < 1 or concurrency < 1:
         raise ValueError(f"calls and concurrency must be 1 or more; got {calls} and {concurrency}")
@@ -438,7 +488,7 @@ async def put_under_load(
     seconds = time.perf_counter() - began
     timings = [result.timing for result in results if result.timing is not None]
     errors = dict.fromkeys(result.text for result in results if result.is_error)
-    return Load(
+    return LoadResult(
         seconds,
         tuple(sorted(timing.queue_s for timing in timings)),
         tuple(sorted(timing.run_s for timing in timings)),

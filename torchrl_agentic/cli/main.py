@@ -1,4 +1,4 @@
-"""The command line: `torchrl-agentic rollout …`, `… view …`, `… check …`, `… serve …`."""
+"""The commands of `torchrl-agentic`, with their options: rollout, view, report, check and serve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.text import Text
 from typer.core import TyperGroup
 
-from torchrl_agentic.cli.show import conversation, progress, score, verdict
+from torchrl_agentic.cli.show import answer_summary, conversation_panel, progress_bar, replay_summary
 
 if TYPE_CHECKING:
     from torchrl_agentic.cli.rollout_file import RolloutConfig
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout.evaluate import Completion
 
 
-class _Words(TyperGroup):
-    """Commands, of which some have a name of two words: `check sandbox`, beside `check`."""
+class _TwoWordCommands(TyperGroup):
+    """A command group in which some commands have two words: `check sandbox`, beside `check`."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # of click, which later typers bring along
-        """Find the command that the first one or two arguments name."""
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # types of click, which typer may vendor
+        """Return the command that the first one or two arguments name."""
         if " ".join(args[:2]) in self.commands:
             args = [" ".join(args[:2]), *args[2:]]
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=_Words, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_TwoWordCommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 
 
-serve = typer.Typer(no_args_is_help=True, help="Start a server for tools, on this machine.")
+serve = typer.Typer(no_args_is_help=True, help="Start a local server for tools.")
 app.add_typer(serve, name="serve")
 
 
@@ -48,7 +50,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def main(
+def _main(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
@@ -56,51 +58,51 @@ def main(
 ) -> None:
     """Tool use for language-model reinforcement learning in TorchRL."""
     del version  # its callback has printed it
-    # A console script does not look for modules in the working folder, where those of configurations are.
+    # Configurations name modules of the working directory, which a console script does not search.
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
 
 
-@app.command()
-def rollout(
+@app.command("rollout")
+def _rollout(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A YAML configuration; or conversations, or questions, as .json or .jsonl."),
+        typer.Argument(help="YAML configuration, or a .json or .jsonl file of conversations or questions."),
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(help="Replay this dump with the tools, and the parser, of the configuration."),
+        typer.Option(help="Replay this dump with the tools and the parser of the configuration."),
     ] = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option(
-            help="What this regular expression matches in results is not compared. May be repeated."
+            help="With --replay: regular expression; matching parts of results are not compared. Repeatable."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the turns are recorded, as JSON lines.")] = None,
-    parser: Annotated[str | None, typer.Option(help="The format in which the model calls tools.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Record the turns in this .jsonl file.")] = None,
+    parser: Annotated[str | None, typer.Option(help="Tool-call format of the model, such as hermes.")] = None,
     model: Annotated[
-        str | None, typer.Option(help='Ask this model: a Hugging Face folder or name, or "tiny", ours.')
+        str | None, typer.Option(help='Model to ask: a Hugging Face folder or name, or "tiny" (included).')
     ] = None,
-    engine: Annotated[str, typer.Option(help="What generates: transformers or vllm.")] = "transformers",
+    engine: Annotated[str, typer.Option(help="Inference engine: transformers or vllm.")] = "transformers",
     show: Annotated[
-        int, typer.Option(help="How many conversations, or differences from a dump, to print; -1 for all.")
+        int, typer.Option(help="Number of conversations, or of differences, to print; -1 for all.")
     ] = -1,
-    lines: Annotated[int, typer.Option(help="How many lines of each message to print.")] = 8,
+    lines: Annotated[int, typer.Option(help="Number of lines to print of each message.")] = 8,
 ) -> None:
     """Ask a model questions, or replay recorded conversations or a dump, with real tools.
 
-    Say what was called; which answers were right; what the tools answer otherwise now.
+    Print the tool calls, and which answers are correct or which results differ from the recorded ones.
     """
     from torchrl_agentic.cli.replay_command import recorded_to, replay_dump
 
     if replay is not None or ignore:
         if model is not None:
-            raise typer.BadParameter("a replay asks no model: give --model or --replay, not both")
+            raise typer.BadParameter("a replay does not ask a model: use either --model or --replay")
         code = replay_dump(replay, config, out, parser, ignore or [], show=show, lines=lines)
         raise typer.Exit(code)
     if config is None:
-        raise typer.BadParameter("give a configuration, or conversations or questions: see --help")
+        raise typer.BadParameter("a configuration, or a file of conversations or questions, is missing")
     from torchrl_agentic.cli.rollout_file import ConfigError, ModelConfig, load_config
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import TrajectoryRecord, read_records
@@ -129,16 +131,16 @@ def rollout(
     summaries = summarize(turn for record in records for turn in record.turns)
     console.print(tool_tables(tool_reports(summaries)))
     for record in records[: len(records) if show < 0 else show]:
-        console.print(conversation(record, lines, console.width - 8))
-    console.print(found.verdict)
+        console.print(conversation_panel(record, lines, console.width - 8))
+    console.print(found.summary)
     turns = sum(len(record.turns) for record in records)
     console.print(f"{turns} turns of {len(records)} conversations: {path}")
-    if found.failed:
+    if found.has_failed:
         raise typer.Exit(1)
 
 
 def _check_engine(name: str) -> None:
-    """Raise typer.BadParameter, with the names that there are, if no engine has this one."""
+    """Raise typer.BadParameter, which lists the engines, if none has this name."""
     from typing import get_args
 
     from torchrl_agentic.rollout.evaluate import Engine
@@ -150,24 +152,22 @@ def _check_engine(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What a rollout is summed up by. names: of its conversations, in their order."""
-
-    names: Sequence[str]
-    verdict: Group | Text
-    failed: bool
+class _Outcome:
+    names: Sequence[str]  # of the conversations, in order
+    summary: Group | Text
+    has_failed: bool
 
 
 def _replay(
     console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder
-) -> _Found:
+) -> _Outcome:
     from torchrl_agentic.cli.replay_command import dispatching
     from torchrl_agentic.cli.rollout_file import load_conversations, load_rollout_tools
     from torchrl_agentic.rollout import replay
 
     conversations = load_conversations(settings, folder)
     loaded = load_rollout_tools(settings, folder)
-    with progress(console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("turns", total=sum(len(item.turns) for item in conversations))
 
         differences = replay(
@@ -180,10 +180,12 @@ def _replay(
         expected is not None for conversation in conversations for expected in conversation.expected
     )
     names = [conversation.name for conversation in conversations]
-    return _Found(names, verdict(compared, differences, width=console.width - 8), bool(differences))
+    return _Outcome(names, replay_summary(compared, differences, width=console.width - 8), bool(differences))
 
 
-def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder) -> _Found:
+def _ask(
+    console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder
+) -> _Outcome:
     import time
 
     import torch
@@ -205,12 +207,14 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
     torch.manual_seed(chosen.seed)
     bound = loaded.max_turns or chosen.max_turns
     if loaded.max_user_turns or loaded.interaction_config_path:
-        console.print("max_user_turns and interaction_config_path do nothing here: this command has no user")
+        console.print(
+            "max_user_turns and interaction_config_path are ignored: this command simulates no user"
+        )
     if chosen.mode == "history" and loaded.tokenizer_options:
-        console.print("bounds on tool results and the sanity check need 'mode: tokens'; they do nothing here")
+        console.print("limits on tool results and the sanity check are ignored: they need 'mode: tokens'")
     completions: list[Completion] = []
     began = time.perf_counter()
-    with progress(console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("questions", total=len(questions))
         for completion in evaluate(
             questions,
@@ -227,39 +231,39 @@ def _ask(console: Console, settings: RolloutConfig, folder: Path, parser: str, r
             bar.advance(task)
     seconds = time.perf_counter() - began
     names = [completion.sample.name for completion in completions]
-    return _Found(names, score(completions, seconds), failed=False)
+    return _Outcome(names, answer_summary(completions, seconds), has_failed=False)
 
 
-@app.command()
-def report(
-    dump: Annotated[Path, typer.Argument(help="A folder with a file per step, or one file.")],
-    other: Annotated[Path | None, typer.Argument(help="Another run, to compare with the first.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw it, too, into this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+@app.command("report")
+def _report(
+    dump: Annotated[Path, typer.Argument(help="Dump: a folder with a file per step, or one file.")],
+    other: Annotated[Path | None, typer.Argument(help="Dump of another run, to compare.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw charts into this .png file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as a JSON object.")] = False,
     by: Annotated[
-        int | None, typer.Option(min=1, help="So many steps are a row; otherwise as many as give 24 rows.")
+        int | None, typer.Option(min=1, help="Number of steps per row; by default, about 24 rows are shown.")
     ] = None,
 ) -> None:
-    """Sum up recorded trajectories: scores, turns, calls, errors, times and tokens, over steps and per tool.
+    """Summarize recorded trajectories: scores, turns, calls, errors, times and tokens, by step and by tool.
 
-    Of two runs, say what is better or worse in the second one, and by how much.
+    With two runs, print what is better or worse in the second one, and by how much.
     """
     from torchrl_agentic.cli.view import show_report
 
     raise typer.Exit(show_report(dump, other, png, as_json=as_json, by=by))
 
 
-@app.command()
-def check(
+@app.command("check")
+def _check(
     config: Annotated[
-        Path | None, typer.Argument(help="A YAML configuration, whose tools and parser are checked.")
+        Path | None, typer.Argument(help="YAML configuration, whose tools and parser are checked.")
     ] = None,
-    parser: Annotated[str | None, typer.Option(help="The format in which the model calls tools.")] = None,
+    parser: Annotated[str | None, typer.Option(help="Tool-call format of the model, such as hermes.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="The model's folder or name, for its chat template.")
+        str | None, typer.Option(help="Folder or name of the model, to check its chat template.")
     ] = None,
 ) -> None:
-    """Say which sandbox works here, and whether a call of each tool reads back as the model writes it."""
+    """Show which sandboxes work on this machine, and check that calls of each tool parse correctly."""
     from torchrl_agentic.cli.check import show_tiers
 
     if config is not None or parser is not None or tokenizer is not None:
@@ -268,51 +272,53 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
-def view(
+@app.command("view")
+def _view(
     path: Annotated[
-        Path, typer.Argument(help="A folder with a file per step, or a .jsonl or .jsonl.zst file.")
+        Path, typer.Argument(help="Dump: a folder with a file per step, or a .jsonl or .jsonl.zst file.")
     ],
     mask_str: Annotated[
-        str, typer.Option(help="A regular expression; what it matches is shown as a star.")
+        str, typer.Option(help="Regular expression; matching text is shown as a star.")
     ] = r"<\|image_pad\|>|<\|imgpad\|>",
     query: Annotated[
-        str, typer.Option(help="What is listed, e.g. 'status:timeout tool:python score<0.5 words'.")
+        str, typer.Option(help="Filter of the list, such as 'status:timeout tool:python score<0.5 words'.")
     ] = "",
-    sort: Annotated[str, typer.Option(help="none, score ascending or score descending.")] = "none",
-    html: Annotated[Path | None, typer.Option(help="Write a page of HTML instead.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Print all of it as plain text instead.")] = False,
+    sort: Annotated[
+        str, typer.Option(help='Order of the list: "none", "score ascending" or "score descending".')
+    ] = "none",
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file instead.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print the dump as plain text instead.")] = False,
 ) -> None:
-    """Look at recorded trajectories in the terminal, also while they are being written; ? shows the keys."""
+    """Show recorded trajectories in the terminal, also while they are being written; ? shows the keys."""
     from torchrl_agentic.cli.view import view
 
     raise typer.Exit(view(path, mask=mask_str, query=query, sort=sort, html=html, as_text=text))
 
 
 @app.command("check sandbox")
-def check_sandbox(
-    name: Annotated[str, typer.Argument(help="Its name, such as bubblewrap, or module:Class.")],
-    only: Annotated[str, typer.Option(help="Try only the cases in whose name, or group, this stands.")] = "",
+def _check_sandbox(
+    name: Annotated[str, typer.Argument(help="Name of the sandbox, such as bubblewrap, or module:Class.")],
+    only: Annotated[str, typer.Option(help="Run only the cases whose name or group contains this.")] = "",
 ) -> None:
-    """Put a sandbox through all that sandboxes promise, attacks among it."""
+    """Run the conformance cases of a sandbox, which include attacks."""
     from torchrl_agentic.cli.check import try_cases
 
     raise typer.Exit(try_cases(name, only, Console()))
 
 
 @app.command("check load")
-def check_load(
+def _check_load(
     tool: Annotated[
-        str, typer.Option(help="As in a YAML file: sandbox_fusion, search, python, …, or file.py:function.")
+        str, typer.Option(help="Tool as in a YAML file: sandbox_fusion, search, python, or file.py:function.")
     ] = "sandbox_fusion",
-    concurrency: Annotated[int, typer.Option(min=1, help="How many trajectories call at once.")] = 16,
-    calls: Annotated[int, typer.Option(min=1, help="How many calls there are in all.")] = 500,
-    options: Annotated[str, typer.Option(help="The tool's options, as JSON.")] = "{}",
-    args: Annotated[str | None, typer.Option(help="What it is called with, as JSON.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of trajectories that call at once.")] = 16,
+    calls: Annotated[int, typer.Option(min=1, help="Total number of calls.")] = 500,
+    options: Annotated[str, typer.Option(help="Options of the tool, as a JSON object.")] = "{}",
+    args: Annotated[str | None, typer.Option(help="Arguments of each call, as a JSON object.")] = None,
 ) -> None:
-    """Call a tool many times at once: the rate reached, how long calls wait and run, what goes wrong.
+    """Load-test a tool: measure calls per second, queue times, run times and errors.
 
-    Services that its options name no URL of are started here.
+    If the options name no URL of a service, the service is started on this machine.
     """
     from torchrl_agentic.cli.check import check_load
 
@@ -321,13 +327,15 @@ def check_load(
 
 
 @app.command("check tools")
-def check_tools(
-    file: Annotated[Path, typer.Argument(help="A YAML file of tools, ours or verl's, or of a rollout.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+def _check_tools(
+    file: Annotated[
+        Path, typer.Argument(help="YAML file of tools (this package's form, or verl's) or of a rollout.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tools as a JSON object.")] = False,
 ) -> None:
-    """Show the tools that a file names as the model will see them, or say what is wrong with it.
+    """Show the tools of a YAML file as the model sees them, or its first mistake.
 
-    Classes and functions that it names are imported, and MCP servers asked what they offer.
+    The classes and functions of the file are imported, and its MCP servers are asked for their tools.
     """
     from torchrl_agentic.cli.check import check_tools
 
@@ -335,41 +343,41 @@ def check_tools(
 
 
 _Host = Annotated[
-    str, typer.Option(help="The address to listen at; another one than loopback needs a token.")
+    str, typer.Option(help="Address to listen at; other addresses than loopback need --token-file.")
 ]
-_TokenFile = Annotated[
-    Path | None, typer.Option(help="Serve those alone that send the token in this file, as a bearer token.")
-]
+_TokenFile = Annotated[Path | None, typer.Option(help="File of the bearer token that clients must send.")]
 _AllowedHosts = Annotated[
     list[str] | None,
-    typer.Option(help="A name by which others, or a proxy, ask this server. May be repeated."),
+    typer.Option(help="Host name under which clients or a proxy reach this server. Repeatable."),
 ]
 _Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Listen at an address that others reach, without a token.")
+    bool, typer.Option("--insecure", help="Allow an address other than loopback without a token.")
 ]
-_MaxConnections = Annotated[int, typer.Option(help="How many connections are open at once.")]
+_MaxConnections = Annotated[int, typer.Option(help="Largest number of open connections.")]
 
 
 @serve.command("sandbox")
-def serve_sandbox(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8080,
+def _serve_sandbox(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8080,
     host: _Host = "127.0.0.1",
     token_file: _TokenFile = None,
     allowed_host: _AllowedHosts = None,
     insecure: _Insecure = False,
     max_concurrency: Annotated[
         int | None,
-        typer.Option(help="How many programs run at once; otherwise one more than there are processors."),
+        typer.Option(help="Largest number of running programs; one more than the processors by default."),
     ] = None,
-    max_queue: Annotated[int, typer.Option(help="How many wait; others are told to come back later.")] = 256,
+    max_queue: Annotated[
+        int, typer.Option(help="Largest number of waiting programs; further requests get status 429.")
+    ] = 256,
     max_run_timeout: Annotated[
-        float, typer.Option(help="How long requests may ask for to compile, or to run, in seconds.")
+        float, typer.Option(help="Largest time limit for compiling or running, in seconds.")
     ] = 300.0,
-    memory_mb: Annotated[int, typer.Option(help="How much memory a program may take, in MiB.")] = 1024,
-    max_body_mb: Annotated[int, typer.Option(help="How long a request may be, in MiB.")] = 32,
+    memory_mb: Annotated[int, typer.Option(help="Memory limit of a program, in MiB.")] = 1024,
+    max_body_mb: Annotated[int, typer.Option(help="Largest size of a request, in MiB.")] = 32,
     max_connections: _MaxConnections = 512,
 ) -> None:
-    """Run code that is sent over HTTP, each program in its own sandbox; the protocol is Sandbox Fusion's."""
+    """Run programs sent over HTTP, each in its own sandbox, with the protocol of Sandbox Fusion."""
     from torchrl_agentic.cli import servers
 
     code = servers.serve_sandbox(
@@ -384,17 +392,17 @@ def serve_sandbox(
 
 
 @serve.command("search")
-def serve_search(
-    path: Annotated[Path, typer.Argument(help="A folder of text files, or a .jsonl file of documents.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: at a free port.")] = 8000,
+def _serve_search(
+    path: Annotated[Path, typer.Argument(help="Folder of text files, or a .jsonl file of documents.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")] = 8000,
     host: _Host = "127.0.0.1",
     token_file: _TokenFile = None,
     allowed_host: _AllowedHosts = None,
     insecure: _Insecure = False,
-    topk: Annotated[int, typer.Option(help="How many documents a query gets if it does not say.")] = 3,
+    topk: Annotated[int, typer.Option(help="Default number of documents per query.")] = 3,
     max_connections: _MaxConnections = 512,
 ) -> None:
-    """Search documents of this machine, as a retrieval service for search agents does, by BM25."""
+    """Serve a BM25 search in local documents, with the protocol of Search-R1's retrieval service."""
     from torchrl_agentic.cli import servers
 
     where = servers.Listening(host, port, token_file, allowed_host or (), insecure, max_connections)
@@ -402,7 +410,7 @@ def serve_search(
 
 
 def _check_parser(config: Path | None, name: str | None, model: str | None) -> None:
-    """See that calls of all tools read back; say how they look, or end with what is wrong."""
+    """Check that calls of all tools parse as written; exit with an error if one does not."""
     from torchrl_agentic.cli.rollout_file import RolloutConfig, load_config, make_tools
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.parsers import PARSERS, Mismatch, check_parser, get_parser
@@ -425,19 +433,20 @@ def _check_parser(config: Path | None, name: str | None, model: str | None) -> N
         raise typer.Exit(2) from None
     written = "as the chat template writes them" if tokenizer is not None else "as the parser writes them"
     console.print(
-        Text(f"parser {parser.name}: calls of {', '.join(checked)} read back {written}", style="green")
+        Text(f"parser {parser.name}: calls of {', '.join(checked)} parse correctly {written}", style="green")
     )
     for warning in caught:
         console.print(Text(str(warning.message), style="yellow"))
     if getattr(parser, "reasoning_open", False):
-        console.print(Text(_OPENS_THOUGHT.format(name=parser.name), style="yellow"))
-    if unsaid := [tool.name for tool in tools if tool.name not in checked]:
-        console.print(Text(f"this format cannot call {', '.join(unsaid)}", style="red"))
+        console.print(Text(_REASONING_OPEN.format(name=parser.name), style="yellow"))
+    if unwritable := [tool.name for tool in tools if tool.name not in checked]:
+        console.print(Text(f"this format cannot call {', '.join(unwritable)}", style="red"))
 
 
-_OPENS_THOUGHT = (
-    "the chat template opens a thought: give ToolCompose the tokenizer, or the parser reasoning_open=True "
-    "(get_parser({name!r}, reasoning_open=True)), or calls that the model only considers may run"
+_REASONING_OPEN = (
+    "the chat template opens a reasoning block: pass the tokenizer to ToolCompose, or reasoning_open=True to "
+    "the parser (get_parser({name!r}, reasoning_open=True)); otherwise calls that the model only considers "
+    "may run"
 )
 
 

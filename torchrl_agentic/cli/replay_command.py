@@ -1,4 +1,4 @@
-"""`torchrl-agentic rollout --replay`: the turns of a dump, against the tools of today."""
+"""`torchrl-agentic rollout --replay`: repeat the tool calls of a dump, and compare the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from torchrl_agentic.cli.show import progress, verdict
+from torchrl_agentic.cli.show import progress_bar, replay_summary
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.private_files import PRIVATE
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.records import Dump, Recorder
     from torchrl_agentic.rollout import Conversation
 
-_TOLD = 5
+_SHOWN = 5
 
 
 def replay_dump(
@@ -36,7 +36,20 @@ def replay_dump(
     show: int,
     lines: int,
 ) -> int:
-    """Replay a dump, and say what differs; give the exit code. out: where what happens now is recorded."""
+    """Replay a dump, and print the differences.
+
+    Args:
+        dump: The dump.
+        config: YAML file of the tools and the parser.
+        out: File to record the new turns in, or None.
+        parser: Name of the parser, in place of the configured one.
+        ignore: Regular expressions; matching parts of results are not compared.
+        show: Number of differences to print; -1 for all.
+        lines: Number of lines to print of each result.
+
+    Returns:
+        The exit code: 0, 1 if a result differs, or 2 for a mistake of the user.
+    """
     from torchrl_agentic.cli.rollout_file import load_config, load_rollout_tools
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import Dump
@@ -45,10 +58,10 @@ def replay_dump(
     console, read = Console(), _Read()
     try:
         if dump is None:
-            raise ValueError("--ignore says what does not count in a replay: --replay DIR")
+            raise ValueError("--ignore needs a replay: add --replay DIR")
         if config is None or config.suffix not in (".yaml", ".yml"):
             raise ValueError(
-                "a dump does not hold the tools: name them, and the parser, in a configuration: "
+                "a dump does not contain the tools and the parser: name them in a configuration: "
                 "torchrl-agentic rollout --replay DIR config.yaml"
             )
         ignored = [_pattern(one) for one in ignore]
@@ -58,7 +71,7 @@ def replay_dump(
             found = stack.enter_context(Dump(dump))
             files = [file.path for file in found.files]
             recorder = None if out is None else stack.enter_context(recorded_to(out, files))
-            bar = stack.enter_context(progress(console))
+            bar = stack.enter_context(progress_bar(console))
             task = bar.add_task("turns", total=None)
             differences = replay(
                 read.conversations(found),
@@ -69,12 +82,12 @@ def replay_dump(
             )
             if not read.turns:
                 raise ValueError(
-                    f"{dump} holds nothing to replay: {'. '.join(read.complaints) or 'it is empty'}"
+                    f"{dump} has nothing to replay: {'. '.join(read.complaints) or 'it is empty'}"
                 )
     except (SandboxError, ValueError, TypeError, ImportError, OSError) as error:
         Console(stderr=True).print(Text(f"torchrl-agentic: {printable(str(error))}", style="red"))
         return 2
-    console.print(verdict(read.turns, differences, show=show, lines=lines, width=console.width - 8))
+    console.print(replay_summary(read.turns, differences, show=show, lines=lines, width=console.width - 8))
     for line in read.complaints:
         console.print(Text(line, style="yellow"))
     return 1 if differences else 0
@@ -84,11 +97,17 @@ def _pattern(ignore: str) -> re.Pattern[str]:
     try:
         return re.compile(ignore)
     except re.error as error:
-        raise ValueError(f"--ignore {ignore!r} is no regular expression: {error}") from None
+        raise ValueError(f"--ignore {ignore!r} is not a regular expression: {error}") from None
 
 
 def dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> dict[str, Any]:
-    """Give what every kind of rollout hands on to `ToolCompose`."""
+    """Return the arguments of `ToolCompose` that all kinds of rollouts share.
+
+    Args:
+        settings: The configuration.
+        loaded: Its tools.
+        parser: Name of the parser.
+    """
     return {
         "parser": parser,
         "toolsets": loaded.toolsets,
@@ -101,17 +120,21 @@ def dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> di
 
 @contextmanager
 def recorded_to(path: Path, read: Iterable[Path]) -> Generator[Recorder]:
-    """Record to a file, in whose place an earlier one stays until all is done. read: what is read meanwhile.
+    """Record to a temporary file, which replaces `path` when everything has succeeded.
+
+    Args:
+        path: File for the records.
+        read: Files that are read meanwhile, which `path` must not be.
 
     Raises:
-        ValueError: it is no file for records, or one that is read.
+        ValueError: If `path` is one of them, or has another suffix.
     """
     from torchrl_agentic.records import SUFFIXES, Recorder
 
     if path.resolve() in {one.resolve() for one in read}:
-        raise ValueError(f"{path} is what is read; record the turns somewhere else: --out FILE")
+        raise ValueError(f"{path} is also an input: record the turns somewhere else, with --out FILE")
     if not path.name.endswith(SUFFIXES):
-        raise ValueError(f"records go to a file, {' or '.join(SUFFIXES)}; got {path}")
+        raise ValueError(f"--out must name a {' or '.join(SUFFIXES)} file; got {path}")
     part = path.with_name(f".part-{path.name}")
     part.unlink(missing_ok=True)
     mode = path.stat().st_mode & 0o777 | PRIVATE if path.exists() else PRIVATE
@@ -121,7 +144,7 @@ def recorded_to(path: Path, read: Iterable[Path]) -> Generator[Recorder]:
 
 
 class _Read:
-    """What was read of a dump, as far as it can be replayed; and why the rest cannot."""
+    """Reads the trajectories of a dump that can be replayed, and collects why others cannot."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -129,16 +152,14 @@ class _Read:
         self._names: Counter[str] = Counter()
 
     def conversations(self, dump: Dump) -> Iterator[Conversation]:
-        """Read a dump, trajectory by trajectory; of several with one name, the later ones get a number."""
+        """Yield the conversations of a dump. Repeated names get a number."""
         from torchrl_agentic.records import BadLine
         from torchrl_agentic.rollout import Conversation
 
         for file in dump.files:
             for record in file.records():
                 if isinstance(record, BadLine):
-                    self._leave_out(
-                        "they cannot be read", f"{file.path.name}, line {record.number}: {record.reason}"
-                    )
+                    self._leave_out("unreadable", f"{file.path.name}, line {record.number}: {record.reason}")
                     continue
                 try:
                     found = Conversation.of_record(record)
@@ -156,9 +177,9 @@ class _Read:
 
     @property
     def complaints(self) -> list[str]:
-        """Say what was left out, and why."""
+        """One sentence per reason why trajectories were left out."""
         return [
-            f"{len(names)} left out, as {reason}: {'; '.join(map(printable, names[:_TOLD]))}"
-            + ("; …" if len(names) > _TOLD else "")
+            f"{len(names)} left out: {reason}: {'; '.join(map(printable, names[:_SHOWN]))}"
+            + ("; …" if len(names) > _SHOWN else "")
             for reason, names in self._reasons.items()
         ]

@@ -25,7 +25,14 @@ class ModelConfig(pydantic.BaseModel):
 
     Attributes:
         path: A Hugging Face folder or name, or "tiny" for the model of this package.
+        engine: Inference engine.
         rows: Number of questions in a batch.
+        max_turns: Largest number of turns of a trajectory.
+        max_new_tokens: Largest number of tokens of an answer.
+        temperature: Sampling temperature; 0 for greedy sampling.
+        mode: Whether the model gets exact token ids, or messages through its chat template.
+        tool_choice: "required" forces a tool call; None leaves the choice to the engine's default.
+        seed: Seed of the random number generator.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -50,7 +57,10 @@ class RolloutConfig(ToolsConfig):
         conversations: Files of conversations to replay, relative to the YAML file.
         questions: Files of questions for the model, relative to the YAML file.
         model: The model.
-        system_prompt: Added before each question that is a string.
+        system_prompt: System message that is added before each question that is a string.
+        parser: Name of the parser.
+        per_call_timeout: Time limit of a tool call, in seconds; None for no limit.
+        per_turn_timeout: Time limit of all calls of a turn, in seconds; None for no limit.
         out: File of the result, relative to the working directory.
     """
 
@@ -115,7 +125,12 @@ def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
 
 
 def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
-    """Create the tools of a configuration; see `load_rollout_tools`."""
+    """Create the tools of a configuration; see `load_rollout_tools`.
+
+    Args:
+        config: The configuration.
+        folder: Directory that its paths are relative to.
+    """
     return list(load_rollout_tools(config, folder).tools)
 
 

@@ -1,4 +1,4 @@
-"""`torchrl-agentic serve`: servers for machines without a cloud, until they are told to end."""
+"""`torchrl-agentic serve`: local servers of sandboxes and search, which run until they are interrupted."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a server listens, and who may use it.
+    """Address of a server, and the clients that may use it.
 
     Args:
-        host: The address.
-        port: The port; 0 for one that is free.
-        token_file: The file of the token that requests have to send; None: they need none.
-        allowed_hosts: What requests may name as their host, besides names of loopback; if empty, a server
-            that others reach takes any.
-        is_insecure: Whether others may reach it without a token.
-        max_connections: Number of open connections.
+        host: Address to listen at.
+        port: Port to listen at; 0 for a free one.
+        token_file: File of the token that requests must send; None for no token.
+        allowed_hosts: Accepted host names of requests, besides loopback names; if empty, a public server
+            accepts any.
+        is_insecure: Whether a public server without a token is allowed.
+        max_connections: Largest number of open connections.
     """
 
     host: str
@@ -39,11 +39,11 @@ class Listening:
     max_connections: int = 512
 
     def access(self) -> Access:
-        """Return who may use the server.
+        """Return the rules for requests.
 
         Raises:
-            ValueError: If others reach it without a token, or a value cannot be what it should.
-            OSError: If the token cannot be read, or there is no such address.
+            ValueError: If the server would be public without a token, or a value is invalid.
+            OSError: If the token cannot be read, or the address does not exist.
         """
         from torchrl_agentic.serve.access import Access
         from torchrl_agentic.tools.service import read_token
@@ -53,8 +53,8 @@ class Listening:
             return Access(token, tuple(self.allowed_hosts))
         if token is None and not self.is_insecure:
             raise ValueError(
-                f"whoever reaches {self.host}, port {self.port} could use this server; give it a token "
-                "(--token-file), let it listen to this machine alone (--host 127.0.0.1), or say --insecure"
+                f"anyone who can reach {self.host}, port {self.port} could use this server: require a token "
+                "(--token-file), listen on this machine only (--host 127.0.0.1), or pass --insecure"
             )
         return Access(token, tuple(self.allowed_hosts) or None)
 
@@ -68,7 +68,19 @@ def serve_sandbox(
     memory_mb: int,
     max_body_mb: int,
 ) -> int:
-    """Serve sandboxes; give the exit code."""
+    """Serve sandboxes until interrupted.
+
+    Args:
+        listening: Address and access of the server.
+        max_concurrency: Largest number of running programs; None for one more than the processors.
+        max_queue: Largest number of waiting programs.
+        max_run_timeout: Largest time limit that a request can ask for, in seconds.
+        memory_mb: Memory limit of a program, in MiB.
+        max_body_mb: Largest size of a request, in MiB.
+
+    Returns:
+        The exit code: 0, or 1 if the server cannot start.
+    """
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.sandbox import default_sandbox
     from torchrl_agentic.serve.sandbox_app import MAX_TOTAL_BODY_BYTES, run_limits, sandbox_app
@@ -87,12 +99,21 @@ def serve_sandbox(
         )
     except (SandboxError, ImportError, ValueError, OSError) as error:
         return _complain(error)
-    _warn_of_strangers(listening, access, "run code on this machine, in sandboxes,")
-    return _serve(app, listening, "code is run at {}/run_code and {}/run_jupyter")
+    _warn_if_public(listening, access, "run code on this machine, in sandboxes,")
+    return _serve(app, listening, "programs run at {}/run_code and {}/run_jupyter")
 
 
 def serve_search(path: Path, listening: Listening, *, topk: int) -> int:
-    """Serve documents; give the exit code."""
+    """Serve a search in documents until interrupted.
+
+    Args:
+        path: Folder of text files, or a .jsonl file of documents.
+        listening: Address and access of the server.
+        topk: Default number of documents per query.
+
+    Returns:
+        The exit code: 0, or 1 if the server cannot start.
+    """
     from torchrl_agentic.serve.search_app import read_documents, search_app
 
     try:
@@ -102,9 +123,9 @@ def serve_search(path: Path, listening: Listening, *, topk: int) -> int:
     except (ImportError, ValueError, OSError) as error:
         return _complain(error)
     if not documents:
-        _warn(f"{path} holds no documents: nothing will be found")
-    _warn_of_strangers(listening, access, "read these documents")
-    return _serve(app, listening, f"{len(documents)} documents are searched at {{}}/retrieve")
+        _warn(f"{path} holds no documents: searches will find nothing")
+    _warn_if_public(listening, access, "read these documents")
+    return _serve(app, listening, f"search {len(documents)} documents at {{}}/retrieve")
 
 
 def _serve(app: Any, where: Listening, line: str) -> int:
@@ -115,8 +136,8 @@ def _serve(app: Any, where: Listening, line: str) -> int:
         with _listen(where.host, where.port) as listening:
             address, bound = listening.getsockname()[:2]
             url = f"http://[{address}]:{bound}" if ":" in address else f"http://{address}:{bound}"
-            ready = line.replace("{}", url) + "; Ctrl-C ends it"
-            # uvicorn raises the signals that have ended it once more, to whoever listened to them before.
+            ready = line.replace("{}", url) + "; Ctrl-C stops the server"
+            # After it has stopped, uvicorn sends its signals again to the previous handlers.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda number, frame: None)
             asyncio.run(make_server(_announced(app, ready), bounds).serve(sockets=[listening]))
@@ -126,17 +147,17 @@ def _serve(app: Any, where: Listening, line: str) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen to a port; 0 for one that is free.
+    """Return a socket that listens to a port; 0 for a free one.
 
     Raises:
-        OSError: it is taken, or there is no such address.
+        OSError: If the port is in use, or the address does not exist.
     """
     try:
         family = _addresses(host, port)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         reason = error.strerror or error
-        raise OSError(f"cannot listen at {host}, port {port}: {reason}; --port 0 takes a free one") from None
+        raise OSError(f"cannot listen at {host}, port {port}: {reason}; --port 0 uses a free port") from None
 
 
 def _addresses(host: str, port: int) -> list[Any]:
@@ -147,37 +168,37 @@ def _addresses(host: str, port: int) -> list[Any]:
 
 
 def _announced(app: Any, line: str) -> Any:
-    """Print a line as soon as an application has started."""
+    """Wrap an application, to print a line when it has started."""
 
     async def call(scope: Any, receive: Any, send: Any) -> None:
-        async def send_and_tell(message: Any) -> None:
+        async def send_and_print(message: Any) -> None:
             await send(message)
             if message["type"] == "lifespan.startup.complete":
                 print(f"ready: {line}", flush=True)
 
-        await app(scope, receive, send_and_tell if scope["type"] == "lifespan" else send)
+        await app(scope, receive, send_and_print if scope["type"] == "lifespan" else send)
 
     return call
 
 
 def _is_loopback(host: str, port: int) -> bool:
-    """Whether this machine alone can reach an address.
+    """Return whether only this machine can reach an address.
 
     Raises:
-        OSError: there is no such address.
+        OSError: If the address does not exist.
     """
     from torchrl_agentic.serve.access import is_loopback
 
     return all(is_loopback(str(found[4][0])) for found in _addresses(host, port))
 
 
-def _warn_of_strangers(listening: Listening, access: Access, can: str) -> None:
+def _warn_if_public(listening: Listening, access: Access, can: str) -> None:
     if access.token is None and not _is_loopback(listening.host, listening.port):
-        _warn(f"whoever reaches {listening.host}, port {listening.port} can {can} without a token")
+        _warn(f"anyone who can reach {listening.host}, port {listening.port} can {can} without a token")
 
 
-def _warn(said: str) -> None:
-    Console(stderr=True).print(Text(f"torchrl-agentic: {said}", style="yellow"))
+def _warn(text: str) -> None:
+    Console(stderr=True).print(Text(f"torchrl-agentic: {text}", style="yellow"))
 
 
 def _complain(error: Exception) -> int:

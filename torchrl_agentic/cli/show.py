@@ -1,4 +1,4 @@
-"""What the command line shows of rollouts."""
+"""Panels, summaries and progress bars that the commands print."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 _ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
-def conversation(record: TrajectoryRecord, lines: int, width: int) -> Panel:
-    """Show a conversation: what it began with, then each turn with its calls and results."""
+def conversation_panel(record: TrajectoryRecord, lines: int, width: int) -> Panel:
+    """Return a panel with a conversation: its prompt, then each turn with its calls and results.
+
+    Args:
+        record: The trajectory.
+        lines: Number of lines to show of each message.
+        width: Width of the text, in characters.
+    """
     parts: list[Text] = [_message(message, lines, width) for message in record.prompt]
     for turn in record.turns:
         parts.append(_message(turn.message, lines, width))
@@ -45,27 +51,35 @@ def _message(message: Message, lines: int, width: int) -> Text:
 
 
 def _clip(text: str, lines: int, width: int) -> str:
-    """Show the first lines of a text, wrapped."""
+    """Return the first lines of a text, wrapped."""
     wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(printable(line), width) or [""]]
     more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
     return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
 
 
-def verdict(
+def replay_summary(
     compared: int, differences: Sequence[Difference], *, show: int = -1, lines: int = 8, width: int = 100
 ) -> Group | Text:
-    """Say which calls are answered otherwise than recorded. compared: turns. show: so many; -1: all."""
+    """Return which calls have other results than the recorded ones.
+
+    Args:
+        compared: Number of turns with recorded results.
+        differences: The differing results.
+        show: Number of differences to show; -1 for all.
+        lines: Number of lines to show of each result.
+        width: Width of the text, in characters.
+    """
     if not differences:
         return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
     changed = Counter(_statuses(item) for item in differences if item.is_status)
     texts = len(differences) - changed.total()
     kinds = [f"{count} in status ({words})" for words, count in changed.most_common()]
     kinds += [f"{texts} in text alone"] if texts else []
-    head = f"Of {compared} turns, calls answered otherwise than recorded: {len(differences)}: "
+    head = f"Results of {len(differences)} calls in {compared} turns differ from the recorded ones: "
     shown = differences if show < 0 else differences[:show]
     more = [Text(f"  … {len(differences) - len(shown)} more")] if len(shown) < len(differences) else []
-    told = [part for item in shown for part in _difference(item, lines, width)]
-    return Group(*told, *more, Text(head + ", ".join(kinds), style="red"))
+    parts = [part for item in shown for part in _difference(item, lines, width)]
+    return Group(*parts, *more, Text(head + ", ".join(kinds), style="red"))
 
 
 def _statuses(item: Difference) -> str:
@@ -74,7 +88,7 @@ def _statuses(item: Difference) -> str:
 
 
 def _difference(item: Difference, lines: int, width: int) -> Iterator[Text]:
-    """Show both answers from the first line on in which they differ."""
+    """Yield both results, from the first line in which they differ."""
     place = (
         f"{printable(item.conversation)}, turn {item.turn}, call {item.call} {printable(item.tool)}".rstrip()
     )
@@ -89,25 +103,30 @@ def _difference(item: Difference, lines: int, width: int) -> Iterator[Text]:
             yield Text.assemble((f" {name}{where}\n", "yellow"), _clip("\n".join(text[same:]), lines, width))
 
 
-def score(completions: Sequence[Completion], seconds: float) -> Group:
-    """Say how many answers are right, and how fast the model was."""
+def answer_summary(completions: Sequence[Completion], seconds: float) -> Group:
+    """Return how many answers are correct, and how many tokens per second were sampled.
+
+    Args:
+        completions: The completions of the model.
+        seconds: Duration of the rollout.
+    """
     rewards = [one.reward for one in completions if one.reward is not None]
     ledgers = [one.trajectory.ledger for one in completions if one.trajectory.ledger is not None]
     lines: list[Text] = []
     if rewards:
         share = sum(rewards) / len(rewards)
         lines.append(
-            Text(f"{sum(rewards):.0f} of {len(rewards)} answers are right ({share:.0%}).", style="green")
+            Text(f"{sum(rewards):.0f} of {len(rewards)} answers are correct ({share:.0%}).", style="green")
         )
     if ledgers:
         sampled = sum(sum(ledger.mask) for ledger in ledgers)
         lines.append(
-            Text(f"{sampled} tokens sampled in {seconds:.1f} s, tools included: {sampled / seconds:.0f}/s.")
+            Text(f"{sampled} tokens sampled in {seconds:.1f} s with tool calls: {sampled / seconds:.0f}/s.")
         )
     return Group(*lines)
 
 
-def progress(console: Console) -> Progress:
-    """Make a bar that says how far it is."""
+def progress_bar(console: Console) -> Progress:
+    """Return a progress bar; on a console that is not a terminal, it leaves no trace."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=not console.is_terminal)

@@ -1,4 +1,4 @@
-"""`torchrl-agentic view`: a dump in the terminal, as text, or as a page of HTML."""
+"""`torchrl-agentic view` and `report`: a dump in the terminal, as text, as an HTML page or as statistics."""
 
 from __future__ import annotations
 
@@ -23,12 +23,24 @@ from torchrl_agentic.viewer.report.tally import rows_of
 
 
 def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_text: bool) -> int:
-    """Show a dump; give the exit code."""
+    """Show a dump.
+
+    Args:
+        path: A folder with a file per step, or one file.
+        mask: Regular expression; matching text is shown as a star.
+        query: Filter of the list.
+        sort: Order of the list, one of `SORTS`.
+        html: File for an HTML page, instead of the terminal.
+        as_text: Whether to print plain text instead.
+
+    Returns:
+        The exit code: 0, or 2 for a mistake of the user.
+    """
     try:
         if html is not None:
             return _write_html(path, html)
         if sort not in SORTS:
-            raise ValueError(f"--sort is one of {', '.join(SORTS)}; got {sort!r}")
+            raise ValueError(f"--sort must be one of {', '.join(SORTS)}; got {sort!r}")
         library = Library(path, mask=re.compile(mask or "(?!)"))
         with closing(library):
             return _print(library, query, sort) if as_text else _show(library, query, sort)
@@ -41,8 +53,6 @@ def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_
 
 
 def _complain(words: str) -> int:
-    from torchrl_agentic.text import printable
-
     Console(stderr=True).print(Text(f"torchrl-agentic: {printable(words)}", style="red"))
     return 2
 
@@ -62,14 +72,14 @@ def _print(library: Library, query: str, sort: str) -> int:
     for note in library.notes:
         _complain(note)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:  # a terminal or pipe that knows few characters gets escapes for the others
+    if reconfigure is not None:  # escape the characters that the encoding of the terminal or pipe lacks
         reconfigure(errors="backslashreplace")
     try:
         for row in rows:
             for line in text_of(library, row):
                 print(line)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads has read enough
+    except BrokenPipeError:  # the reader has closed the pipe
         sys.stdout = None
         return 0
     return 0
@@ -84,7 +94,7 @@ def _show(library: Library, query: str, sort: str) -> int:
         raise MissingExtra("The viewer", "textual", "viewer") from None
     reading = Reading(library)
     reading.sort = sort
-    library.work()  # tells which fields there are
+    library.work()  # finds the fields that a query can use
     reading.query_by(query)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ValueError("the viewer needs a terminal: --text prints the dump, --html FILE writes a page")
@@ -94,20 +104,31 @@ def _show(library: Library, query: str, sort: str) -> int:
 
 
 _PIPED_WIDTH = 160
-"""How wide tables are where no terminal says its width, and nor does $COLUMNS."""
+"""Width of tables if neither a terminal nor $COLUMNS defines one."""
 
 
 def show_report(dump: Path, other: Path | None, png: Path | None, *, as_json: bool, by: int | None) -> int:
-    """Show a run, or two side by side; give the exit code."""
+    """Print the statistics of a run, or of two side by side.
+
+    Args:
+        dump: Dump of the first run.
+        other: Dump of the second run, or None.
+        png: File for charts, or None.
+        as_json: Whether to print JSON.
+        by: Number of steps per row, or None for about 24 rows.
+
+    Returns:
+        The exit code: 0, or 2 for a mistake of the user.
+    """
     from torchrl_agentic.viewer.report.chart import draw, require_matplotlib
 
     errors = Console(stderr=True)
     paths = [dump] if other is None else [dump, other]
     try:
         if png is not None:
-            require_matplotlib()  # before long dumps are read
+            require_matplotlib()  # fails before long dumps are read
             if png.suffix != ".png":
-                raise ValueError(f"a chart goes to a .png file; got {png}")
+                raise ValueError(f"--png must name a .png file; got {png}")
         tallies = _read(paths)
         named = [(tally, str(path)) for path, tally in zip(paths, tallies, strict=True)]
         every = [tally.report(name, by=by or 1) for tally, name in named]
@@ -126,7 +147,7 @@ def show_report(dump: Path, other: Path | None, png: Path | None, *, as_json: bo
 
 
 def _read(paths: list[Path]) -> list[Tally]:
-    """Add dumps up; where somebody looks, say how far that is."""
+    """Read dumps; show the progress in a terminal."""
     tallies: list[Tally] = []
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -156,7 +177,7 @@ def _show_reports(reports: list[Report]) -> None:
 
 
 def _plain(reports: list[Report]) -> object:
-    """Give what --json prints: a run, or two and how they compare."""
+    """Return the object that --json prints: a run, or two with their comparison."""
     if len(reports) == 1:
         return reports[0].to_json()
     first, second = reports

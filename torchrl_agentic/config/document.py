@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from torchrl_agentic.text import MAX_DEPTH, count_values
+from torchrl_agentic.text import MAX_DEPTH, count_values, did_you_mean
 from torchrl_agentic.tools.schema import shorten
 
 Steps = tuple[str, ...]
@@ -178,13 +177,14 @@ def _explain(error: yaml.MarkedYAMLError, path: Path) -> str:
     return f":{line}: {message}{hint if is_indentation or 'tab' in hint else ''}"
 
 
-def nearest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; did you mean …?", or an empty string if no known word is near."""
-    near = difflib.get_close_matches(str(word), list(known), 1, cutoff)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
 def unknown_key(key: str, known: Iterable[str], hint: str = "") -> str:
-    """Return the message for a key that does not exist."""
+    """Return the message for a key that does not exist.
+
+    Args:
+        key: The key, as it was written.
+        known: The valid keys.
+        hint: Text to add if no valid key is near.
+    """
     known = list(known)
-    return f"unknown key {key!r}; expected one of {', '.join(known) or '(none)'}{nearest(key, known) or hint}"
+    expected = ", ".join(known) or "(none)"
+    return f"unknown key {key!r}; expected one of {expected}{did_you_mean(key, known) or hint}"

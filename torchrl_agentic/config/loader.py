@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from torchrl_agentic.config.document import ConfigError, Location, nearest, read_yaml
+from torchrl_agentic.config.document import ConfigError, Location, read_yaml
 from torchrl_agentic.config.sections import (
     VERL_DEFAULTS,
     ClassSection,
@@ -25,6 +25,7 @@ from torchrl_agentic.config.sections import (
 from torchrl_agentic.config.sources import class_tool, create, function_tool, native_tool, server_toolsets
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
+from torchrl_agentic.text import did_you_mean, nearest
 from torchrl_agentic.tools.base import Tool, Toolset
 from torchrl_agentic.tools.function import FunctionTool, place_of
 from torchrl_agentic.tools.loading import load_function_tools, load_module
@@ -36,7 +37,13 @@ _MCP_CLASSES = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_t
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of a tool: its `file:line` in the configuration, and the class or function behind it."""
+    """The origin of a tool.
+
+    Attributes:
+        tool: The tool.
+        place: The `file:line` in the configuration that names it.
+        target: The class or function behind it.
+    """
 
     tool: Tool
     place: str
@@ -133,7 +140,7 @@ class ConfiguredToolset(Toolset):
         known = [tool.name for tool in offered]
         for name, location in self.required.items():
             if name not in known:
-                location.fail(f"no tool {name!r} to select{nearest(name, known)} (tools: {', '.join(known)})")
+                location.fail(_no_tool(name, known, "select"))
         chosen = self._chosen(offered)
         others = {name: place for name, (owner, place) in self.names.items() if owner is not self}
         if taken := [tool.name for tool in chosen if tool.name in others]:
@@ -150,7 +157,12 @@ class ConfiguredToolset(Toolset):
         return self._chosen([ensure_tool(tool) for tool in await self.toolset.refresh()])
 
     def select(self, names: Iterable[str], required: Mapping[str, Location]) -> ConfiguredToolset:
-        """Return a toolset that offers no other names, and must offer the required ones."""
+        """Return a toolset that offers only some of the tools.
+
+        Args:
+            names: Names of the tools to keep.
+            required: Names that this toolset must offer → their positions.
+        """
         wanted = frozenset(names) if self.wanted is None else self.wanted & frozenset(names)
         return replace(self, wanted=wanted, required={**self.required, **required})
 
@@ -221,7 +233,7 @@ def load_config_tools(config: ToolsConfig, location: Location) -> LoadedTools:
             where.fail(f"the limit of {name!r} is already set in {limited[name].place}")
         if name not in places:
             hint = "; set rate_limit of an MCP server in its config" if part.toolsets else ""
-            where.fail(f"no tool {name!r} to limit{nearest(name, places)} (tools: {', '.join(places)}{hint})")
+            where.fail(_no_tool(name, places, "limit", hint))
         limited[name] = where
     shared.names.update({name: (None, found[0].place) for name, found in places.items()})
     return LoadedTools(
@@ -232,6 +244,10 @@ def load_config_tools(config: ToolsConfig, location: Location) -> LoadedTools:
         tokenizer_options={} if part.tokenizer is None else {**VERL_DEFAULTS, **part.tokenizer},
         **part.settings,
     )
+
+
+def _no_tool(name: str, known: Iterable[str], purpose: str, hint: str = "") -> str:
+    return f"no tool {name!r} to {purpose}{did_you_mean(name, known)} (tools: {', '.join(known)}{hint})"
 
 
 def _duplicate(name: str, places: Sequence[object]) -> str:
@@ -259,7 +275,7 @@ def _selected(part: _Part, names: Sequence[str] | None, location: Location) -> _
     required = {name: location.at(index) for index, name in enumerate(names) if name not in known}
     if required and not part.toolsets:
         name, where = next(iter(required.items()))
-        where.fail(f"no tool {name!r} to select{nearest(name, known)} (tools: {', '.join(known)})")
+        where.fail(_no_tool(name, known, "select"))
     alone = required if len(part.toolsets) == 1 else {}
     sources = [source for source in part.sources if source.tool.name in names]
     return replace(part, sources=sources, toolsets=[each.select(names, alone) for each in part.toolsets])
@@ -345,7 +361,7 @@ def _entry_part(entry: Any, location: Location, shared: _Shared) -> _Part:
     if not isinstance(entry, str | dict) or not entry:
         location.fail(f"expected the name of a tool, 'name: {{options}}' or 'class_name: …'; got {entry!r}")
     fields = cast("dict[str, Any]", {entry: None} if isinstance(entry, str) else entry)
-    if fields.keys() & {"class_name", "config", "tool_schema"} or nearest("class_name", fields):
+    if fields.keys() & {"class_name", "config", "tool_schema"} or nearest("class_name", fields) is not None:
         return _class_part(read_section(ClassSection, fields, location), location, shared)
     (kind, options), *others = fields.items()
     if others:
@@ -365,7 +381,7 @@ def _entry_part(entry: Any, location: Location, shared: _Shared) -> _Part:
 def _class_part(section: ClassSection, location: Location, shared: _Shared) -> _Part:
     kind = section.config.get("type") or ("mcp" if section.mcp else "native")
     if kind not in ("native", "mcp"):
-        hint = nearest(kind, ("native", "mcp"))
+        hint = did_you_mean(kind, ("native", "mcp"))
         location.at("config", "type").fail(f"unknown type {kind!r}; expected native or mcp{hint}")
     if kind == "native":
         if section.mcp is not None:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import pydantic
 from pydantic import PositiveInt
 
-from torchrl_agentic.config.document import ConfigError, Location, nearest, unknown_key
+from torchrl_agentic.config.document import ConfigError, Location, unknown_key
+from torchrl_agentic.text import nearest
 from torchrl_agentic.tools.schema import shorten
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,13 @@ class TrainerSection(Section):
 
 
 class MCPSettings(Section):
-    """Arguments of `MCPToolset`, and the limits of all servers together (`rate_limit`: calls per second)."""
+    """Arguments of `MCPToolset`, and the limits of all servers together.
+
+    Attributes:
+        rate_limit: Largest number of calls per second; None for no limit.
+        max_concurrent: Largest number of calls at the same time; None for no limit.
+        timeout: The argument `request_timeout`, in seconds.
+    """
 
     type: Literal["mcp"] = "mcp"
     rate_limit: float | None = None
@@ -190,6 +197,14 @@ class ToolsConfig(FilesSection):
 def read_section(model: type[S], data: Any, location: Location) -> S:
     """Validate a part of a file; log the keys of verl's trainer that are ignored.
 
+    Args:
+        model: Model of the section.
+        data: Its plain values.
+        location: Its position.
+
+    Returns:
+        The validated section.
+
     Raises:
         ConfigError: If the data does not fit the model; the message has one line per mistake.
     """
@@ -240,7 +255,11 @@ def _without_trainer_keys(model: Model, data: Any, above: str = "") -> tuple[Any
     ignored: list[str] = []
     for key, value in fields.items():
         section = _section_of(model, key)
-        if key not in model.model_fields and is_trainer and not nearest(key, model.model_fields, 0.8):
+        if (
+            key not in model.model_fields
+            and is_trainer
+            and nearest(key, model.model_fields, cutoff=0.8) is None
+        ):
             ignored.append(above + key)
         else:
             kept[key], inner = (

@@ -18,12 +18,13 @@ from typing import Any, cast
 
 import pydantic
 
-from torchrl_agentic.config.document import ConfigError, Location, nearest, unknown_key
+from torchrl_agentic.config.document import ConfigError, Location, unknown_key
 from torchrl_agentic.config.sections import ClassSection, FunctionSection, MCPSection
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.repl import repl_in
 from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.text import did_you_mean
 from torchrl_agentic.tools.base import Tool, Toolset
 from torchrl_agentic.tools.function import FunctionTool
 from torchrl_agentic.tools.loading import load_module, load_object, raised
@@ -65,11 +66,21 @@ _EXPECTED = (
 
 
 def native_tool(kind: str, options: Any, location: Location, sandbox: Callable[[], Sandbox]) -> Tool:
-    """Create a tool of this package from the short form; `sandbox` returns the one that all tools share."""
+    """Create a tool of this package from its short form.
+
+    Args:
+        kind: Name of the tool, one of `NATIVE`.
+        options: Arguments of the tool, or None.
+        location: Position of the entry.
+        sandbox: Function that returns the sandbox that all tools share.
+
+    Raises:
+        ConfigError: If there is no such tool, or its options are wrong.
+    """
     known = (*NATIVE, "function", "mcp")
     if kind not in NATIVE:
         location.fail(
-            f"no tool {kind!r}; expected one of {', '.join(known)}, or class_name{nearest(kind, known)}"
+            f"no tool {kind!r}; expected one of {', '.join(known)}, or class_name{did_you_mean(kind, known)}"
         )
     if not isinstance(options, dict | None):
         location.at(kind).fail(f"expected options, such as {{name: …}}; got {shorten(options)}")
@@ -80,7 +91,16 @@ def native_tool(kind: str, options: Any, location: Location, sandbox: Callable[[
 
 
 def function_tool(reference: Any, location: Location, load: Load) -> Tool:
-    """Return the function that `file.py:name` or `package.module:name` refers to as a tool."""
+    """Return a function as a tool.
+
+    Args:
+        reference: `file.py:name` or `package.module:name`.
+        location: Position of the entry.
+        load: Function that runs a Python file.
+
+    Raises:
+        ConfigError: If the function is not found, or cannot be a tool.
+    """
     if not isinstance(reference, str):
         location.fail(f"expected 'file.py:name' or 'package.module:name'; got {shorten(reference)}")
     found = find_object(reference, location, load)
@@ -102,7 +122,19 @@ def _function_again(path: str, name: str) -> Tool:
 
 
 def class_tool(section: ClassSection, location: Location, load: Load) -> tuple[Tool | Toolset, Any]:
-    """Create the tool or toolset of an entry in verl's form, and return it with its class."""
+    """Create the tool or toolset of an entry in verl's form.
+
+    Args:
+        section: The entry.
+        location: Its position.
+        load: Function that runs a Python file.
+
+    Returns:
+        The tool or toolset, and its class.
+
+    Raises:
+        ConfigError: If the class is not found, is not a tool, or cannot be created.
+    """
     named, schema = location.at("class_name"), section.tool_schema
     function = None if schema is None else schema.function
     if function is not None:
@@ -152,7 +184,9 @@ def _set_schema(tool: Tool, function: FunctionSection, location: Location) -> No
     for name in cast("list[str]", tool.input_schema.get("required") or []):
         if "properties" in tool.input_schema and name not in properties:
             where = location.at("function", "parameters")
-            where.fail(f"the tool needs a property {name!r}, which is missing{nearest(name, properties)}")
+            where.fail(
+                f"the tool needs a property {name!r}, which is missing{did_you_mean(name, properties)}"
+            )
     try:
         tool.name, tool.description = function.name, function.description or tool.description
         tool.input_schema = function.parameters
@@ -183,7 +217,18 @@ def _lifecycle_tool(kind: type[Any], section: ClassSection, location: Location) 
 
 
 def server_toolsets(section: MCPSection, location: Location) -> dict[str, Toolset]:
-    """Return a toolset for each MCP server of the files that a section names; none is started yet."""
+    """Create a toolset for each MCP server of the files that a section names, without starting it.
+
+    Args:
+        section: The section.
+        location: Its position.
+
+    Returns:
+        File and server name → toolset.
+
+    Raises:
+        ConfigError: If a file is missing or wrong, or an option is wrong.
+    """
     from torchrl_agentic.tools.mcp import mcp_servers
 
     options = section.model_dump(exclude_unset=True)
@@ -211,8 +256,17 @@ def server_toolsets(section: MCPSection, location: Location) -> dict[str, Toolse
 
 
 def find_object(reference: str, location: Location, load: Load = load_module) -> Any:
-    """Return the object of a name, or ours that does the same as verl's; `load` runs a Python file."""
-    if reference.startswith("verl.") and reference not in VERL and (hint := nearest(reference, VERL)):
+    """Return the object that a name refers to, or the equivalent of a class of verl.
+
+    Args:
+        reference: `package.module.Class`, `package.module:name` or `file.py:name`.
+        location: Position of the name.
+        load: Function that runs a Python file.
+
+    Raises:
+        ConfigError: If the object is not found.
+    """
+    if reference.startswith("verl.") and reference not in VERL and (hint := did_you_mean(reference, VERL)):
         location.fail(f"no class {reference!r}{hint}")
     found = VERL.get(reference, reference)
     place, _, name = reference.rpartition(":")
@@ -241,13 +295,23 @@ def parameters_of(kind: Callable[..., Any]) -> tuple[Mapping[str, Any], bool]:
 def create(
     kind: Any, options: Mapping[str, Any], location: Location, given: Mapping[str, Any] | None = None
 ) -> Any:
-    """Call a class with the options of a file, after a check of their names and types, and with `given`."""
+    """Call a class with the options of a file, after checking their names and types.
+
+    Args:
+        kind: The class.
+        options: Arguments from the file.
+        location: Position of the options.
+        given: Further arguments, which the file cannot set.
+
+    Raises:
+        ConfigError: If an option is unknown or has another type, or the class raises an error.
+    """
     given = given or {}
     named, takes_others = parameters_of(kind)
     known = [name for name in named if name not in _OBJECTS and name not in given]
     for key, value in options.items():
         if key not in known and not takes_others:
-            raise ConfigError(f"{location.at(key).place}: {unknown_key(key, known)}")
+            location.at(key).fail(unknown_key(key, known))
         if (wrong := _type_error(named.get(key, Any), value)) is not None:
             location.at(key).fail(f"{wrong}; got {shorten(value)}")
     try:

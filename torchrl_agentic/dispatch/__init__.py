@@ -4,10 +4,17 @@ A message takes this way: `Dispatcher.run` → `TurnRun.start` → `resolve` →
 the tool.
 """
 
-from torchrl_agentic.dispatch.dispatcher import Dispatcher
-from torchrl_agentic.dispatch.execution_pool import ExecutionPool, PoolMode, init_execution_pool
-from torchrl_agentic.dispatch.rows import SessionRows
-from torchrl_agentic.dispatch.session import Session, ToolSelection
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrl_agentic.errors import load_lazily
+
+if TYPE_CHECKING:
+    from torchrl_agentic.dispatch.dispatcher import Dispatcher
+    from torchrl_agentic.dispatch.execution_pool import ExecutionPool, PoolMode, init_execution_pool
+    from torchrl_agentic.dispatch.rows import SessionRows
+    from torchrl_agentic.dispatch.session import Session, ToolSelection
 
 __all__ = [
     "Dispatcher",
@@ -18,3 +25,20 @@ __all__ = [
     "ToolSelection",
     "init_execution_pool",
 ]
+
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "dispatcher": ("Dispatcher",),
+        "execution_pool": (
+            "ExecutionPool",
+            "PoolMode",
+            "init_execution_pool",
+        ),
+        "rows": ("SessionRows",),
+        "session": (
+            "Session",
+            "ToolSelection",
+        ),
+    },
+)

@@ -60,7 +60,7 @@ class Execute:
 
         Raises:
             InfrastructureError: If the worker has died.
-            CircuitOpen: See `Breaker`.
+            CircuitOpen: See `CircuitBreaker`.
         """
         if self._limiter is None:
             return await self._workers.run(lambda: function(*args, **kwargs))

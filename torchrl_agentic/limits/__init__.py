@@ -1,10 +1,17 @@
-"""Rate limits: of one process (`local`), and of all processes that share a service (`cluster`)."""
+"""Rate limits of one process (`RateLimiter`), or of all that share a service (`ClusterRateLimiter`)."""
 
-from torchrl_agentic.limits.base import Limiter, LimiterStats, Slot
-from torchrl_agentic.limits.circuit_breaker import CircuitOpen
-from torchrl_agentic.limits.cluster import ClusterRateLimiter
-from torchrl_agentic.limits.lease_server import LimitsDiffer
-from torchrl_agentic.limits.rate_limiter import RateLimiter
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrl_agentic.errors import load_lazily
+
+if TYPE_CHECKING:
+    from torchrl_agentic.limits.base import Limiter, LimiterStats, Slot
+    from torchrl_agentic.limits.circuit_breaker import CircuitOpen
+    from torchrl_agentic.limits.cluster import ClusterRateLimiter
+    from torchrl_agentic.limits.lease_server import LimitsDiffer
+    from torchrl_agentic.limits.rate_limiter import RateLimiter
 
 __all__ = [
     "CircuitOpen",
@@ -15,3 +22,18 @@ __all__ = [
     "RateLimiter",
     "Slot",
 ]
+
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "base": (
+            "Limiter",
+            "LimiterStats",
+            "Slot",
+        ),
+        "circuit_breaker": ("CircuitOpen",),
+        "cluster": ("ClusterRateLimiter",),
+        "lease_server": ("LimitsDiffer",),
+        "rate_limiter": ("RateLimiter",),
+    },
+)

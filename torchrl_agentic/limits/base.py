@@ -1,4 +1,4 @@
-"""What every limiter is: a line, first come, first served, that a gate lets calls out of."""
+"""`Limiter`, the base class of limiters: a first-come, first-served queue, emptied by an `Admission`."""
 
 from __future__ import annotations
 
@@ -15,55 +15,80 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
 from torchrl_agentic.errors import InfrastructureError, check_above_zero, check_count, check_seconds
-from torchrl_agentic.limits.circuit_breaker import Breaker, CircuitOpen
-from torchrl_agentic.limits.token_bucket import Grant
+from torchrl_agentic.limits.circuit_breaker import CircuitBreaker, CircuitOpen
+from torchrl_agentic.limits.token_bucket import Permit
 
 WAITS_KEPT = 512
-"""How many of the latest waits the quantiles of `stats()` are over."""
+"""Number of the latest waits that the quantiles of `stats()` cover."""
 
 
-class AnyGate(Protocol):
-    """What decides when a call may start; it knows no clock and no tasks, and is called under a lock."""
+class Admission(Protocol):
+    """The rules for when a call may start.
+
+    An implementation has no clock and knows no tasks; the limiter calls it under a lock. Times are in
+    seconds, of any clock.
+
+    Attributes:
+        in_flight: Number of calls that have a permit.
+    """
 
     in_flight: int
 
     def delay(self, now: float) -> float | None:
-        """Seconds until the next call may start; None: something else has to happen first."""
+        """Return the seconds until the next call may start, or None if time alone does not help."""
         ...
 
-    def grant(self, now: float, *, begun: bool = True) -> Grant:
-        """Let a call in."""
+    def grant(self, now: float, *, begun: bool = True) -> Permit:
+        """Create a permit for one call.
+
+        Args:
+            now: Current time.
+            begun: False if the call has waited in the queue, and still has to wake up.
+        """
         ...
 
-    def begin(self, granted: Grant) -> None:
-        """Take note that a call that had waited has begun."""
+    def begin(self, permit: Permit) -> None:
+        """Record that a call which had waited has begun."""
         ...
 
     def release(self) -> None:
-        """Take note that a call has ended."""
+        """Record that a call has ended."""
         ...
 
-    def take_back(self, granted: Grant) -> None:
-        """Undo a grant of a call that never began."""
+    def take_back(self, permit: Permit) -> None:
+        """Undo a permit whose call never began."""
         ...
 
-    def overloaded(self, now: float, retry_after: float | None) -> None:
-        """Take note that the service turned a call away."""
+    def record_overload(self, now: float, retry_after: float | None) -> None:
+        """Record that the service turned a call away.
+
+        Args:
+            now: Current time.
+            retry_after: Pause that the service asked for, or None.
+        """
         ...
 
-    def succeeded(self) -> None:
-        """Take note that a call went well."""
+    def record_success(self) -> None:
+        """Record that the service answered a call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LimiterStats:
-    """What a limiter is doing.
+    """Counters and current limits of a limiter.
 
-    wait_p50_s, wait_p99_s: seconds, over the latest waits; 0.0 before the first. concurrent, per_second: the
-    limits at the moment, infinite where there are none. paused_s: how long nothing starts from now on.
-    overloads: how often the service said that it has too much to do. circuit: see `Breaker`. refused: calls
-    that an open circuit kept away.
+    Attributes:
+        in_flight: Number of running calls.
+        waiting: Number of calls in the queue.
+        granted: Number of calls that were let in so far.
+        wait_p50_s: Median of the latest waits, in seconds; 0.0 before the first one.
+        wait_p99_s: 99th percentile of the latest waits, in seconds.
+        concurrent: Current limit of concurrent calls; infinite if there is no limit.
+        per_second: Current limit of calls per second; infinite if there is no limit.
+        paused_s: Remaining seconds of a pause, in which no call starts.
+        overloads: Number of times that the service reported an overload.
+        circuit: State of the circuit breaker; see `CircuitBreaker`.
+        refused: Number of calls that an open circuit refused.
     """
 
     in_flight: int
@@ -80,10 +105,16 @@ class LimiterStats:
 
 
 class Slot:
-    """The right to run one call; `async with limiter.slot():` waits for it and gives it back.
+    """The right to run one call; `async with limiter.slot():` waits for it and returns it.
 
-    Whoever cannot use a `with` block calls `acquire` and `release`; a second `release` does nothing.
-    is_lost: the limiter took it away, and cancelled who held it: its part of a shared limit went to others.
+    Code that cannot use a `with` block calls `acquire` and `release`; a second `release` does nothing.
+
+    Args:
+        limiter: The limiter that the slot belongs to.
+
+    Attributes:
+        is_lost: True if the limiter withdrew the slot and cancelled its task, because other processes got
+            this process's part of a shared limit.
     """
 
     __slots__ = ("_held", "_limiter", "is_lost")
@@ -94,25 +125,25 @@ class Slot:
         self.is_lost = False
 
     async def acquire(self) -> None:
-        """Wait in line. A cancelled wait takes nothing with it.
+        """Wait in the queue for the slot. A cancelled wait uses up nothing.
 
         Raises:
-            CircuitOpen: the service does not work, see `Breaker`.
+            CircuitOpen: If the circuit breaker refuses calls; see `CircuitBreaker`.
         """
         if not self._limiter.try_acquire():
             await self._limiter.wait()
         self._held = True
-        self._limiter.taken(self)
+        self._limiter.on_acquire(self)
 
     def release(self) -> None:
-        """Give slot back; any thread may do it."""
+        """Return the slot; any thread may call it."""
         if self._held:
             self._held = False
-            self._limiter.given_back(self)
+            self._limiter.on_release(self)
             self._limiter.release()
 
     def lose(self, task: asyncio.Task[Any]) -> None:
-        """Cancel who holds the slot, on its event loop, unless it has been given back meanwhile."""
+        """Cancel the task that holds the slot, unless it was released meanwhile. Runs on the task's loop."""
         if self._held:
             self.is_lost = True
             task.cancel()
@@ -129,17 +160,17 @@ class Slot:
                 raise InfrastructureError(LOST) from None
 
 
-LOST = "contact to the shared limiter was lost, and with it the right to go on"
+LOST = "the contact to the shared limiter was lost, so that the call had to end"
 
 
 class _Waiter:
-    __slots__ = ("future", "granted", "loop", "since")
+    __slots__ = ("future", "loop", "permit", "since")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, since: float) -> None:
         self.loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
         self.since = since
-        self.granted: Grant | None = None
+        self.permit: Permit | None = None
 
     def wake(self, error: Exception | None = None) -> None:
         if self.future.done():
@@ -151,140 +182,149 @@ class _Waiter:
 
 
 class Limiter(ABC):
-    """Lets calls start when its gate says so: first come, first served, over event loops and threads.
+    """Base class: lets calls start in order of arrival, over event loops and threads.
 
-    What a service answers is told to it by `succeeded`, `overloaded` and `failed`, by whoever called.
-    clock, call_later: where time comes from, for tests; `call_later(seconds, callback)` as on an event loop.
+    Callers report the answers of the service with `record_success`, `record_overload` and `record_failure`.
+
+    Args:
+        admission: The rules for when a call may start.
+        breaker: Circuit breaker, or None.
+        clock: Source of the time in seconds, for tests.
+        call_later: Function that runs a callback after some seconds, as on an event loop; for tests.
     """
 
     def __init__(
         self,
-        gate: AnyGate,
-        breaker: Breaker | None,
+        admission: Admission,
+        breaker: CircuitBreaker | None,
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
-        self._gate = gate
+        self._admission = admission
         self._breaker = breaker
         self._clock = clock
         self._call_later = call_later
         self._lock = threading.Lock()
-        self._line: deque[_Waiter] = deque()
+        self._queue: deque[_Waiter] = deque()
         self._waiting: Counter[asyncio.AbstractEventLoop] = Counter()
-        self._timers: dict[asyncio.AbstractEventLoop | None, float] = {}  # when each will ring
+        self._timers: dict[asyncio.AbstractEventLoop | None, float] = {}  # the time that each one is set to
         self._granted = 0
         self._refused = 0
         self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
 
     @abstractmethod
     def stats(self) -> LimiterStats:
-        """Tell what is going on now, and how long calls have waited."""
+        """Return counters, waiting times and current limits."""
 
     @property
     def circuit(self) -> Literal["closed", "open", "half_open"]:
-        """Whether calls are let through, refused, or tried one at a time; see `Breaker`."""
+        """State of the circuit breaker; see `CircuitBreaker.state`."""
         with self._lock:
             return "closed" if self._breaker is None else self._breaker.state(self._clock())
 
     def slot(self) -> Slot:
-        """Give the right to run one call, as an async context manager."""
+        """Return the right to run one call, as an async context manager."""
         return Slot(self)
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free and nobody stands in line; whoever gets True owes a `release`.
+        """Take a slot if one is free and the queue is empty.
+
+        Returns:
+            True if the caller has the slot, and must call `release`.
 
         Raises:
-            CircuitOpen: the service does not work, see `Breaker`.
+            CircuitOpen: If the circuit breaker refuses calls; see `CircuitBreaker`.
         """
         with self._lock:
             now = self._clock()
             if self._breaker is not None:
                 self._check(self._breaker, now)
-            if self._line or self._delay(now) != 0.0:
+            if self._queue or self._delay(now) != 0.0:
                 return False
-            self._let_in(now, 0.0)
+            self._grant(now, 0.0)
             return True
 
     async def wait(self) -> None:
-        """Stand in line until a slot is ours; whoever returns from it owes a `release`.
+        """Wait in the queue for a slot. The caller must call `release` afterwards.
 
         Raises:
-            CircuitOpen: the service does not work, see `Breaker`.
+            CircuitOpen: If the circuit breaker refuses calls; see `CircuitBreaker`.
         """
         waiter = _Waiter(asyncio.get_running_loop(), self._clock())
         with self._lock:
             if self._breaker is not None:
                 self._check(self._breaker, waiter.since)
-            self._line.append(waiter)
+            self._queue.append(waiter)
             self._waiting[waiter.loop] += 1
             self._serve()
         try:
             await waiter.future
-        except (asyncio.CancelledError, GeneratorExit):  # the second: its event loop has ended
+        except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit: the event loop has ended
             with self._lock:
-                if waiter.granted is not None:
-                    self._gate.take_back(waiter.granted)
+                if waiter.permit is not None:
+                    self._admission.take_back(waiter.permit)
                     self._granted -= 1
                     if self._breaker is not None:
                         self._breaker.end()
-                elif waiter in self._line:
-                    self._line.remove(waiter)
-                    self._left(waiter)
+                elif waiter in self._queue:
+                    self._queue.remove(waiter)
+                    self._count_down(waiter)
                 self._serve()
             raise
         with self._lock:
-            assert waiter.granted is not None
-            self._gate.begin(waiter.granted)
+            assert waiter.permit is not None
+            self._admission.begin(waiter.permit)
 
     def release(self) -> None:
-        """Give back what `try_acquire` or `wait` took."""
+        """Return a slot that `try_acquire` or `wait` took."""
         with self._lock:
-            self._gate.release()
+            self._admission.release()
             if self._breaker is not None:
                 self._breaker.end()
             self._serve()
 
-    def succeeded(self) -> None:
-        """Tell that the service answered as it should: limits that were cut grow back."""
+    def record_success(self) -> None:
+        """Record that the service answered; reduced limits grow back."""
         with self._lock:
-            self._gate.succeeded()
+            self._admission.record_success()
             if self._breaker is not None:
-                self._breaker.succeeded()
+                self._breaker.record_success()
             self._serve()
 
-    def overloaded(self, retry_after: float | None = None) -> None:
-        """Tell that the service had too much to do (HTTP 429, 503): pause, and go on with half of the limits.
+    def record_overload(self, retry_after: float | None = None) -> None:
+        """Record that the service was overloaded (HTTP 429, 503): pause, and halve the limits.
 
-        retry_after: seconds that the service asked for; 60 at most are waited.
+        Args:
+            retry_after: Pause that the service asked for, in seconds; at most 60 are waited.
         """
         with self._lock:
-            self._gate.overloaded(self._clock(), retry_after)
+            self._admission.record_overload(self._clock(), retry_after)
             if self._breaker is not None:
-                self._breaker.succeeded()  # it is there, and says so
+                self._breaker.record_success()  # an overloaded service is not a broken one
             self._serve()
 
-    def failed(self) -> None:
-        """Tell that the service did not answer, or not as it should; see `Breaker`."""
+    def record_failure(self) -> None:
+        """Record that the service did not answer, or returned an error; see `CircuitBreaker`."""
         with self._lock:
             if self._breaker is not None:
-                self._breaker.failed(self._clock())
+                self._breaker.record_failure(self._clock())
             self._serve()
 
-    def taken(self, slot: Slot) -> None:  # noqa: B027  only those that can take slots away want to know
-        """Take note of who holds a slot."""
+    def on_acquire(self, slot: Slot) -> None:  # noqa: B027  an optional hook
+        """Handle that a slot was acquired. The default does nothing."""
 
-    def given_back(self, slot: Slot) -> None:  # noqa: B027
-        """Take note that a slot is not held any more."""
+    def on_release(self, slot: Slot) -> None:  # noqa: B027
+        """Handle that a slot was released. The default does nothing."""
 
-    def starved(self) -> None:  # noqa: B027
-        """Take note that somebody waits, and that time alone does not help. Locked."""
+    def on_starved(self) -> None:  # noqa: B027
+        """Handle that a call waits for more than time. The lock is held. The default does nothing."""
 
     def _quantiles(self) -> tuple[float, float]:
         waits = sorted(self._waits)
         p50, p99 = (waits[int(q * (len(waits) - 1))] for q in (0.5, 0.99)) if waits else (0.0, 0.0)
         return p50, p99
 
-    def _check(self, breaker: Breaker, now: float) -> None:
+    def _check(self, breaker: CircuitBreaker, now: float) -> None:
         refusal = breaker.refusal(now)
         if refusal is not None:
             self._refused += 1
@@ -293,46 +333,46 @@ class Limiter(ABC):
     def _delay(self, now: float) -> float | None:
         if self._breaker is not None and self._breaker.holds(now):
             return None
-        return self._gate.delay(now)
+        return self._admission.delay(now)
 
-    def _let_in(self, now: float, waited: float, *, begun: bool = True) -> Grant:
+    def _grant(self, now: float, waited: float, *, begun: bool = True) -> Permit:
         if self._breaker is not None:
             self._breaker.begin(now)
         self._granted += 1
         self._waits.append(waited)
-        return self._gate.grant(now, begun=begun)
+        return self._admission.grant(now, begun=begun)
 
     def _serve(self) -> None:
-        """Let in who may start now; have the line looked at again when the head's time comes. Locked."""
-        while self._line:
-            head, now = self._line[0], self._clock()
+        """Start the calls that may start now, and set a timer for the next one. The lock is held."""
+        while self._queue:
+            head, now = self._queue[0], self._clock()
             refusal = None if self._breaker is None else self._breaker.refusal(now)
             delay = 0.0 if refusal is not None else self._delay(now)
             if delay is None:
-                self.starved()
+                self.on_starved()
                 return
             if delay > 0.0 and not head.loop.is_closed():
                 self._arm(now + delay, delay)
                 return
-            self._line.popleft()
-            self._left(head)
+            self._queue.popleft()
+            self._count_down(head)
             error = None if refusal is None else CircuitOpen(refusal)
             try:
                 head.loop.call_soon_threadsafe(head.wake, error)
-            except RuntimeError:  # its event loop is closed: nobody waits there any more
+            except RuntimeError:  # the event loop is closed, and its tasks with it
                 continue
             if error is None:
-                head.granted = self._let_in(now, now - head.since, begun=False)
+                head.permit = self._grant(now, now - head.since, begun=False)
             else:
                 self._refused += 1
 
-    def _left(self, waiter: _Waiter) -> None:
+    def _count_down(self, waiter: _Waiter) -> None:
         self._waiting[waiter.loop] -= 1
         if not self._waiting[waiter.loop]:
             del self._waiting[waiter.loop]
 
     def _arm(self, due: float, delay: float) -> None:
-        """Set a timer on each event loop that somebody waits on: any of them may be closed meanwhile."""
+        """Set a timer on each event loop that has waiting calls, since any of them may be closed before."""
         if self._call_later is not None:
             if self._timers.get(None, math.inf) > due:
                 self._timers[None] = due
@@ -340,7 +380,7 @@ class Limiter(ABC):
             return
         for loop in self._waiting:
             if self._timers.get(loop, math.inf) > due:
-                with contextlib.suppress(RuntimeError):  # closed: those who wait there are passed over
+                with contextlib.suppress(RuntimeError):  # a closed loop: `_serve` skips its calls
                     loop.call_soon_threadsafe(loop.call_later, delay, functools.partial(self._on_time, loop))
                     self._timers[loop] = due
 
@@ -387,11 +427,9 @@ class Limits(_LimitsFields):
         check_above_zero("burst", burst, none="the default")
         rate = None if rate_per_second == math.inf else rate_per_second
         if burst is not None and rate is None:
-            raise ValueError("burst has a meaning only together with rate_per_second")
+            raise ValueError("burst requires rate_per_second")
         if burst is not None and burst < 1:
-            raise ValueError(
-                f"burst must be 1 or more: a burst of less would never let a call start; got {burst}"
-            )
+            raise ValueError(f"burst must be 1 or more, since no call could start with less; got {burst}")
         if rate is not None and burst is None:
             burst = max(1.0, rate)
         super().__init__(max_concurrent, rate, burst)
@@ -401,15 +439,19 @@ class Limits(_LimitsFields):
         return f"max_concurrent={self.max_concurrent}, {rate}"
 
 
-def make_breaker(break_after: int | None, break_seconds: float) -> Breaker | None:
-    """Make what keeps calls from a broken service; None: nothing does.
+def make_breaker(break_after: int | None, break_seconds: float) -> CircuitBreaker | None:
+    """Create a circuit breaker.
+
+    Args:
+        break_after: Number of failures in a row that open the circuit, or None for no circuit breaker.
+        break_seconds: Time for which an open circuit refuses calls, in seconds.
 
     Raises:
-        TypeError: one is no number.
-        ValueError: a number that is not above 0.
+        TypeError: If an argument is not a number.
+        ValueError: If a number is not above 0.
     """
     check_count("break_after", break_after)
     check_seconds("break_seconds", break_seconds, none="the default")
     if break_after is None:
         return None
-    return Breaker(int(break_after), break_seconds)
+    return CircuitBreaker(int(break_after), break_seconds)

@@ -1,4 +1,4 @@
-"""Keeps calls from a service that does not work at all, and finds out when it does again."""
+"""A circuit breaker: stops calls to a service that fails, and tries one now and then."""
 
 from __future__ import annotations
 
@@ -8,25 +8,39 @@ from typing import Literal
 from torchrl_agentic.errors import InfrastructureError
 
 LONGEST_S = 60.0
-"""However often the tries fail: after this long, there is the next one."""
+"""Longest time between two trial calls, in seconds."""
 
 
 class CircuitOpen(InfrastructureError):
-    """A call was not tried, since those before it failed; `retry_after`: seconds until one will be tried."""
+    """A call was not tried, because the calls before it failed.
+
+    Args:
+        retry_after: Seconds until the next call will be tried.
+
+    Attributes:
+        retry_after: Seconds until the next call will be tried.
+    """
 
     def __init__(self, retry_after: float) -> None:
-        super().__init__(f"the service has failed again and again; it is tried again in {retry_after:.1f} s")
+        super().__init__(f"the service failed repeatedly; it will be tried again in {retry_after:.1f} s")
         self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[type[CircuitOpen], tuple[float]]:
         return (CircuitOpen, (self.retry_after,))
 
 
-class Breaker:
-    """Opens after so many failures in a row: no calls for some seconds, then one at a time.
+class CircuitBreaker:
+    """Opens after a number of failures in a row: no calls for some seconds, then one trial call at a time.
 
-    The first one that goes well closes it; the seconds double with each one that fails. Time comes in as a
-    number.
+    A trial call that succeeds closes the circuit; one that fails doubles the seconds. All times are in
+    seconds, of any clock.
+
+    Args:
+        failures: Number of failures in a row that open the circuit.
+        seconds: Time for which it refuses calls at first.
+
+    Attributes:
+        is_trying: Whether a trial call is running.
     """
 
     __slots__ = ("_count", "_failures", "_first_s", "_seconds", "_until", "is_trying")
@@ -34,40 +48,40 @@ class Breaker:
     def __init__(self, failures: int, seconds: float) -> None:
         self._failures, self._first_s, self._seconds = failures, seconds, seconds
         self._count = 0
-        self._until = -math.inf  # when it is open, the end of that; +inf and -inf: closed
+        self._until = -math.inf  # end of the refusals
         self.is_trying = False
 
     def state(self, now: float) -> Literal["closed", "open", "half_open"]:
-        """Tell whether calls are let through, kept away, or tried one at a time."""
+        """Return "closed" (calls pass), "open" (refused) or "half_open" (tried one at a time)."""
         if self._count < self._failures:
             return "closed"
         return "open" if now < self._until else "half_open"
 
     def refusal(self, now: float) -> float | None:
-        """Seconds for which calls are refused; None: they are not."""
+        """Return for how many more seconds calls are refused, or None if they are not."""
         return self._until - now if self.state(now) == "open" else None
 
     def holds(self, now: float) -> bool:
-        """Whether calls have to wait for the one that is being tried."""
+        """Return whether calls must wait for the end of a trial call."""
         return self.is_trying and self.state(now) == "half_open"
 
     def begin(self, now: float) -> None:
-        """Take note that a call starts."""
+        """Record that a call starts."""
         if self._count >= self._failures and self.state(now) == "half_open":
             self.is_trying = True
 
     def end(self) -> None:
-        """Take note that a call has ended, whatever came of it."""
+        """Record that a call has ended, successfully or not."""
         self.is_trying = False
 
-    def succeeded(self) -> None:
-        """Take note that the service answered."""
+    def record_success(self) -> None:
+        """Record that the service answered."""
         self._count, self._seconds, self.is_trying = 0, self._first_s, False
 
-    def failed(self, now: float) -> None:
-        """Take note that it did not."""
+    def record_failure(self, now: float) -> None:
+        """Record that the service failed."""
         state = self.state(now)
-        if state == "open":  # one that was under way when it opened
+        if state == "open":  # the call was already running when the circuit opened
             return
         self._count += 1
         self.is_trying = False

@@ -1,4 +1,4 @@
-"""A limiter that processes share, on one machine or over a Ray cluster; calls start without asking."""
+"""A limiter that processes of one machine or Ray cluster share; calls start without any message."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
-from torchrl_agentic.limits.lease_client import ALIVE, RETRY, Lessee
-from torchrl_agentic.limits.lease_server import Lease, LimitsDiffer, Report
+from torchrl_agentic.limits.lease_client import ALIVE, RETRY, LeaseClient
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LimitsDiffer
 from torchrl_agentic.limits.process_bound import ProcessBound
 from torchrl_agentic.limits.ray_actor import RayTransport, is_initialised
 
 logger = logging.getLogger(__name__)
 
 LINGER_S = 5.0
-"""How long the thread that reports stays when there is nothing to report."""
+"""Seconds for which the reporting thread stays alive without anything to report."""
 
 
 class Transport(Protocol):
-    """What brings reports to the `LeaseServer` of one name."""
+    """Carries requests to the `LeaseServer` of one service."""
 
-    def sync(self, report: Report, timeout: float) -> Lease:
-        """Exchange a report for a lease; blocks.
+    def sync(self, request: LeaseRequest, timeout: float) -> Lease:
+        """Send a request and return the lease. Blocks.
+
+        Args:
+            request: State and demand of this process.
+            timeout: Longest time to wait for the answer, in seconds.
 
         Raises:
-            LimitsDiffer: others use the limiter with other limits.
-            OSError: the server cannot be reached, or did not answer in time.
+            LimitsDiffer: If other processes use the limiter with other limits.
+            OSError: If the server cannot be reached, or did not answer in time.
         """
         ...
 
     def close(self) -> None:
-        """Hang up; a later `sync` calls again."""
+        """Close the connection; a later `sync` opens a new one."""
         ...
 
 
@@ -46,21 +50,34 @@ Over: TypeAlias = Literal["ray", "machine"] | Transport | None
 
 
 class ClusterRateLimiter(Limiter):
-    """The limits of `RateLimiter`, kept by all processes that name the same limiter, together.
+    """The limits of `RateLimiter`, shared by all processes that use the same name.
 
-    Each holds a lease on a part of them, by what it needs (max-min fair), and starts calls without asking.
-    The part of a process that dies is free again after `ttl` seconds. One that loses contact starts nothing
-    from half of that time on, and cancels its calls before others get its part: InfrastructureError.
+    Each process holds a lease on a part of the limits, divided by demand (max-min fair), and starts calls
+    without asking. The part of a process that dies is free again after `ttl` seconds. A process that loses
+    contact starts no calls from half of that time on, and cancels its running calls with InfrastructureError
+    before others get its part. An unpickled limiter shares the limits.
 
-    name: of the service; limiters of other names share nothing. over: "ray", a named actor of the cluster;
-    "machine", a socket of this machine; None: Ray where it is initialised. Or a `Transport` of your own.
-    max_call_seconds: how long the service goes on with a call whose client has died, if it does.
-    The rest is as for `RateLimiter`. A limiter that is unpickled elsewhere shares the limits.
+    Args:
+        name: Name of the service. Limiters with other names share nothing.
+        max_concurrent: Largest number of calls of all processes at the same time; None for no limit.
+        rate_per_second: Largest number of calls per second in the long run; None for no limit.
+        burst: Number of calls that may start at once after a pause; `max(1, rate_per_second)` by default.
+        ttl: Time after which a silent process loses its part, in seconds; at least 0.05.
+        max_call_seconds: Longest time that the service continues a call whose client has died.
+        break_after: Number of failures in a row that open the circuit of this process; None for no circuit
+            breaker.
+        break_seconds: Time for which an open circuit refuses calls, in seconds.
+        over: "ray" for a named actor of the cluster, "machine" for a socket of this machine, or a
+            `Transport`. None uses Ray where it is initialised, and this machine otherwise.
+        clock: Source of the time in seconds, for tests.
+
+    Attributes:
+        requests: Number of requests to the lease server so far.
 
     Raises:
-        LimitsDiffer: a ValueError: others use this name with other limits.
-        OSError: whoever gives out the leases cannot be reached.
-        ValueError: limits that mean nothing.
+        LimitsDiffer: If other processes use this name with other limits. It is a ValueError.
+        OSError: If the lease server cannot be reached.
+        ValueError: If a limit is invalid.
     """
 
     def __init__(
@@ -78,47 +95,49 @@ class ClusterRateLimiter(Limiter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not name:
-            raise ValueError("a shared limiter needs the name of the service that it protects")
+            raise ValueError(
+                "name must be the name of the service that the limiter protects; got an empty one"
+            )
         if not 0.05 <= ttl < math.inf:
-            raise ValueError(f"ttl must be at least 0.05 seconds; got {ttl}")
+            raise ValueError(f"ttl must be finite and at least 0.05 seconds; got {ttl}")
         self.name = name
         self.limits = Limits(max_concurrent, rate_per_second, burst)
         self.ttl = ttl
         self.max_call_seconds = max_call_seconds
         self._break = (break_after, break_seconds)
-        self._over: Over = _resolved(over)  # so that it is pickled with the limiter
+        self._over: Over = _resolved(over)  # resolved now, because it is pickled with the limiter
         self._begun = ProcessBound[bool]()
         self._begin(clock)
 
     def _begin(self, clock: Callable[[], float]) -> None:
-        """Start with nothing held, as a client of its own."""
+        """Start as a new client that holds nothing."""
         self._begun.set(True)
-        self._lessee = Lessee(uuid.uuid4().hex, self.limits, self.ttl, self.max_call_seconds)
-        super().__init__(self._lessee, make_breaker(*self._break), clock)
+        self._client = LeaseClient(uuid.uuid4().hex, self.limits, self.ttl, self.max_call_seconds)
+        super().__init__(self._client, make_breaker(*self._break), clock)
         self._changed = threading.Condition(self._lock)
         self._holders: dict[Slot, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = {}
         self._thread: threading.Thread | None = None
         self._is_asleep = False
-        self.reports = 0
+        self.requests = 0
         self._transport = _transport(self.name, self._over)
-        # Not at exit, when our thread may still read: the connection ends with the process anyway.
+        # Not at exit, when our thread may still read; the connection ends with the process anyway.
         weakref.finalize(self, self._transport.close).atexit = False
         until = time.monotonic() + self.ttl
         while True:
             try:
                 return self._exchange()
-            except OSError:  # whoever gives out the leases may be about to be replaced
+            except OSError:  # another process may be about to replace the lease server
                 if time.monotonic() >= until:
                     raise
                 time.sleep(self.ttl * RETRY)
 
     def stats(self) -> LimiterStats:
-        """Tell what is going on in this process, and the limits of all together at the moment."""
+        """Return the counters of this process, and the current limits of all processes together."""
         with self._lock:
-            gate, lease, now = self._lessee, self._lessee.lease, self._clock()
+            gate, lease, now = self._client, self._client.lease, self._clock()
             return LimiterStats(
                 gate.in_flight,
-                len(self._line),
+                len(self._queue),
                 self._granted,
                 *self._quantiles(),
                 math.inf if lease is None or lease.concurrent is None else lease.concurrent,
@@ -130,37 +149,37 @@ class ClusterRateLimiter(Limiter):
             )
 
     def try_acquire(self) -> bool:
-        """Take a slot of ours if one is free; whoever gets True owes a `release`. See `Limiter`."""
+        """Take a slot of this process if one is free; see `Limiter`."""
         if not self._begun.get():  # after a fork: the lease and the thread are the parent's
             self._begin(self._clock)
         return super().try_acquire()
 
-    def taken(self, slot: Slot) -> None:
-        """Remember who holds a slot, to cancel them if the lease is lost."""
+    def on_acquire(self, slot: Slot) -> None:
+        """Remember the task that holds a slot, to cancel it if the lease is lost."""
         try:
             holder = (asyncio.get_running_loop(), asyncio.current_task())
         except RuntimeError:
             return
         with self._lock:
             self._holders[slot] = holder
-            if self._is_asleep or self._thread is None:  # somebody has to keep the lease alive
+            if self._is_asleep or self._thread is None:  # the lease has to be kept alive
                 self._wake()
 
-    def given_back(self, slot: Slot) -> None:
-        """Forget who held a slot."""
+    def on_release(self, slot: Slot) -> None:
+        """Forget the task that held a slot."""
         with self._lock:
             self._holders.pop(slot, None)
 
-    def overloaded(self, retry_after: float | None = None) -> None:
-        """Tell all who share the limits that the service has too much to do."""
-        super().overloaded(retry_after)
+    def record_overload(self, retry_after: float | None = None) -> None:
+        """Record that the service was overloaded, and tell the other processes."""
+        super().record_overload(retry_after)
         with self._lock:
             self._wake()
 
-    def starved(self) -> None:
-        """Ask for more, as soon as it is time. Locked."""
-        if not self._lessee.is_starved:
-            self._lessee.is_starved = True
+    def on_starved(self) -> None:
+        """Ask for more as soon as possible. The lock is held."""
+        if not self._client.is_starved:
+            self._client.is_starved = True
             self._wake()
 
     def _wake(self) -> None:
@@ -172,49 +191,50 @@ class ClusterRateLimiter(Limiter):
         self._changed.notify()
 
     def _keep_reporting(self) -> None:
-        """Report whenever there is something to say, until there has been nothing for a while."""
+        """Send requests when they are due, until none has been due for a while."""
         while True:
             with self._changed:
-                due = self._lessee.due()
+                due = self._client.due()
                 if due is None or due > self._clock():
                     wait = LINGER_S if due is None else due - self._clock()
                     self._is_asleep = due is None
                     woken = self._changed.wait(wait)
                     self._is_asleep = False
-                    if not woken and due is None and self._lessee.due() is None:
+                    if not woken and due is None and self._client.due() is None:
                         self._thread = None
                         return
                     continue
-            self._check_contact()  # we may have stood still ourselves, and others have our part by now
+            self._check_contact()  # this process may have been stopped, and have lost its part
             try:
                 self._exchange()
-            except LimitsDiffer as error:  # of a new server, to which others came first
+            except LimitsDiffer as error:  # a new server, which others reached first
                 self._refuse_all(error)
             except OSError:
                 self._check_contact()
-            except Exception:  # a bug of a transport; without this thread, calls would wait for ever
-                logger.exception("the limiter %s could not report", self.name)
+            except Exception:  # a bug of a transport; without this thread, calls would wait forever
+                logger.exception("the limiter %s could not report to its lease server", self.name)
                 self._check_contact()
 
     def _exchange(self) -> None:
-        """Send a report, and take what comes back.
+        """Send a request, and apply the lease.
 
         Raises:
-            LimitsDiffer: see there. OSError: there was no answer in time.
+            LimitsDiffer: If a new server has other limits.
+            OSError: If there was no answer in time.
         """
-        lessee = self._lessee
+        client = self._client
         with self._lock:
-            report = lessee.report(self._clock(), len(self._line))
-        self.reports += 1
-        lease = self._transport.sync(report, self.ttl * ALIVE)
+            request = client.make_request(self._clock(), len(self._queue))
+        self.requests += 1
+        lease = self._transport.sync(request, self.ttl * ALIVE)
         with self._lock:
-            lessee.take(lease, self._clock())
+            client.take(lease, self._clock())
             self._serve()
 
     def _check_contact(self) -> None:
-        """Cancel what runs once others may get our part of the limits."""
+        """Cancel the running calls if others may soon get our part of the limits."""
         with self._lock:
-            if not self._lessee.has_lost(self._clock()):
+            if not self._client.has_lost(self._clock()):
                 return
             holders, self._holders = self._holders, {}
         for slot, (loop, task) in holders.items():
@@ -224,11 +244,11 @@ class ClusterRateLimiter(Limiter):
 
     def _refuse_all(self, error: Exception) -> None:
         with self._lock:
-            self._lessee.answered, self._lessee.is_starved = self._lessee.tried, False
-            line = list(self._line)
-            self._line.clear()
+            self._client.answered, self._client.is_starved = self._client.tried, False
+            line = list(self._queue)
+            self._queue.clear()
             for waiter in line:
-                self._left(waiter)
+                self._count_down(waiter)
                 with contextlib.suppress(RuntimeError):
                     waiter.loop.call_soon_threadsafe(waiter.wake, error)
 
@@ -263,9 +283,9 @@ def _transport(name: str, over: Over) -> Transport:
     if over == "ray":
         return RayTransport(name)
     if over == "machine":
-        from torchrl_agentic.limits.unix_socket import MachineTransport
+        from torchrl_agentic.limits.unix_socket import UnixSocketTransport
 
-        return MachineTransport(name)
+        return UnixSocketTransport(name)
     if over is None or isinstance(over, str):
-        raise ValueError(f"a shared limiter goes over 'ray' or 'machine'; got {over!r}")
+        raise ValueError(f"over must be 'ray', 'machine', None or a Transport; got {over!r}")
     return over

@@ -1,4 +1,4 @@
-"""A client of the `LeaseServer`: what it may start, and what to report when. Plain functions of time."""
+"""A client of the `LeaseServer`: which calls it may start, and when to ask again. It does no I/O."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ import math
 from collections import deque
 
 from torchrl_agentic.limits.base import Limits
-from torchrl_agentic.limits.lease_server import Lease, Report
-from torchrl_agentic.limits.token_bucket import MAX_PAUSE_S, Grant
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest
+from torchrl_agentic.limits.token_bucket import MAX_PAUSE_S, Permit
 
 STOP, CANCEL = 0.5, 0.8
-"""At these parts of `ttl`, without contact, no call starts any more, and those under way are cancelled."""
+"""Parts of `ttl_s` without contact after which no call starts, and running calls are cancelled."""
 ALIVE, RETRY = 1 / 8, 1 / 16
-"""After these parts of it a client reports that it is still there, and tries again where that failed."""
+"""Parts of `ttl_s` after which a client repeats its request, and after which it retries a failed one."""
 LATE_S = 0.25
-"""A start that is not used for so long after its time is lost, so that those saved up never come at once."""
+"""Seconds after which an unused start expires, so that saved starts never come all at once."""
 
 
-class Lessee:
-    """Lets calls in as far as its lease goes; an `AnyGate`.
+class LeaseClient:
+    """An `Admission` that lets calls in as far as its lease goes. All times are in seconds, of any clock.
 
-    held: how many may run at once, target: to how many that has to come down. peak, used: how many ran at
-    once, and started, since the last report.
+    Args:
+        name: Unique name of the client.
+        limits: Limits of the service.
+        ttl_s: Time without contact after which the server takes back a lease.
+        call_s: Longest time that the service continues a call whose client has died.
+
+    Attributes:
+        held: Number of calls that may run at once.
+        target: Number to which `held` has to fall.
+        in_flight: Number of running calls.
+        peak: Largest number of concurrent calls since the last request.
+        used: Number of calls started since the last request.
+        lease: The latest lease, or None.
+        is_starved: Whether calls wait for an answer of the server.
     """
 
     def __init__(self, name: str, limits: Limits, ttl_s: float, call_s: float = 0.0) -> None:
@@ -35,17 +47,17 @@ class Lessee:
         self.valid_until = self.paused_until = -math.inf
         self.successes = self.overloads = 0
         self.retry_after: float | None = None
-        self._told = (0, 0)  # of these, in the last report
-        self.is_starved = False  # calls wait for a report
-        self.is_unmet = False  # the last one asked for more than there is
+        self._reported = (0, 0)  # successes and overloads in the last request
+        self.is_starved = False
+        self.is_unmet = False  # the last lease had less than its request asked for
         self.asked = self.asked_starts = 0
-        self.tried = -math.inf  # when the last report went out
-        self.answered = -math.inf  # when the last one that was answered did
+        self.tried = -math.inf  # time of the last request
+        self.answered = -math.inf  # time of the last request that was answered
         self.number = 0
 
     def delay(self, now: float) -> float | None:
-        """Seconds until the next call may start; None: we need more than we have."""
-        # Of what others want, no more is used, so that it can be let go at the next report.
+        """Return the seconds until the next call may start, or None if the lease allows no more."""
+        # Slots above `target` are not used again, so that the next request can return them to others.
         if now >= self.valid_until or (self.has_slots and self.in_flight >= min(self.held, self.target)):
             return None
         start = self.paused_until
@@ -57,40 +69,50 @@ class Lessee:
             start = max(start, self.starts[0])
         return start - now if start - now > 1e-9 else 0.0
 
-    def grant(self, now: float, *, begun: bool = True) -> Grant:
-        """Use up a slot, and a start."""
+    def grant(self, now: float, *, begun: bool = True) -> Permit:
+        """Use a slot and a start of the lease.
+
+        Args:
+            now: Current time.
+            begun: False if the call has waited in the queue, and still has to wake up.
+        """
         self.in_flight += 1
         self.used += 1
         self.peak = max(self.peak, self.in_flight)
-        return Grant(self.starts.popleft() if self.has_rate else now, begun)
+        return Permit(self.starts.popleft() if self.has_rate else now, begun)
 
-    def begin(self, granted: Grant) -> None:
-        """Take note that a call has begun."""
-        granted.begun = True
+    def begin(self, permit: Permit) -> None:
+        """Record that a call which had waited has begun."""
+        permit.begun = True
 
     def release(self) -> None:
-        """Give the slot back."""
+        """Return the slot of a call."""
         self.in_flight -= 1
 
-    def take_back(self, granted: Grant) -> None:
-        """Give slot and start back of a call that never began."""
+    def take_back(self, permit: Permit) -> None:
+        """Return the slot and the start of a call that never began."""
         self.in_flight -= 1
         if self.has_rate:
-            self.starts.appendleft(granted.at)
+            self.starts.appendleft(permit.at)
 
-    def overloaded(self, now: float, retry_after: float | None) -> None:
-        """Keep for the next report that the service turned a call away; a pause begins at once."""
+    def record_overload(self, now: float, retry_after: float | None) -> None:
+        """Record, for the next request, that the service turned a call away; a pause begins at once.
+
+        Args:
+            now: Current time.
+            retry_after: Pause that the service asked for, or None.
+        """
         self.overloads += 1
         if retry_after is not None and retry_after > (self.retry_after or 0.0):
             self.retry_after = retry_after
             self.paused_until = max(self.paused_until, now + min(retry_after, MAX_PAUSE_S))
 
-    def succeeded(self) -> None:
-        """Keep for the next report that a call went well."""
+    def record_success(self) -> None:
+        """Record, for the next request, that the service answered a call."""
         self.successes += 1
 
     def due(self) -> float | None:
-        """When to report next; None: there is nothing to say."""
+        """Return the time of the next request, or None if there is nothing to report."""
         when: list[float] = []
         if self.overloads or (self.is_starved and not self.is_unmet):
             when.append(self.answered)
@@ -104,15 +126,20 @@ class Lessee:
         failed = self.tried > self.answered
         return max(min(when), self.tried + self.ttl_s * RETRY) if failed else min(when)
 
-    def report(self, now: float, waiting: int) -> Report:
-        """Say what we hold, use and want, having let go of what is not needed; waiting: how many calls do."""
+    def make_request(self, now: float, waiting: int) -> LeaseRequest:
+        """Release what is not needed, and create the request that says what is held, used and wanted.
+
+        Args:
+            now: Current time.
+            waiting: Number of calls in the queue.
+        """
         self._let_go(now, waiting)
         self.tried = now
         self.number += 1
         wanted = max(self.peak, self.in_flight + waiting) - self.in_flight
         starts = waiting + self.used - len(self.starts) if self.has_rate and waiting else 0
         self.asked, self.asked_starts = self.in_flight + wanted, max(0, starts)
-        report = Report(
+        request = LeaseRequest(
             self.name,
             self.number,
             self.limits,
@@ -127,13 +154,13 @@ class Lessee:
             self.call_s,
         )
         self.peak, self.used = self.in_flight, 0
-        self._told = (self.successes, self.overloads)
-        return report
+        self._reported = (self.successes, self.overloads)
+        return request
 
     def _let_go(self, now: float, waiting: int) -> None:
         if not self.has_slots:
             return
-        if now >= self.valid_until:  # others may have it by now
+        if now >= self.valid_until:  # others may have the slots by now
             self.held = self.in_flight
         elif not self.peak and not waiting:
             self.held = 0
@@ -141,12 +168,17 @@ class Lessee:
             self.held = max(self.in_flight, self.target)
 
     def take(self, lease: Lease, now: float) -> None:
-        """Go by the lease that answers the last report."""
+        """Apply the lease that answers the last request.
+
+        Args:
+            lease: The answer of the server.
+            now: Current time.
+        """
         self.lease, self.answered, self.is_starved = lease, self.tried, False
-        self.successes -= self._told[0]
-        self.overloads -= self._told[1]
+        self.successes -= self._reported[0]
+        self.overloads -= self._reported[1]
         self.retry_after = self.retry_after if self.overloads else None
-        # Of calls that came after the report nobody knows yet: with them, the next one goes out at once.
+        # The request did not count the calls that came after it: for them, the next one goes out at once.
         self.is_unmet = (self.has_slots and lease.held < self.asked) or len(lease.starts) < self.asked_starts
         self.valid_until = self.tried + self.ttl_s * STOP
         self.held, self.target = lease.held, lease.target
@@ -155,5 +187,5 @@ class Lessee:
             self.paused_until = max(self.paused_until, now + lease.paused_s)
 
     def has_lost(self, now: float) -> bool:
-        """Whether others are about to get what our calls use."""
+        """Return whether other clients are about to get the slots of our running calls."""
         return self.has_slots and self.in_flight > 0 and now >= self.answered + CANCEL * self.ttl_s

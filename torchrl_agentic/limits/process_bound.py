@@ -1,4 +1,4 @@
-"""`ProcessBound`, a value that belongs to one process: a connection, a thread, a certificate store."""
+"""`ProcessBound`, a value that is valid in one process only: a connection, a thread, a certificate store."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ T = TypeVar("T")
 
 
 class ProcessBound(Generic[T]):
-    """A value that only the process that set it sees.
+    """A value that only the process that set it can read.
 
-    A forked child finds no value, and neither does a process that a pickled copy arrives in, so that it
-    creates its own.
+    A forked child and an unpickled copy read None, so that they create a value of their own.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class ProcessBound(Generic[T]):
         return value
 
     def clear(self) -> None:
-        """Forget the value."""
+        """Remove the value."""
         self._value, self._pid = None, 0
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The rate limiter of one process."""
+"""`RateLimiter`, the rate limiter of one process."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ from collections.abc import Callable
 from typing import Any
 
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, make_breaker
-from torchrl_agentic.limits.token_bucket import Gate
+from torchrl_agentic.limits.token_bucket import TokenBucket
 
 
 class RateLimiter(Limiter):
-    """At most `max_concurrent` calls at once, and `rate_per_second` starts a second after the first `burst`.
+    """Limits the concurrent calls, and the calls per second after an initial burst.
 
-    None means no such limit; `burst` defaults to max(1, rate_per_second). First come, first served, also
-    between event loops and threads. A limiter belongs to the service it protects: share one object among all
-    environments that use it. A pickled limiter arrives as a new one with the same limits.
+    Calls start in order of arrival, also between event loops and threads. A limiter belongs to the service it
+    protects: share one object among all environments that use the service. Unpickling creates a new limiter
+    with the same limits.
 
-    It learns from what callers report: `overloaded` (HTTP 429, 503) pauses all and halves the limits, once a
-    second at most; each `succeeded` lets them grow back, up to what was configured. With break_after, that
-    many `failed` in a row open the circuit: calls raise `CircuitOpen` for break_seconds, then one at a time
-    is tried.
+    The limits follow what callers record: `record_overload` (HTTP 429, 503) pauses all calls and halves the
+    limits, at most once a second; each `record_success` raises them, up to the configured ones. With
+    `break_after`, that many `record_failure` in a row open the circuit: calls raise `CircuitOpen` for
+    `break_seconds`, then one trial call at a time runs.
 
-    clock, call_later: where time comes from, for tests; `call_later(seconds, callback)` as on an event loop.
+    Args:
+        max_concurrent: Largest number of calls at the same time; None for no limit.
+        rate_per_second: Largest number of calls per second in the long run; None for no limit.
+        burst: Number of calls that may start at once after a pause; `max(1, rate_per_second)` by default.
+        break_after: Number of failures in a row that open the circuit; None for no circuit breaker.
+        break_seconds: Time for which an open circuit refuses calls, in seconds.
+        clock: Source of the time in seconds, for tests.
+        call_later: Function that runs a callback after some seconds, as on an event loop; for tests.
 
     Raises:
-        TypeError: a limit is no number.
-        ValueError: a limit is zero, negative or NaN, `burst` is below 1, or comes without a rate.
+        TypeError: If a limit is not a number.
+        ValueError: If a limit is 0, negative or NaN, or `burst` is below 1 or comes without a rate.
     """
 
     def __init__(
@@ -43,37 +50,37 @@ class RateLimiter(Limiter):
     ) -> None:
         self.limits = Limits(max_concurrent, rate_per_second, burst)
         self._break = (break_after, break_seconds)
-        self._own_gate = Gate(max_concurrent or math.inf, rate_per_second or math.inf, self.burst)
-        super().__init__(self._own_gate, make_breaker(break_after, break_seconds), clock, call_later)
+        self._bucket = TokenBucket(max_concurrent or math.inf, rate_per_second or math.inf, self.burst)
+        super().__init__(self._bucket, make_breaker(break_after, break_seconds), clock, call_later)
 
     @property
     def max_concurrent(self) -> int | None:
-        """How many calls may be under way at once."""
+        """Largest number of calls at the same time, or None for no limit."""
         return self.limits.max_concurrent
 
     @property
     def rate_per_second(self) -> float | None:
-        """How many calls may start in a second."""
+        """Largest number of calls per second in the long run, or None for no limit."""
         return self.limits.rate_per_second
 
     @property
     def burst(self) -> float:
-        """How many calls may start at once after a time without any."""
+        """Number of calls that may start at once after a pause."""
         return self.limits.burst or 1.0
 
     def stats(self) -> LimiterStats:
-        """Tell what is going on now, and how long calls have waited."""
+        """Return counters, waiting times and current limits."""
         with self._lock:
-            gate, now = self._own_gate, self._clock()
+            gate, now = self._bucket, self._clock()
             return LimiterStats(
                 gate.in_flight,
-                len(self._line),
+                len(self._queue),
                 self._granted,
                 *self._quantiles(),
                 gate.concurrent,
                 math.inf if gate.interval == 0 else 1 / gate.interval,
-                max(0.0, gate.adaptation.paused_until - now),
-                gate.adaptation.overloads,
+                max(0.0, gate.aimd.paused_until - now),
+                gate.aimd.overloads,
                 "closed" if self._breaker is None else self._breaker.state(now),
                 self._refused,
             )

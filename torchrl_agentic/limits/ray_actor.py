@@ -1,4 +1,4 @@
-"""Leases over a Ray cluster: a named actor gives them out, and outlives the jobs that use it."""
+"""Leases over a Ray cluster: a named actor that outlives the jobs that use it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,44 @@ import time
 from typing import Any
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.limits.lease_server import Lease, LeaseServer, LimitsDiffer, Report
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer, LimitsDiffer
 
 NAMESPACE = "torchrl_agentic"
 START_S = 60.0
 
 
 def is_initialised() -> bool:
-    """Whether this process belongs to a Ray cluster; loads nothing."""
+    """Return whether this process belongs to a Ray cluster, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
 
 class LeaseActor:
-    """A `LeaseServer` as an actor. Begun anew after its node has failed, it waits until old leases end."""
+    """A `LeaseServer` as a Ray actor.
+
+    Ray restarts it after its node has failed; it then waits for old leases to end.
+    """
 
     def __init__(self) -> None:
         self._server = LeaseServer(time.monotonic())
 
-    def sync(self, report: Report) -> Lease | LimitsDiffer:
-        """Take a report; a refusal is a value here, since Ray would wrap an exception."""
+    def sync(self, request: LeaseRequest) -> Lease | LimitsDiffer:
+        """Return the lease for a request; a refusal too is returned, since Ray would wrap an exception."""
         try:
-            return self._server.sync(report, time.monotonic())
+            return self._server.sync(request, time.monotonic())
         except LimitsDiffer as error:
             return error
 
 
 class RayTransport:
-    """A connection to the actor of one name.
+    """A connection to the lease actor of one service.
 
     Args:
         name: Name of the service.
 
     Raises:
         MissingExtra: If Ray is not installed.
-        RuntimeError: If it is not initialised.
+        RuntimeError: If Ray is not initialised.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,8 +53,8 @@ class RayTransport:
         except ImportError:
             raise MissingExtra("a limiter over a Ray cluster", "ray", "ray") from None
         if not ray.is_initialized():
-            raise RuntimeError("a limiter over Ray needs ray.init() first")
-        # `ray.get` itself would start a cluster where Ray has been shut down since the report was sent.
+            raise RuntimeError("a limiter over Ray needs an initialised Ray: call ray.init() first")
+        # `ray.get` itself would start a cluster if Ray has been shut down since the request was sent.
         from ray._private.worker import get
 
         self._ray: Any = ray
@@ -61,28 +64,33 @@ class RayTransport:
         self._asked: Any = None
         self._has_answered = False
 
-    def sync(self, report: Report, timeout: float) -> Lease:
-        """Exchange a report for a lease; see `Transport`."""
+    def sync(self, request: LeaseRequest, timeout: float) -> Lease:
+        """Send a request and return the lease; see `Transport`.
+
+        Args:
+            request: State and demand of this process.
+            timeout: Longest time to wait for the answer, in seconds.
+        """
         ray = self._ray
-        if not ray.is_initialized():  # else the next lines would start a cluster
+        if not ray.is_initialized():  # otherwise the next lines would start a cluster
             raise ConnectionError("Ray has been shut down")
         try:
             if self._actor is None:
                 options = {"name": self._name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
                 remote = ray.remote(LeaseActor).options(get_if_exists=True, max_restarts=-1, **options)
                 self._actor = remote.remote()
-                if not self._has_answered:  # a process has to start for it; later on, others depend on us
+                if not self._has_answered:  # the actor's process has to start; later answers come fast
                     timeout = max(timeout, START_S)
-            # Held until the next report: Ray ends the process where a reference is dropped as it shuts down.
-            self._asked = self._actor.sync.remote(report)
+            # Kept until the next request: Ray aborts a process that drops a reference while Ray shuts down.
+            self._asked = self._actor.sync.remote(request)
             answer = self._get(self._asked, timeout=timeout)
         except ray.exceptions.GetTimeoutError:
-            raise TimeoutError("the actor that gives out the leases did not answer in time") from None
+            raise TimeoutError(f"the lease actor {self._name!r} did not answer in {timeout:g} s") from None
         except (Exception, SystemExit) as error:
-            # RayError and ValueError if the actor has moved or is gone, a plain Exception if it is of an
+            # RayError and ValueError if the actor has moved or ended, a plain Exception if it belongs to an
             # earlier cluster, SystemExit in a thread that waits for it while Ray shuts down.
             self._actor = None
-            raise ConnectionError(f"the actor that gives out the leases: {error!r}") from error
+            raise ConnectionError(f"the lease actor {self._name!r} cannot be reached: {error!r}") from error
         self._has_answered = True
         if isinstance(answer, LimitsDiffer):
             raise answer

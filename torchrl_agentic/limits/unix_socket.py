@@ -1,4 +1,4 @@
-"""Leases for the processes of one machine: one of them serves the others over a socket, whoever is first."""
+"""Leases for the processes of one machine: the first process serves the others over a Unix socket."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_agentic.limits.base import Limits
-from torchrl_agentic.limits.lease_server import Lease, LeaseServer, LimitsDiffer, Report
+from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer, LimitsDiffer
 
 FOLDER = "TORCHRL_AGENTIC_LIMITS"
-"""The environment variable that names another folder than /tmp; processes share limits within one folder."""
+"""Environment variable that names the parent folder of the sockets instead of /tmp."""
 RETRY_S = 0.01
 MAX_ADDRESS = 103
-"""The longest address of a unix socket, in bytes: 107 on Linux, 103 on macOS and the BSDs."""
+"""Longest address of a Unix socket on all systems, in bytes: 107 on Linux, 103 on macOS and the BSDs."""
 _DESCRIPTORS = "/proc/self/fd"
 _servers: dict[Path, _Server] = {}
 _lock = threading.Lock()
 
 
-class MachineTransport:
-    """A connection to the process that serves a name; becomes that process if there is none.
+class UnixSocketTransport:
+    """A connection to the process that serves a name; this process serves it if no other one does.
 
-    The socket lies in a folder that only this user can enter. If the process that serves ends, one of the
-    others takes its place.
+    The socket lies in a folder that only this user can enter. When the serving process ends, another one
+    takes its place.
 
     Args:
         name: Name of the service.
@@ -48,14 +48,19 @@ class MachineTransport:
 
     def __init__(self, name: str) -> None:
         self._path = _folder() / hashlib.sha256(name.encode()).hexdigest()[:24]
-        with _address(self._path):  # raises here, and not at the first call, if there can be none
+        with _address(self._path):  # raises now, and not at the first call, if the path is too long
             pass
         self._stream: Any = None
 
-    def sync(self, report: Report, timeout: float) -> Lease:
-        """Exchange a report for a lease; see `Transport`."""
+    def sync(self, request: LeaseRequest, timeout: float) -> Lease:
+        """Send a request and return the lease; see `Transport`.
+
+        Args:
+            request: State and demand of this process.
+            timeout: Longest time to wait for the answer, in seconds.
+        """
         until = time.monotonic() + timeout
-        line = json.dumps(dataclasses.asdict(report)).encode() + b"\n"
+        line = json.dumps(dataclasses.asdict(request)).encode() + b"\n"
         while True:
             try:
                 return self._ask(line, until)
@@ -85,7 +90,7 @@ class MachineTransport:
         self._stream.flush()
         answer = self._stream.readline()
         if not answer.endswith(b"\n"):
-            raise ConnectionResetError("the process that gave out the leases has ended")
+            raise ConnectionResetError("the process that served the leases has ended")
         fields: dict[str, Any] = json.loads(answer)
         if "refusal" in fields:
             raise LimitsDiffer(fields["refusal"])
@@ -93,7 +98,7 @@ class MachineTransport:
         return Lease(**fields)
 
     def close(self) -> None:
-        """Hang up; see `Transport`."""
+        """Close the connection; see `Transport`."""
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 self._stream.close()
@@ -113,21 +118,21 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     def answer(self, line: bytes) -> bytes:
         fields: dict[str, Any] = json.loads(line)
         fields["limits"] = Limits(**fields["limits"])
-        report = Report(**fields)
+        request = LeaseRequest(**fields)
         with self.one_at_a_time:
-            # Whoever comes after us knows until when there were leases, and how long they may still be used.
+            # The next server reads from this file how old the last lease is, and how long leases are valid.
             os.utime(self.lock_file)
-            if max(report.ttl_s, report.call_s) > self.longest_s:
-                self.longest_s = max(report.ttl_s, report.call_s)
+            if max(request.ttl_s, request.call_s) > self.longest_s:
+                self.longest_s = max(request.ttl_s, request.call_s)
                 os.pwrite(self.lock_file, f"{self.longest_s:<20.6f}".encode(), 0)
             try:
-                answer = dataclasses.asdict(self.lease_server.sync(report, time.monotonic()))
+                answer = dataclasses.asdict(self.lease_server.sync(request, time.monotonic()))
             except LimitsDiffer as error:
                 answer = {"refusal": str(error)}
         return json.dumps(answer).encode() + b"\n"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over a client that went away, or wrote what is no report."""
+        """Ignore a client that disconnected or sent an invalid request."""
 
 
 class _Client(socketserver.StreamRequestHandler):
@@ -138,11 +143,11 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def _serve(path: Path) -> bool:
-    """Serve a name in this process, unless another one does; False: one does, or is about to."""
+    """Serve a name in this process; return False if another process does, or is about to."""
     with _lock:
         if path in _servers:
             return True
-        # A lock of POSIX: children of a fork do not inherit it, so that it ends with this process alone.
+        # A POSIX lock: forked children do not inherit it, so that it ends with this process.
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,7 +164,7 @@ def _serve(path: Path) -> bool:
 
 
 def _forget() -> None:
-    """After a fork: the parent serves, and only it; our copy of its socket would outlive it."""
+    """Close our copies of the sockets after a fork: only the parent serves, and they would outlive it."""
     global _lock
     _lock = threading.Lock()
     for server in _servers.values():
@@ -187,8 +192,8 @@ def _address(path: Path) -> Generator[str]:
     if not os.path.isdir(_DESCRIPTORS):
         raise OSError(
             errno.ENAMETOOLONG,
-            f"the path of the limiter's socket has {len(os.fsencode(path))} bytes, and a socket's at most "
-            f"{MAX_ADDRESS}: set {FOLDER} to a shorter folder, the same one in all processes that share it",
+            f"the path of the limiter's socket has {len(os.fsencode(path))} bytes, and may have "
+            f"{MAX_ADDRESS}: set {FOLDER} to a shorter folder, the same for all processes",
             str(path),
         )
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -199,14 +204,14 @@ def _address(path: Path) -> Generator[str]:
 
 
 def _folder() -> Path:
-    """Give a folder that belongs to this user alone.
+    """Return the folder of the sockets, which belongs to this user alone.
 
     Raises:
-        PermissionError: it belongs to somebody else, or others may enter it.
+        PermissionError: If it belongs to another user, or others may enter it.
     """
     folder = Path(os.environ.get(FOLDER) or "/tmp", f"torchrl_agentic-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} has to be a folder that belongs to this user alone")
+        raise PermissionError(f"{folder} must be a folder that belongs to this user alone, with mode 0700")
     return folder

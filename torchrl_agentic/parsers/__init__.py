@@ -1,21 +1,28 @@
-"""Parsers: one file per family of models in `formats/`, and the names they are known by in `registry`.
+"""Parsers of tool calls: one file per model family in `formats/`; `registry` maps names to parsers.
 
-To add one: subclass what comes nearest in `engine/`, such as `JSONBlockParser` or `TextParser`, in a file in
-`formats/`; add its class to `registry.FORMATS`; let a test inherit `testing.ParserContract`.
+To add a parser, subclass `JSONBlockParser`, `TextParser` or another base from `engine/` in `formats/`, add
+its name to the table in `registry`, and write a test class that inherits `testing.ParserContract`.
 """
 
-from torchrl_agentic.parsers.auto import Mismatch, check_parser
-from torchrl_agentic.parsers.base import LIMITS, Limits, Stream, ToolCallParser
-from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.text import TextParser
-from torchrl_agentic.parsers.events import CallFailed, CallReady, TextDelta
-from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
-from torchrl_agentic.parsers.formats.hermes import HermesParser
-from torchrl_agentic.parsers.formats.torchrl_json import JSONToolCallParser
-from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
-from torchrl_agentic.parsers.prompt import tool_instructions, with_tools, with_tools_message
-from torchrl_agentic.parsers.registry import ALIASES, PARSERS, get_parser
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrl_agentic.errors import load_lazily
+
+if TYPE_CHECKING:
+    from torchrl_agentic.parsers.auto import Mismatch, check_parser
+    from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser
+    from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
+    from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+    from torchrl_agentic.parsers.engine.text_parser import TextParser
+    from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
+    from torchrl_agentic.parsers.formats.hermes import HermesParser
+    from torchrl_agentic.parsers.formats.torchrl_json import JSONToolCallParser
+    from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
+    from torchrl_agentic.parsers.prompt import tool_instructions, with_tools, with_tools_message
+    from torchrl_agentic.parsers.registry import ALIASES, PARSERS, get_parser
+    from torchrl_agentic.parsers.streaming import CallFailed, CallReady, Stream, TextDelta
 
 __all__ = [
     "ALIASES",
@@ -43,3 +50,47 @@ __all__ = [
     "with_tools",
     "with_tools_message",
 ]
+
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "auto": (
+            "Mismatch",
+            "check_parser",
+        ),
+        "base": (
+            "LIMITS",
+            "Limits",
+            "ToolCallParser",
+        ),
+        "control_tokens": (
+            "control_tokens_of",
+            "escape_control_tokens",
+        ),
+        "engine.json_blocks": ("JSONBlockParser",),
+        "engine.text_parser": ("TextParser",),
+        "formats.api_messages": (
+            "AnthropicToolUseParser",
+            "OpenAIToolCallParser",
+        ),
+        "formats.hermes": ("HermesParser",),
+        "formats.torchrl_json": ("JSONToolCallParser",),
+        "formats.xml": ("XMLToolCallParser",),
+        "prompt": (
+            "tool_instructions",
+            "with_tools",
+            "with_tools_message",
+        ),
+        "registry": (
+            "ALIASES",
+            "PARSERS",
+            "get_parser",
+        ),
+        "streaming": (
+            "CallFailed",
+            "CallReady",
+            "Stream",
+            "TextDelta",
+        ),
+    },
+)

@@ -1,4 +1,4 @@
-"""Which format a model speaks: the one whose parser reads what the model's chat template writes."""
+"""Detect a model's tool-call format: the parser that reads what the chat template writes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.reasoning import QUESTION
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 from torchrl_agentic.text import one_line
 
 _SENTINEL = "sentinel_tool"
@@ -42,45 +42,57 @@ _MARKUP = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{3,40}\]")
 
 
 class ChatTokenizer(Protocol):
-    """A tokenizer with a chat template, as those of transformers are."""
+    """A tokenizer with a chat template, such as those of transformers."""
 
     def apply_chat_template(self, conversation: Any, *, tokenize: bool, **options: Any) -> Any:
-        """Write a conversation as the model reads it."""
+        """Render a conversation as the model's prompt.
+
+        Args:
+            conversation: Messages as mappings.
+            tokenize: Whether to return token ids; always False here.
+            **options: Tools and options of the template.
+        """
         ...
 
 
 class Mismatch(ValueError):
-    """A parser does not read what the model's chat template writes."""
+    """The parser does not read the calls that the model's chat template writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """How a chat template writes an assistant message with one call.
+    """An assistant message with one call, as a chat template writes it.
 
     Attributes:
-        answer: The text of the message, and the text that follows it.
-        markup: The tags and control tokens of a conversation without calls.
+        answer: Text of the message and the text after it.
+        markup: Tags and control tokens of a conversation without calls.
     """
 
     answer: str
     markup: frozenset[str]
 
     def is_whole(self, parser: ToolCallParser, result: ParseResult) -> bool:
-        """Return whether the text beside the calls has no markup but that of messages without calls."""
+        """Return whether the text outside of the calls contains only markup of messages without calls.
+
+        Args:
+            parser: Parser that read the message.
+            result: What it read.
+        """
         known = {*self.markup, *parser.stop}
         if isinstance(parser, TextParser):
-            known.update((*parser.thinks, *parser.thinks.values(), *parser.turn_end))
+            known.update((*parser.reasoning_tags, *parser.reasoning_tags.values(), *parser.turn_end))
         return all(match[0] in known for match in _MARKUP.finditer(result.text))
 
 
 def example_call(name: str, schema: Fields, kind: Example = "full") -> ParsedCall:
-    """Return a call of a tool, with an argument for each property that its schema names.
+    """Return a call of a tool with an example value for each property of its schema.
 
     Args:
-        name: The tool.
+        name: Name of the tool.
         schema: JSON Schema of its input.
-        kind: "plain" leaves out what chat templates get wrong: quotes, newlines and null; "words" has strings
-            of one word as its only arguments, for templates that write all values as strings.
+        kind: "full" uses values that need escaping. "plain" leaves out what some chat templates write
+            wrongly: quotes, newlines and null. "words" has only strings of one word, for templates that write
+            every value as a string.
     """
     properties = fields_of(schema.get("properties")) or {}
     args = {key: _example(fields_of(inner) or {}, kind) for key, inner in properties.items()}
@@ -113,21 +125,26 @@ def rendered(
     results: Sequence[JSON] = (),
     **template_kwargs: Any,
 ) -> Rendered:
-    """Write a call by the chat template of a model, and perhaps messages behind it.
+    """Render a call, and optionally results, with a model's chat template.
 
-    template_kwargs: Options of the template, such as `enable_thinking`.
+    Args:
+        tokenizer: Tokenizer with the chat template.
+        call: The call to render.
+        tools: Tools shown in the prompt.
+        results: Messages after the call.
+        **template_kwargs: Options of the template, such as `enable_thinking`.
 
     Raises:
-        ValueError: the template cannot, or leaves it out.
+        ValueError: If the template fails or leaves the call out.
     """
 
     def write(messages: list[Any], **options: Any) -> str:
         all_options = {**template_kwargs, **options}
         return tokenizer.apply_chat_template(messages, tokenize=False, tools=specs_of(tools), **all_options)
 
-    reason: object = "it leaves calls out"
+    reason: object = "it leaves them out"
     odd: Rendered | None = None
-    for arguments in (call.args, dumps(call.args)):  # some templates want them as a string
+    for arguments in (call.args, dumps(call.args)):  # some templates require a string
         function = {"name": call.tool, "arguments": arguments}
         calls = [{"id": call.call_id, "type": "function", "function": function}]
         try:
@@ -140,28 +157,28 @@ def rendered(
         if call.tool not in answer:
             continue
         found = Rendered(answer, _markup(before, write))
-        # A template that wants a string writes a mapping as Python does.
+        # A template that requires a string writes a mapping in Python's syntax.
         if not isinstance(arguments, str) and arguments and str(arguments) in answer:
             odd = found
             continue
         return found
     if odd is not None:
         return odd
-    raise ValueError(f"the chat template writes no tool calls ({reason}); name the parser yourself")
+    raise ValueError(f"the chat template renders no tool calls ({reason}); pass the name of a parser")
 
 
 def _markup(before: str, write: Callable[..., str]) -> frozenset[str]:
-    """Return the markup of a conversation whose answer calls nothing."""
+    """Return the markup of a conversation without calls."""
     said = [QUESTION, {"role": "assistant", "content": "hello"}, QUESTION]
     texts = [before]
     for messages, options in ((said, {}), ([QUESTION], {"add_generation_prompt": True})):
-        with suppress(Exception):  # templates may refuse what others take
+        with suppress(Exception):  # templates may reject conversations that others render
             texts.append(write(messages, **options))
     return frozenset(match[0] for text in texts for match in _MARKUP.finditer(text))
 
 
 def _shared(before: str, after: str) -> str:
-    """What both texts begin with; no marker is cut in two."""
+    """Return the common prefix of two texts, shortened so that it does not end inside a marker."""
     shared = "".join(
         a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
     )
@@ -171,17 +188,17 @@ def _shared(before: str, after: str) -> str:
 def detect(
     tokenizer: ChatTokenizer, parsers: Mapping[str, Callable[..., ToolCallParser]], **template_kwargs: Any
 ) -> ToolCallParser:
-    """Return the parser that reads the calls of a chat template, set up for it.
+    """Return a parser, configured for the template, that reads the calls of a chat template.
 
-    Set up are whether the model begins inside a thought, and the role of results.
+    Configured are the role of results and whether the prompt opens the model's reasoning.
 
     Args:
-        tokenizer: One with a chat template.
-        parsers: Name → what makes the parser.
+        tokenizer: Tokenizer with a chat template.
+        parsers: Factories of parsers by name.
         **template_kwargs: Options of the template, such as `enable_thinking`.
 
     Raises:
-        ValueError: The template writes no calls, or none that a parser reads.
+        ValueError: If the template writes no calls, or calls that no parser reads.
     """
     name, call, schema = _likely(tokenizer, parsers, template_kwargs)
     parser = _knowing(parsers[name](), tokenizer, template_kwargs)
@@ -196,7 +213,7 @@ def detect(
 def _knowing(
     parser: ToolCallParser, tokenizer: ChatTokenizer, template_kwargs: Mapping[str, Any]
 ) -> ToolCallParser:
-    """Return a parser that has learned what it can from a tokenizer."""
+    """Return the parser configured for a tokenizer with added tokens, else the parser itself."""
     if not hasattr(tokenizer, "added_tokens_decoder"):
         return parser
     return parser.with_tokenizer(cast("Any", tokenizer), **template_kwargs)
@@ -209,7 +226,7 @@ def _takes_results(
     tools: Tools,
     template_kwargs: Mapping[str, Any],
 ) -> bool:
-    """Return whether the chat template knows the role that the parser gives to results, and writes them."""
+    """Return whether the chat template mentions the parser's role of results and renders such messages."""
     source = str(template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", ""))
     if not re.search(rf"""\\?['"]{re.escape(parser.result_role)}\\?['"]""", source):
         return False
@@ -225,15 +242,15 @@ def _likely(
     parsers: Mapping[str, Callable[..., ToolCallParser]],
     template_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, ParsedCall, Fields]:
-    """Return the name of the parser that leaves least of a sentinel's call over, the call and its schema.
+    """Return the name of the parser that fits the template best, the example call and its schema.
 
-    Parsers that leave markup over, or that read other values than were written, do not count. For templates
-    that write some values wrong there are plainer calls. Of parsers that leave as little, the one counts
-    whose other markers the template writes: some families write their calls alike, and differ in what ends a
-    turn and opens a thought.
+    A parser fits if it reads the same values and leaves no markup over. The best one leaves the least text
+    and notes; ties are broken by how many of its other markers (of turns and reasoning) the template writes,
+    because some families write calls alike. If none fits, plainer calls are tried: some templates garble
+    values.
 
     Raises:
-        ValueError: The template writes no calls, or none that a parser reads.
+        ValueError: If the template writes no calls, or calls that no parser reads.
     """
     answer = ""
     for kind in _KINDS:
@@ -255,7 +272,7 @@ def _likely(
 def _markers_seen(
     parser: ToolCallParser, answer: str, tokenizer: ChatTokenizer, template_kwargs: Mapping[str, Any]
 ) -> int:
-    """Count the markers of a format that a chat template writes, those of calls aside."""
+    """Count the markers of a format, those of calls aside, that a chat template writes."""
     if not isinstance(parser, TextParser):
         return 0
     ends = sum(marker in answer for marker in parser.turn_end)
@@ -263,7 +280,7 @@ def _markers_seen(
 
 
 def _is_read(result: ParseResult, call: ParsedCall) -> bool:
-    """Return whether one call was found, with the same values, in any order; True is not 1 here."""
+    """Return whether exactly this call was read, with equal values in any order; True differs from 1."""
     found = [(one.tool, _sorted(one.args), one.error) for one in result.calls]
     return found == [(call.tool, _sorted(call.args), None)]
 
@@ -279,25 +296,25 @@ def check_parser(
     *,
     parsers: Mapping[str, Callable[..., ToolCallParser]] | None = None,
 ) -> list[str]:
-    """Check that a call of each tool reads back: as the parser writes it, or as the model's template does.
+    """Check that a call of each tool reads back, as the parser or the model's chat template writes it.
 
-    Where a template garbles values, such as quotes in strings, no parser can give them back: a plainer call
-    is tried then, and a UserWarning tells what was written.
+    If a template garbles values, such as quotes in strings, a plainer call is checked instead and a
+    UserWarning shows what the template wrote.
 
     Args:
         parser: The parser to check.
-        tools: The tools that it is to call.
-        tokenizer: The model's, with its chat template; None: the parser writes the calls itself.
-        parsers: Among which to look for the right one, if this is the wrong one.
+        tools: Tools that it must be able to call.
+        tokenizer: Tokenizer with the model's chat template; if None, the parser writes the calls itself.
+        parsers: Factories by name, among which a matching parser is searched for the error message.
 
     Returns:
-        The names of the tools that can be called so; without a tokenizer, those that the format cannot say
-        are missing.
+        Names of the tools that can be called. Without a tokenizer, tools that the format cannot express are
+        left out.
 
     Raises:
-        Mismatch: A call does not read back, or leaves tags of another format over; the message shows what was
-            written, and names the parser that reads it. Or no tool can be called in this format.
-        ValueError: The template writes no calls.
+        Mismatch: If a call does not read back or leaves tags of another format over, or if the format can
+            express no call of these tools. The message shows the written call and the parser that reads it.
+        ValueError: If the template writes no calls.
     """
     schemas = schemas_of(tools) or {}
     checked: list[str] = []
@@ -307,15 +324,15 @@ def check_parser(
             try:
                 written = parser.render_call(call)
             except ValueError:
-                continue  # this format is for other tools, such as a tag for a search
+                continue  # the format cannot express this tool, for example a tag for a search
             if not _is_read(parser.parse(written, tools=schemas), call):
-                raise Mismatch(_reason(parser, name, written, None, parsers or {}))
+                raise Mismatch(_read_reasoning(parser, name, written, None, parsers or {}))
         else:
             _check_template(parser, name, schemas, tokenizer, parsers or {})
         checked.append(name)
     if schemas and not checked:
         raise Mismatch(
-            f"parser {parser.name!r} can write a call of none of these tools: {', '.join(schemas)}"
+            f"parser {parser.name!r} can express a call of none of these tools: {', '.join(schemas)}"
         )
     return checked
 
@@ -345,18 +362,18 @@ def _check_template(
                 written = one_line(full.answer, 160)
                 warnings.warn(f"{message}: the chat template writes it as {written}", stacklevel=3)
                 return
-    raise Mismatch(_reason(parser, name, full.answer, tokenizer, parsers))
+    raise Mismatch(_read_reasoning(parser, name, full.answer, tokenizer, parsers))
 
 
 def _read(
     parser: ToolCallParser, written: Rendered, call: ParsedCall, tools: Mapping[str, Fields]
 ) -> ParseResult | None:
-    """Read the call that a template wrote; return None if its values differ, or markup is left over."""
+    """Parse the call that a template wrote; return None if values differ or markup is left over."""
     result = parser.parse(written.answer, tools=tools)
     return result if _is_read(result, call) and written.is_whole(parser, result) else None
 
 
-def _reason(
+def _read_reasoning(
     parser: ToolCallParser,
     tool: str,
     written: str,
@@ -370,4 +387,4 @@ def _reason(
     try:
         return f"{reason}; {_likely(tokenizer, others)[0]!r} does"
     except ValueError:
-        return f"{reason}; nor does any other"
+        return f"{reason}; no other parser does either"

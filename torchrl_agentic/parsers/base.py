@@ -1,9 +1,9 @@
-"""What every parser is: from one message to its calls, and from results back to messages."""
+"""The interface of parsers: read the calls of a message, write results as messages."""
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
@@ -30,21 +30,23 @@ from torchrl_agentic.parsers.control_tokens import (
     control_tokens_of,
     escaper,
 )
-from torchrl_agentic.parsers.events import Event, TextDelta, events_of
+from torchrl_agentic.parsers.streaming import Stream, WholeStream
 from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 Tools = Iterable[Tool | Fields] | Mapping[str, Fields]
-"""The tools there are: `Tool`s, their specs as API servers have them, or name → JSON Schema of the input."""
+"""Tools: `Tool` objects, their specs as API servers take them, or JSON Schemas of the input by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of one message is read. What is beyond becomes an error entry and is never cut.
+    """Bounds on what is read from one message. Calls beyond them become error entries.
 
-    calls: how many; telling what is wrong with one costs time too. argument_bytes: of one call, in UTF-8.
-    depth: of brackets inside brackets.
+    Attributes:
+        calls: Number of calls per message.
+        argument_bytes: Size of the arguments of one call, in UTF-8 bytes.
+        depth: Nesting depth of objects and lists.
     """
 
     calls: int = 256
@@ -52,56 +54,64 @@ class Limits:
     depth: int = MAX_DEPTH
 
     def __post_init__(self) -> None:
-        """Refuse what would let nothing through."""
+        """Check that each limit is positive."""
         if min(self.calls, self.argument_bytes, self.depth) < 1:
-            raise ValueError(f"limits are 1 at least; got {self}")
+            raise ValueError(f"limits must be at least 1; got {self}")
 
 
 LIMITS = Limits()
 
 
 class Tokenizer(Protocol):
-    """What reading tokens needs of a tokenizer; those of transformers have it."""
+    """The methods of a tokenizer that `parse_tokens` needs; those of transformers have them."""
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> Any:
-        """Give the text of some tokens."""
+        """Return the text of token ids.
+
+        Args:
+            token_ids: Ids to decode.
+            skip_special_tokens: Whether special tokens are left out of the text.
+        """
         ...
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Give the id of a token; that of the unknown token, or None, if there is no such token."""
+        """Return the id of a token; None or the id of the unknown token if it is not in the vocabulary."""
         ...
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Give the token of an id."""
+        """Return the token of an id."""
         ...
 
 
 class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "render_result")):
-    """The format in which a family of models calls tools. It has no state; one object serves everybody.
+    """The tool-call format of a model family; stateless, so one object serves all conversations.
 
-    `isinstance(item, ToolCallParser)` is true of look-alikes too: objects with `parse`, `render_call` and
+    `isinstance(item, ToolCallParser)` also accepts other classes with the methods `parse`, `render_call` and
     `render_result`; see `get_parser`.
 
-    What `render_result` and `render` of a subclass are given is escaped already, names and ids included: no
-    control token stands in it, nor a marker of the format (`control_markers`). This class sees to that, so
-    that a format cannot forget it. See `with_tokenizer` for which tokens those are.
+    Arguments of `render_result` and `render` are escaped before the methods of a subclass receive them: they
+    contain neither control tokens nor markers of the format (`control_markers`), in names and ids either.
+    `with_tokenizer` sets which tokens those are.
+
+    Contract, checked by `testing.ParserContract`: `parse` never raises on text of a model, returns one entry
+    per call or attempted call in the order written, and loses no byte (`text` and the spans of the calls make
+    up `raw`). The same text gives the same ids. `parse(render_call(call))` returns an equal call. A message
+    may be a mapping, whose content is text, None or a list of parts (see `messages.content_text`). Calls
+    beyond `limits` are error entries with the code "over_limit" or "too_large".
+
+    Formats whose calls begin with a marker should subclass `TextParser`, which implements most methods.
 
     Attributes:
         name: The registered name.
-        aliases: Other names of it: those of vLLM, SGLang, verl and TorchRL, and of models.
-        models: Which models write this format, for the table of formats.
-        example: A call in short, for the table of formats.
-        stop: Strings at which a model that waits for results must stop.
-        result_role: The role of the messages that answer.
-        names_tool: Whether those messages also have the name of the tool, as "name".
-
-    Promises, which `testing.ParserContract` checks: `parse` never raises on what a model writes, gives one
-    entry per attempt in the order written, loses no byte (`text` and the spans of the calls make up `raw`),
-    and gives the same ids for the same text. `parse(render_call(call))` gives the call back. A message may be
-    a mapping, whose content is text, None or a list of parts (`messages.content_text` reads all three). Calls
-    beyond `limits` are error entries with the code "over_limit" or "too_large".
-
-    `parsers.text.TextParser` does most of it for formats with an opener: subclass that one if you can.
+        aliases: Other names: those of vLLM, SGLang, verl and TorchRL, and of models.
+        models: Models that use this format, for the table of formats.
+        example: A short call, for the table of formats.
+        stop: Strings at which sampling must stop so that the tools can run.
+        result_role: Role of the messages that carry results.
+        names_tool: Whether those messages also have the tool's name under "name".
+        limits: Bounds on what is read from one message.
+        added_tokens: Control tokens of the model's tokenizer; None if they are unknown, in which case the
+            control tokens of all known families are escaped.
     """
 
     name: ClassVar[str] = ""
@@ -113,25 +123,24 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     names_tool: ClassVar[bool] = False
     limits: Limits = LIMITS
     added_tokens: tuple[str, ...] | None = None
-    """The control tokens of the model's tokenizer; None: it is not known, and those of all families count."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Escape what the methods are given that write results, whichever base class they come from."""
+        """Wrap `render_result` and `render`, own or inherited, so that they receive escaped arguments."""
         super().__init_subclass__(**options)
         for name, escaping in (("render_result", _escaping_one), ("render", _escaping_all)):
             method = getattr_static(cls, name)
-            # `wraps` copies attributes, so that a mark is one only of the function that it names.
+            # `wraps` copies attributes, so the mark counts only on the function that it refers to.
             if method is not vars(ToolCallParser)[name] and getattr(method, "escaping", None) is not method:
                 made: Any = escaping(method)
                 made.escaping = made
                 setattr(cls, name, made)
 
     def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
-        """Return a parser of the same format that escapes the control tokens of a tokenizer, and no others.
+        """Return a copy of the parser that escapes the control tokens of one tokenizer only.
 
         Args:
-            tokenizer: The model's; see `control_tokens.control_tokens_of`.
-            **template_kwargs: Options of its chat template, for formats that learn from the template.
+            tokenizer: The model's tokenizer; see `control_tokens.control_tokens_of`.
+            **template_kwargs: Options of its chat template, for formats that read settings from the template.
         """
         del template_kwargs
         made = copy.copy(self)
@@ -139,41 +148,57 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         return made
 
     def control_markers(self) -> tuple[str, ...]:
-        """Return the markers of this format that must not come out of a tool, control tokens or not."""
+        """Return the markers of this format that tool results must not contain, control tokens or not."""
         return ()
 
     @cached_property
     def control_escaper(self) -> Escaper:
-        """What escapes control tokens, in whatever others write; markers of this format may stay."""
+        """Escaper of control tokens, for any text the model did not write; markers of the format are kept."""
         return escaper(FAMILY_MARKERS if self.added_tokens is None else self.added_tokens)
 
     @cached_property
     def markup_escaper(self) -> Escaper:
-        """What escapes control tokens and the markers of this format, in results."""
+        """Escaper of control tokens and the markers of this format, for results."""
         return escaper((*self.control_escaper.markers, *self.control_markers()))
 
     @abstractmethod
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read one assistant message: its text, or a mapping as API servers and chat histories have it.
+        """Read one assistant message.
 
-        tools: what may be called, for formats whose values have no types of their own. turn: goes into the
-        ids of calls that bring none, `call_{turn}_{index}`.
+        Args:
+            response: Its text, or a mapping as in chat histories and responses of API servers.
+            tools: Tools that may be called. Formats without typed values need their schemas.
+            turn: Number of the turn; calls without an id get `call_{turn}_{index}`.
+
+        Returns:
+            The text outside of calls and one entry per call; entries that cannot be read have an `error`.
         """
 
     def parse_tokens(
         self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read the tokens that a model sampled.
+        """Read an assistant message from the token ids that the model sampled.
 
-        Where the tokenizer has the markers of the format as tokens of their own, only those count: the same
-        characters, spelled with others, are text.
+        Where the tokenizer has the markers of the format as single tokens, only those tokens count; the same
+        characters in other tokens are text.
+
+        Args:
+            ids: Sampled token ids.
+            tokenizer: The tokenizer of the model.
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
         """
         return self.parse(tokenizer.decode(ids, skip_special_tokens=False), tools=tools, turn=turn)
 
     def stream(self, *, tools: Tools | None = None, turn: int = 0) -> Stream:
-        """Read a message while it is being written."""
+        """Return a stream that reads a message while it is being written.
+
+        Args:
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         return WholeStream(self, tools, turn)
 
     @abstractmethod
@@ -181,22 +206,34 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         """Write a call as the model would, for few-shot prompts, scripted policies and tests.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls as one message would hold them."""
+        """Write several calls as they appear in one message."""
         return "\n".join(map(self.render_call, calls))
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as a message: role, content, and whatever else the family's template reads."""
+        """Write one result as a message.
+
+        Args:
+            call_id: Id of the call.
+            result: Result of the call.
+
+        Returns:
+            A mapping with role, content and the other keys that chat templates of the family read.
+        """
         content, call_id = self.markup_escaper.escape(result.text), self.control_escaper.escape(call_id)
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
-        """Write all results of a turn, in the order of the calls.
+        """Write all results of a turn as messages, in the order of the calls.
 
-        Overridden where one message holds them all.
+        Override this method if one message holds all results.
+
+        Args:
+            calls: Calls of the turn.
+            results: One result per call.
         """
         pairs = zip(calls, results, strict=True)
         messages = [self.render_result(call.call_id, result) for call, result in pairs]
@@ -208,11 +245,16 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     def structural_tag(
         self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
     ) -> dict[str, JSON] | None:
-        """Describe the calls of these tools as an xgrammar structural tag, or None where there is none.
+        """Return an xgrammar structural tag that rules out malformed calls, or None.
 
-        As JSON it is what vLLM's `StructuredOutputsParams(structural_tag=…)` takes: free text stays free, a
-        call cannot be malformed. The behaviour policy is then the masked one: see the README on log-probs.
-        tool_choice: "auto", or "required" for one call at least. parallel: whether there may be several.
+        Its JSON goes into vLLM's `StructuredOutputsParams(structural_tag=…)`; text outside of calls stays
+        free. Constrained sampling changes the log-probabilities of the behaviour policy: see
+        `docs/howto/formats.md`.
+
+        Args:
+            tools: Tools that may be called.
+            tool_choice: "auto", or "required" for at least one call.
+            parallel: Whether a message may have several calls.
         """
         del tools, tool_choice, parallel
         return None
@@ -233,7 +275,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         return self._state()
 
     def _state(self) -> dict[str, JSON]:
-        """What makes this parser what it is, without what is only remembered of it."""
+        """Return the attributes without cached properties."""
         kind = type(self)
         return {
             key: value
@@ -246,7 +288,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
 
 
 def _escaping_one(render_result: Any) -> Callable[..., Any]:
-    """Make a `render_result` that is given an escaped result."""
+    """Wrap a `render_result` so that it receives an escaped result."""
     write = _method(render_result)
 
     @wraps(render_result)
@@ -259,7 +301,7 @@ def _escaping_one(render_result: Any) -> Callable[..., Any]:
 
 
 def _escaping_all(render: Any) -> Callable[..., Any]:
-    """Make a `render` that is given escaped calls and results; it may write them one behind the other."""
+    """Wrap a `render` so that it receives escaped calls and results, safe also if written without a gap."""
     write = _method(render)
 
     @wraps(render)
@@ -276,7 +318,7 @@ def _escaping_all(render: Any) -> Callable[..., Any]:
 
 
 def _method(found: Any) -> Callable[..., Any]:
-    """Return what stands in a class as a function that takes the object first, static methods included."""
+    """Return a class member as a function whose first argument is the object, static methods included."""
 
     def bound(self: ToolCallParser, *args: Any) -> Any:
         return (found.__get__(self, type(self)) if hasattr(found, "__get__") else found)(*args)
@@ -285,7 +327,7 @@ def _method(found: Any) -> Callable[..., Any]:
 
 
 def _with_text(result: ToolResult, before: str, after: str) -> ToolResult:
-    """Return a result with another text of as many lines; parts whose text is the same stay as they are."""
+    """Return a copy of a result with new text of as many lines; parts with unchanged text are kept."""
     if before == after:
         return result
     lines = iter(after.split("\n"))
@@ -294,52 +336,11 @@ def _with_text(result: ToolResult, before: str, after: str) -> ToolResult:
     return replace(result, parts=tuple(part if str(part) == text else TextPart(text) for part, text in pairs))
 
 
-class Stream(ABC):
-    """A message that is being written: `feed` what arrives, act on the events, then `close`."""
-
-    @abstractmethod
-    def feed(self, chunk: str) -> list[Event]:
-        """Take the next piece of text, of any size; give what is certain by now.
-
-        A call comes as one event, when its block has closed; never a part of one.
-        """
-
-    @abstractmethod
-    def close(self) -> ParseResult:
-        """Say that nothing more comes. The result is that of `parse` on all the text.
-
-        What became certain only by the end is not among the events: `last_events` has it.
-        """
-
-    last_events: Sequence[Event] = ()
-    """After `close`: what became certain by the end alone."""
-
-
-class WholeStream(Stream):
-    """The stream of a format that can only be read as a whole."""
-
-    def __init__(self, parser: ToolCallParser, tools: Tools | None, turn: int) -> None:
-        self._parser, self._tools, self._turn = parser, tools, turn
-        self._chunks: list[str] = []
-
-    def feed(self, chunk: str) -> list[Event]:
-        """Keep it."""
-        self._chunks.append(chunk)
-        return []
-
-    def close(self) -> ParseResult:
-        """Read it."""
-        result = self._parser.parse("".join(self._chunks), tools=self._tools, turn=self._turn)
-        text: list[Event] = [TextDelta(result.text)] if result.text else []
-        self.last_events = [*text, *events_of(result.calls)]
-        return result
-
-
 def schemas_of(tools: Tools | None) -> Mapping[str, Fields] | None:
-    """Give name → JSON Schema of the input, whichever way the tools are given.
+    """Return the JSON Schema of each tool's input by the name of the tool.
 
     Raises:
-        TypeError: one of them is no tool.
+        TypeError: If an item is neither a tool nor a spec.
     """
     if tools is None or isinstance(tools, Mapping):
         return cast("Mapping[str, Fields] | None", tools)
@@ -351,13 +352,13 @@ def schemas_of(tools: Tools | None) -> Mapping[str, Fields] | None:
         else:
             name, schema = getattr(tool, "name", None), cast("Fields", getattr(tool, "input_schema", {}))
         if not isinstance(name, str):
-            raise TypeError(f"a tool is a Tool or its spec, with a name; got {tool!r}")
+            raise TypeError(f"a tool must be a Tool or a spec with a name; got {tool!r}")
         schemas[name] = schema
     return schemas
 
 
 def specs_of(tools: Tools) -> list[dict[str, JSON]]:
-    """Give the tools as chat templates and API servers have them: `{"type": "function", "function": …}`."""
+    """Return specs of the tools as chat templates and API servers take them: `{"type": "function", …}`."""
     if isinstance(tools, Mapping):
         described = cast("Mapping[str, Fields]", tools)
         tools = [
@@ -372,16 +373,16 @@ def specs_of(tools: Tools) -> list[dict[str, JSON]]:
 
 
 def require_name(call: ParsedCall) -> None:
-    """Check that the name of a call's tool reads back: it is not empty, and no white space is around it.
+    """Check that a call's tool name can be read back: not empty, no surrounding white space.
 
     Raises:
-        ValueError: It does not.
+        ValueError: If it cannot.
     """
     if not call.tool or call.tool != call.tool.strip():
-        reason = "it is empty, or has white space around it"
-        raise ValueError(f"the format cannot hold the name {call.tool!r}: {reason}")
+        reason = "it is empty or has surrounding white space"
+        raise ValueError(f"the format cannot express the name {call.tool!r}: {reason}")
 
 
 def message_text(response: str | Mapping[str, JSON]) -> str:
-    """All text of a message, given as such or as a mapping."""
+    """Return all text of a message, a string or a mapping."""
     return response if isinstance(response, str) else content_text(cast("Content", response.get("content")))

@@ -1,4 +1,4 @@
-"""Keep text of tools from becoming control tokens: whatever stands between the turns of a conversation."""
+"""Escape control tokens in text of tools, users and servers, so that it cannot imitate turns or calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from torchrl_agentic.messages import JSON
 
 BREAK = "\u200b"
-"""A zero-width space: people do not see it, and no tokenizer of the families below joins what it parts."""
+"""A zero-width space: invisible, and a boundary for the tokenizers of all families below."""
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "llama2": ("<s>", "</s>", "<unk>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
@@ -68,14 +68,14 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "<image>", "<video>", "<audio>", "<end_of_utterance>", "<fake_token_around_image>", "<global-img>",
     ),
 }  # fmt: skip
-"""By family: the control tokens that have no shape of `_SHAPES`.
+"""Control tokens that match none of `_SHAPES`, by family.
 
 Source: `added_tokens_decoder` in the families' `tokenizer_config.json`, and the chat templates that `trl` and
 vLLM ship. ChatML, Llama 3 and 4, GPT-OSS, Phi and LFM2 have none but `<|…|>`, as DeepSeek with wide bars.
 """
 FAMILY_MARKERS = tuple(dict.fromkeys(marker for markers in FAMILIES.values() for marker in markers))
 
-# By first character, what follows it: `<|im_start|>` and its like, reserved ones, Gemma 4's `<|turn>`.
+# By first character, the rest of: `<|im_start|>` and its like, reserved tokens, Gemma 4's `<|turn>`.
 _BODY = rf"[^<>|\uff5c\s{BREAK}]{{1,64}}+"
 _SHAPES = (
     ("<", rf"[|\uff5c]{_BODY}[|\uff5c]?>"),
@@ -86,26 +86,26 @@ _SHAPES = (
     ("]", r"<\][a-z ]{1,40}\[>\["),
 )
 _SHAPED = re.compile("|".join(re.escape(first) + rest for first, rest in _SHAPES))
-# Added tokens that steer nothing: runs of white space (GPT-NeoX), and HTML tags (Gemma).
+# Added tokens without effect on turns: runs of white space (GPT-NeoX), HTML tags (Gemma).
 _HARMLESS = re.compile(
     r"[\s▁]*|</?(?:table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|sub|sup|code)>"
 )
 
 
 class AddedTokens(Protocol):
-    """A tokenizer of transformers, or what has its added tokens."""
+    """A tokenizer of transformers, or another object with its added tokens."""
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """Give the added tokens by id, each with its `content`."""
+        """Return the added tokens by id, each with its `content`."""
         ...
 
 
 def control_tokens_of(tokenizer: AddedTokens) -> dict[int, str]:
-    """Return the added and the special tokens of a tokenizer that can steer a conversation, by id.
+    """Return a tokenizer's added and special tokens that can steer a conversation, by id.
 
-    That is all but single characters, runs of white space and, of Gemma, HTML tags; whether a token is marked
-    as special does not matter, because a tokenizer reads the others out of a text as well.
+    Left out are single characters, runs of white space and, for Gemma, HTML tags. Tokens that are not marked
+    as special are included, because a tokenizer finds them in text as well.
     """
     contents = {index: str(token.content) for index, token in tokenizer.added_tokens_decoder.items()}
     special = [*getattr(tokenizer, "all_special_tokens", ())]
@@ -120,24 +120,24 @@ def control_tokens_of(tokenizer: AddedTokens) -> dict[int, str]:
 
 
 def escape_control_tokens(text: str, markers: Iterable[str] = FAMILY_MARKERS) -> str:
-    """Return a text that no tokenizer reads a control token out of.
+    """Return the text with a zero-width space after the first character of each marker.
 
-    A zero-width space behind its first character takes each marker apart, so the text stays readable. A text
-    without markers is returned as it is, and so is one that was escaped before.
+    The text stays readable, but no tokenizer reads a control token out of it. Text without markers and text
+    that is already escaped are returned unchanged.
 
     Args:
-        text: What a tool, a page or a server wrote.
-        markers: What must not stand in it: `control_tokens_of(tokenizer).values()` where the tokenizer is
-            known. What has the shape of a control token, such as `<|…|>`, is escaped in any case.
+        text: Text of a tool, a page or a server.
+        markers: Strings to escape: `control_tokens_of(tokenizer).values()` if the tokenizer is known. Strings
+            with the shape of a control token, such as `<|…|>`, are always escaped.
     """
     return escaper(tuple(markers)).escape(text)
 
 
 class Escaper:
-    """Escapes control tokens, for many texts; see `escape_control_tokens`.
+    """A compiled `escape_control_tokens` for many texts.
 
     Args:
-        markers: What must not stand in a text.
+        markers: Strings to escape.
     """
 
     def __init__(self, markers: Iterable[str] = FAMILY_MARKERS) -> None:
@@ -147,32 +147,32 @@ class Escaper:
         for first in dict.fromkeys([*(first for first, _ in _SHAPES), *(marker[0] for marker in others)]):
             shapes = [shape for one, shape in _SHAPES if one == first]
             rests = [marker[1:] for marker in others if marker[0] == first]
-            # A marker of one character would be found again in front of the break.
+            # A marker of one character would be found again before the break.
             rest = f"(?!{BREAK})" if "" in rests else f"(?:{'|'.join([*shapes, *_branches(rests)])})"
-            if not shapes and "" not in rests:  # brackets are everywhere: one look at what follows saves many
+            if not shapes and "" not in rests:  # brackets are frequent; test the next character first
                 rest = f"(?=[{''.join(sorted({re.escape(text[0]) for text in rests}))}]){rest}"
             patterns[first] = re.escape(first), rest
         # One search per first character: a pattern that begins with a literal skips to it at once.
         self._found = tuple((first, re.compile(head + rest)) for first, (head, rest) in patterns.items())
-        # Only the first character is taken, so that no marker hides another one that it overlaps.
+        # Match only the first character, so that overlapping markers are all found.
         self._firsts = re.compile("|".join(f"{head}(?={rest})" for head, rest in patterns.values()))
 
     def escape(self, text: str) -> str:
-        """Return a text in which no marker stands."""
+        """Return the text with its markers escaped."""
         for first, pattern in self._found:
             if first in text and pattern.search(text) is not None:
                 return self._firsts.sub(_broken, text)
         return text
 
     def together(self, texts: Sequence[str]) -> list[str]:
-        """Escape texts that may be written one right behind the other, without white space at their ends."""
+        """Escape texts that may be joined without a gap, as they are or stripped of white space."""
         made = [self.escape(text) for text in texts]
         if any(self.escape(joined) != joined for joined in ("".join(made), "".join(map(str.strip, made)))):
             made[:-1] = [f"{text}{BREAK}" for text in made[:-1]]
         return made
 
     def json(self, value: JSON) -> JSON:
-        """Return a JSON value whose strings, names of fields included, hold no marker."""
+        """Return a JSON value with the markers in its strings and keys escaped."""
         if isinstance(value, str):
             return self.escape(value)
         if isinstance(value, Mapping):
@@ -184,11 +184,11 @@ class Escaper:
 
 
 escaper = lru_cache(maxsize=64)(Escaper)
-"""Return the escaper of a tuple of markers, which is made once."""
+"""Return the cached escaper of a tuple of markers."""
 
 
 def _branches(texts: Sequence[str]) -> list[str]:
-    """Write texts as alternatives of a pattern in which each character is looked at once."""
+    """Write texts as alternatives of a pattern that reads each character once."""
     if "" in texts:
         return [""]
     groups = [(first, [*group]) for first, group in groupby(sorted(texts), key=lambda text: text[0])]

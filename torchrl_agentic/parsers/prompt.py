@@ -1,4 +1,4 @@
-"""How the tools get into the prompt, for policy, reference model and tokenizer alike."""
+"""Show tools to a model: in its chat template, or in words in the system message."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import cast
 from torchrl_agentic.messages import JSON, content_text
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, AddedTokens, control_tokens_of, escaper
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 
 
 def with_tools(chat_template: str, tools: Tools, *, tokenizer: AddedTokens | None = None) -> str:
-    """Give a chat template that shows these tools without being told of them.
+    """Return a chat template that shows these tools without a `tools=` argument.
 
-    TorchRL's wrappers pass no `tools=` to the tokenizer. Give the same template to each that renders the
-    conversation, as `chat_template=`: the policy, the reference model, the tokens transform.
+    TorchRL's wrappers pass no `tools=` to the tokenizer. Pass the returned template as `chat_template=`
+    wherever the conversation is rendered: the policy, the reference model, the tokens transform.
 
     Args:
-        chat_template: One that shows `tools`.
-        tools: What it is to show. Their descriptions may come from a server, so control tokens are escaped.
-        tokenizer: Whose control tokens those are; None: of all families.
+        chat_template: A template that reads `tools`.
+        tools: Tools to show. Control tokens in them are escaped, since descriptions may come from a server.
+        tokenizer: Tokenizer whose control tokens are escaped; None escapes those of all known families.
 
     Raises:
-        ValueError: the template shows no tools; `with_tools_message` puts them into a message.
+        ValueError: If the template does not read `tools`; use `with_tools_message` for such a model.
     """
     if "tools" not in chat_template:
-        raise ValueError("this chat template shows no tools; put them into a message: with_tools_message(…)")
-    # The newline goes with the tag (trim_blocks), and leaves the template at the start of a line.
+        raise ValueError("this chat template does not read `tools`; use with_tools_message(…)")
+    # `trim_blocks` drops the newline with the tag, so the template still begins a line.
     known = None if tokenizer is None else tuple(control_tokens_of(tokenizer).values())
     control = escaper(FAMILY_MARKERS if known is None else known)
     return f"{{% set tools = {_jinja(control.json(specs_of(tools)))} %}}\n{chat_template}"
 
 
 def _jinja(value: JSON) -> str:
-    """Write a JSON value as a Jinja expression: Jinja has no null, and knows no surrogate pairs."""
+    """Write a JSON value as a Jinja expression; Jinja has neither null nor surrogate pairs."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        # Jinja turns bare \r\n and \r inside literals into \n, so all that is not plain is escaped.
+        # Jinja turns raw \r\n and \r in literals into \n, so everything but printable ASCII is escaped.
         plain = "".join(
             c if " " <= c <= "~" else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
             for c in escaped
@@ -56,9 +56,11 @@ def _jinja(value: JSON) -> str:
 
 
 def tool_instructions(tools: Tools, parser: ToolCallParser) -> str:
-    """Tell a model in words what tools there are, and how the parser wants them called.
+    """Return text that lists the tools and shows how to call one in the parser's format.
 
-    Control tokens are escaped: the descriptions may come from a server.
+    Args:
+        tools: Tools to list. Control tokens in them are escaped, since descriptions may come from a server.
+        parser: Parser of the format that the model must use.
     """
     shape = getattr(parser, "shape", "") or parser.name
     control = getattr(parser, "control_escaper", None) or escaper(FAMILY_MARKERS)
@@ -72,9 +74,12 @@ def tool_instructions(tools: Tools, parser: ToolCallParser) -> str:
 def with_tools_message(
     messages: Sequence[Mapping[str, JSON]], tools: Tools, parser: ToolCallParser
 ) -> list[dict[str, JSON]]:
-    """Give a conversation whose system message tells of the tools, for templates that show none.
+    """Return a conversation whose system message lists the tools, for templates that show none.
 
-    A system message that there is keeps its text and gets the tools behind it.
+    Args:
+        messages: The conversation. An existing system message keeps its text, followed by the tools.
+        tools: Tools to list.
+        parser: Parser of the format that the model must use.
     """
     instructions = tool_instructions(tools, parser)
     conversation = [dict(message) for message in messages]

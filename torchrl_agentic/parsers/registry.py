@@ -1,131 +1,122 @@
-"""The names of the parsers."""
+"""Find a parser by name."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.parsers.auto import detect
 from torchrl_agentic.parsers.base import ToolCallParser, Tools
-from torchrl_agentic.parsers.formats.apertus import ApertusParser
-from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
-from torchrl_agentic.parsers.formats.apriel import AprielParser
-from torchrl_agentic.parsers.formats.cohere import CohereParser, CommandRParser
-from torchrl_agentic.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
-from torchrl_agentic.parsers.formats.dots import DotsParser
-from torchrl_agentic.parsers.formats.fenced_code import FenceParser
-from torchrl_agentic.parsers.formats.gemma import FunctionGemmaParser, Gemma4Parser
-from torchrl_agentic.parsers.formats.gigachat import GigaChat3Parser, GigaChat35Parser
-from torchrl_agentic.parsers.formats.glm import GLM45Parser
-from torchrl_agentic.parsers.formats.granite import Granite20BParser, GraniteParser
-from torchrl_agentic.parsers.formats.harmony import HarmonyParser
-from torchrl_agentic.parsers.formats.hermes import HermesParser
-from torchrl_agentic.parsers.formats.hunyuan_a13b import HunyuanA13BParser
-from torchrl_agentic.parsers.formats.hy import HyV3Parser, HyV4Parser
-from torchrl_agentic.parsers.formats.inkling import InklingParser
-from torchrl_agentic.parsers.formats.internlm import InternLMParser
-from torchrl_agentic.parsers.formats.invoke import (
-    DeepSeekV4Parser,
-    DeepSeekV32Parser,
-    DeepSeekV41Parser,
-    MiniMaxM2Parser,
-)
-from torchrl_agentic.parsers.formats.jamba import JambaParser
-from torchrl_agentic.parsers.formats.k2_horizon import K2HorizonParser
-from torchrl_agentic.parsers.formats.kimi import KimiK2Parser
-from torchrl_agentic.parsers.formats.kimi_k3 import KimiK3Parser
-from torchrl_agentic.parsers.formats.lfm2 import LFM2Parser
-from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
-from torchrl_agentic.parsers.formats.longcat import LongCatParser
-from torchrl_agentic.parsers.formats.minicpm import MiniCPM5Parser
-from torchrl_agentic.parsers.formats.minimax_m1 import MiniMaxM1Parser
-from torchrl_agentic.parsers.formats.minimax_m3 import MiniMaxM3Parser
-from torchrl_agentic.parsers.formats.mistral import MistralParser
-from torchrl_agentic.parsers.formats.nemotron import NemotronNanoV2Parser
-from torchrl_agentic.parsers.formats.phi import Phi4MiniParser
-from torchrl_agentic.parsers.formats.plamo import Plamo3Parser
-from torchrl_agentic.parsers.formats.pythonic import OLMo3Parser, PythonicParser
-from torchrl_agentic.parsers.formats.qwen_coder import MiMoParser, Qwen3CoderParser, SeedOSSParser
-from torchrl_agentic.parsers.formats.react import ReActParser
-from torchrl_agentic.parsers.formats.step import Step3Parser
-from torchrl_agentic.parsers.formats.tags import TagsParser
-from torchrl_agentic.parsers.formats.torchrl_json import JSONToolCallParser
-from torchrl_agentic.parsers.formats.xlam import XLAMParser
-from torchrl_agentic.parsers.formats.xml import XMLToolCallParser
 from torchrl_agentic.text import nearest
 from torchrl_agentic.tools.signatures import keywords_of
 
 if TYPE_CHECKING:
     from torchrl_agentic.parsers.adapters.base import EngineParser
 
-FORMATS: tuple[type[ToolCallParser], ...] = (
-    HermesParser,
-    Qwen3CoderParser,
-    MiMoParser,
-    SeedOSSParser,
-    Llama3JSONParser,
-    PythonicParser,
-    OLMo3Parser,
-    LFM2Parser,
-    MistralParser,
-    DeepSeekV3Parser,
-    DeepSeekV31Parser,
-    DeepSeekV32Parser,
-    DeepSeekV4Parser,
-    DeepSeekV41Parser,
-    GLM45Parser,
-    HyV4Parser,
-    HyV3Parser,
-    KimiK2Parser,
-    KimiK3Parser,
-    HarmonyParser,
-    MiniMaxM2Parser,
-    Gemma4Parser,
-    FunctionGemmaParser,
-    InklingParser,
-    MiniMaxM3Parser,
-    CohereParser,
-    CommandRParser,
-    MiniCPM5Parser,
-    Step3Parser,
-    Plamo3Parser,
-    DotsParser,
-    K2HorizonParser,
-    GraniteParser,
-    Granite20BParser,
-    Phi4MiniParser,
-    JambaParser,
-    AprielParser,
-    HunyuanA13BParser,
-    NemotronNanoV2Parser,
-    XLAMParser,
-    LongCatParser,
-    InternLMParser,
-    GigaChat3Parser,
-    GigaChat35Parser,
-    ApertusParser,
-    MiniMaxM1Parser,
-    OpenAIToolCallParser,
-    AnthropicToolUseParser,
-    XMLToolCallParser,
-    JSONToolCallParser,
-    FenceParser,
-    TagsParser,
-    ReActParser,
-)
-"""The formats that come with the package, in the order of the table in the README."""
+_FORMATS = {
+    "hermes": "hermes:HermesParser",
+    "qwen3_coder": "qwen_coder:Qwen3CoderParser",
+    "mimo": "qwen_coder:MiMoParser",
+    "seed_oss": "qwen_coder:SeedOSSParser",
+    "llama3_json": "llama:Llama3JSONParser",
+    "pythonic": "pythonic:PythonicParser",
+    "olmo3": "pythonic:OLMo3Parser",
+    "lfm2": "lfm2:LFM2Parser",
+    "mistral": "mistral:MistralParser",
+    "deepseek_v3": "deepseek:DeepSeekV3Parser",
+    "deepseek_v31": "deepseek:DeepSeekV31Parser",
+    "deepseek_v32": "invoke:DeepSeekV32Parser",
+    "deepseek_v4": "invoke:DeepSeekV4Parser",
+    "deepseek_v41": "invoke:DeepSeekV41Parser",
+    "glm45": "glm:GLM45Parser",
+    "hy_v4": "hy:HyV4Parser",
+    "hy_v3": "hy:HyV3Parser",
+    "kimi_k2": "kimi:KimiK2Parser",
+    "kimi_k3": "kimi_k3:KimiK3Parser",
+    "harmony": "harmony:HarmonyParser",
+    "minimax_m2": "invoke:MiniMaxM2Parser",
+    "gemma4": "gemma:Gemma4Parser",
+    "functiongemma": "gemma:FunctionGemmaParser",
+    "inkling": "inkling:InklingParser",
+    "minimax_m3": "minimax_m3:MiniMaxM3Parser",
+    "cohere_command3": "cohere:CohereParser",
+    "command_r": "cohere:CommandRParser",
+    "minicpm5": "minicpm:MiniCPM5Parser",
+    "step3": "step:Step3Parser",
+    "plamo3": "plamo:Plamo3Parser",
+    "dots": "dots:DotsParser",
+    "k2_horizon": "k2_horizon:K2HorizonParser",
+    "granite": "granite:GraniteParser",
+    "granite-20b-fc": "granite:Granite20BParser",
+    "phi4_mini": "phi:Phi4MiniParser",
+    "jamba": "jamba:JambaParser",
+    "apriel": "apriel:AprielParser",
+    "hunyuan_a13b": "hunyuan_a13b:HunyuanA13BParser",
+    "nemotron_nano_v2": "nemotron:NemotronNanoV2Parser",
+    "xlam": "xlam:XLAMParser",
+    "longcat": "longcat:LongCatParser",
+    "internlm": "internlm:InternLMParser",
+    "gigachat3": "gigachat:GigaChat3Parser",
+    "gigachat35": "gigachat:GigaChat35Parser",
+    "apertus": "apertus:ApertusParser",
+    "minimax_m1": "minimax_m1:MiniMaxM1Parser",
+    "openai": "api_messages:OpenAIToolCallParser",
+    "anthropic": "api_messages:AnthropicToolUseParser",
+    "xml": "xml:XMLToolCallParser",
+    "json": "torchrl_json:JSONToolCallParser",
+    "fence": "fenced_code:FenceParser",
+    "tags": "tags:TagsParser",
+    "react": "react:ReActParser",
+}
+"""Modules and classes in `formats/` by the name of the parser, in the order of `docs/howto/formats.md`."""
 
-PARSERS: dict[str, Callable[..., ToolCallParser]] = {parser.name: parser for parser in FORMATS}
-"""Registered name → what makes the parser. Other packages add entry points "torchrl_agentic.parsers"."""
 
-ALIASES = {alias: parser.name for parser in FORMATS for alias in vars(parser).get("aliases", ())}
-"""Other names → registered ones: those of vLLM, SGLang, verl and TorchRL, and of models."""
+def format_class(name: str) -> type[ToolCallParser]:
+    """Return the class of a format that comes with the package; load its module if needed."""
+    module, _, attribute = _FORMATS[name].partition(":")
+    return getattr(importlib.import_module(f"torchrl_agentic.parsers.formats.{module}"), attribute)
+
+
+def _create(name: str, /, **options: Any) -> ToolCallParser:
+    return format_class(name)(**options)
+
+
+PARSERS: dict[str, Callable[..., ToolCallParser]] = {name: partial(_create, name) for name in _FORMATS}
+"""Factories of parsers by registered name. Other packages add entry points "torchrl_agentic.parsers"."""
+
+
+@functools.cache
+def _formats() -> tuple[type[ToolCallParser], ...]:
+    return tuple(map(format_class, _FORMATS))
+
+
+@functools.cache
+def _aliases() -> Mapping[str, str]:
+    return {alias: parser.name for parser in _formats() for alias in vars(parser).get("aliases", ())}
+
+
+if TYPE_CHECKING:
+    FORMATS: tuple[type[ToolCallParser], ...]
+    """Classes of the formats that come with the package; all are loaded at the first use."""
+    ALIASES: Mapping[str, str]
+    """Registered names by alias: names of vLLM, SGLang, verl, TorchRL, and models; loads all formats."""
+
+
+def __getattr__(name: str) -> Any:
+    """Compute what needs all formats when it is first used."""
+    if name == "FORMATS":
+        return _formats()
+    if name == "ALIASES":
+        return _aliases()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _ENGINES = {"vllm": "VLLMParser", "sglang": "SGLangParser", "transformers": "TransformersParser"}
 _ENGINE_FORMATS = {
@@ -133,10 +124,10 @@ _ENGINE_FORMATS = {
     "muse_glimmer": "vllm:muse_glimmer", "muse": "vllm:muse", "musespark1x": "vllm:musespark1x",
     "beam": "vllm:beam", "iquest_q1": "sglang:iquest_q1",
 }  # fmt: skip
-"""Names of vLLM 0.33 and SGLang 0.5 for formats that only these engines read → the adapter."""
+"""Adapters by name in vLLM 0.33 or SGLang 0.5, for formats that only these engines read."""
 
 _VLLM_NAMES = {"openai": "harmony"}
-"""Names that mean another format in vLLM than here."""
+"""Registered names by name in vLLM, where the same name is another format here."""
 
 _FAMILIES = {"llama": "llama3_json", "deepseek": "deepseek_v31"}
 
@@ -145,20 +136,20 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
     """Return a parser.
 
     Args:
-        parser: An object; a registered name or an entry point's; "auto", for the one that reads what the
-            tokenizer's chat template writes; "vllm:name", "sglang:name" or "transformers:" for theirs; or
-            "module:attribute". An object need not be a `ToolCallParser`; it needs `parse`, `render_call` and
-            `render_result`.
-        tokenizer: The model's, for "auto", vLLM and transformers. A parser that is made here escapes its
-            control tokens in results, and learns whether its chat template opens a thought
-            (`ToolCallParser.with_tokenizer`).
+        parser: A parser object; a registered name, an alias or the name of an entry point; "auto" to detect
+            the format from the tokenizer's chat template; "vllm:name", "sglang:name" or "transformers:" for a
+            parser of that package; or "module:attribute". An object of another class needs the methods
+            `parse`, `render_call` and `render_result`.
+        tokenizer: The model's tokenizer, required by "auto", vLLM and transformers. A parser that is created
+            here escapes its control tokens in results, and learns whether its chat template opens the
+            reasoning (`ToolCallParser.with_tokenizer`).
         **options: Options of the parser's class; with "auto" those of the chat template, such as
             `enable_thinking`.
 
     Raises:
-        ValueError: no parser has that name; the message lists the known ones and the nearest. Or the chat
-            template writes calls that none of ours reads.
-        TypeError: it is no parser, or a tokenizer is needed.
+        ValueError: If the name is unknown (the message lists the known names and the nearest), or if no
+            parser reads the calls of the chat template.
+        TypeError: If the object is not a parser, or a required tokenizer is missing.
     """
     found = _found(parser, tokenizer, options)
     if isinstance(parser, str) and hasattr(tokenizer, "added_tokens_decoder"):
@@ -167,17 +158,19 @@ def get_parser(parser: Any, *, tokenizer: Any = None, **options: Any) -> ToolCal
 
 
 def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
-    """Return a parser, not yet set up for the tokenizer."""
+    """Return a parser that is not yet configured for the tokenizer."""
     if derives(parser, ToolCallParser):
         return parser if len(_keywords(parser.parse)) == 2 else _adapted(parser)
     if not isinstance(parser, str):
         return _adapted(parser)
-    name = ALIASES.get(parser, parser)
+    name = parser if parser in PARSERS or parser == "auto" else _aliases().get(parser, parser)
     if name in PARSERS:
         return PARSERS[name](**options)
     if name == "auto":
         if tokenizer is None:
             raise TypeError("parser 'auto' needs a tokenizer: get_parser('auto', tokenizer=tokenizer)")
+        from torchrl_agentic.parsers.auto import detect  # it loads all formats
+
         return detect(tokenizer, PARSERS, **options)
     plugins = {entry.name: entry for entry in entry_points(group="torchrl_agentic.parsers")}
     if parser in plugins:
@@ -193,7 +186,7 @@ def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallP
     if parser in _ENGINE_FORMATS:
         return _from_engine(parser, tokenizer, options)
     known = [*PARSERS, *plugins, "auto"]
-    near = _nearest(parser, [*known, *ALIASES])
+    near = _nearest(parser, [*known, *_aliases()])
     meant = f"; did you mean {near!r}?" if near else "."
     engines = ", ".join(f"'{engine}:name'" for engine in _ENGINES)
     raise ValueError(
@@ -202,7 +195,7 @@ def _found(parser: Any, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallP
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that was probably meant: a typing error away, never another version's."""
+    """Return the known name that was probably meant, never one with another version number."""
     if name in _FAMILIES:
         return _FAMILIES[name]
     digits = re.findall(r"\d+", name)
@@ -211,10 +204,10 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def _from_engine(name: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolCallParser:
-    """Return the adapter of a format that only an engine reads, and warn of it.
+    """Return the adapter of a format that only an engine reads, with a warning.
 
     Raises:
-        MissingExtra: The engine is not installed.
+        MissingExtra: If the engine is not installed.
     """
     adapter = _ENGINE_FORMATS[name]
     engine, _, format = adapter.partition(":")
@@ -228,7 +221,7 @@ def _from_engine(name: str, tokenizer: Any, options: Mapping[str, Any]) -> ToolC
 def _engine_parser(engine: str, format: str, tokenizer: Any, options: Mapping[str, Any]) -> EngineParser:
     module = importlib.import_module(f"torchrl_agentic.parsers.adapters.{engine}")
     name = _VLLM_NAMES.get(format, format) if engine == "vllm" else format
-    name = ALIASES.get(name, name)
+    name = _aliases().get(name, name)
     native = PARSERS[name]() if name in PARSERS else None
     return getattr(module, _ENGINES[engine])(format, tokenizer=tokenizer, native=native, **options)
 
@@ -238,33 +231,33 @@ def _instance(found: Any) -> Any:
 
 
 class _Adapted(ToolCallParser):
-    """A parser that is no `ToolCallParser`, or knows nothing of tools and turns, behind the interface."""
+    """Adapter of an object of another class, or one whose `parse` lacks `tools` or `turn`."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
         self.known = _keywords(target.parse)
 
     def parse(self, response: Any, *, tools: Tools | None = None, turn: int = 0) -> Any:
-        """Hand it on, with what the other knows of."""
+        """Call the object's `parse` with the keywords that it takes."""
         given = {"tools": tools, "turn": turn}
         return self.target.parse(response, **{name: given[name] for name in self.known})
 
     def render_call(self, call: Any) -> Any:
-        """Hand it on."""
+        """Call the object's `render_call`."""
         return self.target.render_call(call)
 
     def render_result(self, call_id: str, result: ToolResult) -> Any:
-        """Hand it on."""
+        """Call the object's `render_result`."""
         return self.target.render_result(call_id, result)
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> Any:
-        """Hand it on, if the other knows of it."""
+        """Call the object's `render` if it has one."""
         render = getattr(self.target, "render", super().render)
         return render(calls, results)
 
 
 def _keywords(parse: Callable[..., Any]) -> tuple[str, ...]:
-    """Which of our keyword arguments a `parse` takes."""
+    """Return which of the keywords `tools` and `turn` a `parse` takes."""
     taken = keywords_of(parse)
     return tuple(name for name in ("tools", "turn") if name in taken)
 
@@ -273,14 +266,14 @@ def _adapted(parser: Any) -> ToolCallParser:
     missing = lacking(parser, ToolCallParser)
     if isinstance(parser, type) or missing:
         hint = f"write {parser.__name__}()" if isinstance(parser, type) else f"it lacks {', '.join(missing)}"
-        raise TypeError(f"a parser is an object or a registered name; got {parser!r}: {hint}")
+        raise TypeError(f"a parser must be an object or a registered name; got {parser!r}: {hint}")
     return _Adapted(parser)
 
 
 def formats_table() -> str:
-    """Return the table of formats in Markdown, one row per format; the README holds it."""
+    """Return the Markdown table of formats in `docs/howto/formats.md`, one row per format."""
     rows = ["| parser | also known as | models | a call |", "| --- | --- | --- | --- |"]
-    for parser in FORMATS:
+    for parser in _formats():
         aliases = " ".join(f"`{alias}`" for alias in vars(parser).get("aliases", ()))
         quote = "```` " if "```" in parser.example else "`"
         example = parser.example.replace("|", r"\|")

@@ -1,24 +1,36 @@
-"""Records of trajectories: written as JSON lines while a program runs, read wherever they are looked at.
+"""Records of trajectories: JSON lines that a running program writes, and that reports and viewers read.
 
-`Recorder` writes, `Dump` and `read_records` read; a `TrajectoryRecord` is one line. Another observer of
-trajectories is a `TrajectoryHook`, as `spans.SpanRecorder` is.
+`Recorder` writes, `Dump` and `read_records` read; a `TrajectoryRecord` is one line. Other observers of
+trajectories are subclasses of `TrajectoryHook`, such as `spans.SpanRecorder`.
 """
 
-from torchrl_agentic.records.codec import SCHEMA_VERSION, message_to_json, record_from_json, record_to_json
-from torchrl_agentic.records.dump import Dump, DumpFile, read_line, read_records
-from torchrl_agentic.records.hooks import Recorders, Recording, TrajectoryHook, as_hook
-from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets
-from torchrl_agentic.records.jsonl_index import DumpTooLarge
-from torchrl_agentic.records.record import (
-    BadLine,
-    Summary,
-    TokenRecord,
-    TrajectoryRecord,
-    group_of,
-    json_schema,
-    plain_text,
-)
-from torchrl_agentic.records.recorder import SUFFIXES, FileRecording, Recorder
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrl_agentic.errors import load_lazily
+
+if TYPE_CHECKING:
+    from torchrl_agentic.records.codec import (
+        SCHEMA_VERSION,
+        message_to_json,
+        record_from_json,
+        record_to_json,
+    )
+    from torchrl_agentic.records.dump import Dump, DumpFile, read_line, read_records
+    from torchrl_agentic.records.hooks import Recorders, Recording, TrajectoryHook, as_hook
+    from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets
+    from torchrl_agentic.records.jsonl_index import DumpTooLarge
+    from torchrl_agentic.records.record import (
+        BadLine,
+        Summary,
+        TokenRecord,
+        TrajectoryRecord,
+        group_of,
+        json_schema,
+        plain_text,
+    )
+    from torchrl_agentic.records.recorder import SUFFIXES, FileRecording, Recorder
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -47,3 +59,46 @@ __all__ = [
     "record_from_json",
     "record_to_json",
 ]
+
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "codec": (
+            "SCHEMA_VERSION",
+            "message_to_json",
+            "record_from_json",
+            "record_to_json",
+        ),
+        "dump": (
+            "Dump",
+            "DumpFile",
+            "read_line",
+            "read_records",
+        ),
+        "hooks": (
+            "Recorders",
+            "Recording",
+            "TrajectoryHook",
+            "as_hook",
+        ),
+        "json_dump": (
+            "SECRET_NAMES",
+            "Secrets",
+        ),
+        "jsonl_index": ("DumpTooLarge",),
+        "record": (
+            "BadLine",
+            "Summary",
+            "TokenRecord",
+            "TrajectoryRecord",
+            "group_of",
+            "json_schema",
+            "plain_text",
+        ),
+        "recorder": (
+            "SUFFIXES",
+            "FileRecording",
+            "Recorder",
+        ),
+    },
+)

@@ -1,4 +1,4 @@
-"""Seconds of which quantiles are asked, however many there are."""
+"""Counts, statuses and durations of tool calls, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from dataclasses import dataclass, field
 from torchrl_agentic.messages import DispatchResult, Status, ToolResult, Turn
 
 EXACT = 4096
-"""So many values are kept as they are."""
+"""Largest number of values that are all kept."""
 _ERROR = 0.01
 _GROWTH = (1 + _ERROR) / (1 - _ERROR)
 _SMALLEST = 1e-9
 
 
 class Distribution:
-    """Values from 0 on, and their quantiles: exact for `EXACT` values, within 1 % for more.
+    """Durations and their quantiles: exact up to `EXACT` values, within 1 % for more.
 
     More values are counted in buckets, each 2 % wider than the one before it (DDSketch: Masson, Rim and Lee,
-    "DDSketch: a fast and fully-mergeable quantile sketch with relative-error guarantees", VLDB 2019). So the
-    order of the values does not matter, and parts that are merged give what the whole gives. Whatever is no
-    duration, negative, infinite or NaN, is left out; less than a nanosecond counts as 0.0 in buckets.
+    "DDSketch: a fast and fully-mergeable quantile sketch with relative-error guarantees", VLDB 2019). The
+    order of the values does not matter, and merged parts equal the whole. Negative, infinite and NaN values
+    are ignored; in buckets, less than a nanosecond counts as 0.0.
+
+    Args:
+        values: First values, in seconds.
     """
 
     __slots__ = ("_buckets", "_values")
@@ -39,11 +42,11 @@ class Distribution:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all values are kept."""
+        """True if all values are kept."""
         return self._buckets is None
 
     def add(self, value: float) -> None:
-        """Add a value."""
+        """Add a value, in seconds."""
         if not 0 <= value < math.inf:
             return
         if self._buckets is not None:
@@ -55,7 +58,7 @@ class Distribution:
             self._values = array("d")
 
     def merge(self, other: Distribution) -> None:
-        """Add all values of another one."""
+        """Add all values of another distribution."""
         if other._buckets is None:
             for value in other._values:
                 self.add(value)
@@ -65,7 +68,7 @@ class Distribution:
         self._buckets, self._values = mine, array("d")
 
     def quantile(self, q: float) -> float | None:
-        """Give the value that a share `q` of the values does not exceed; None of none."""
+        """Return the value that a share `q` of the values does not exceed, or None if there are no values."""
         count = len(self)
         if not count:
             return None
@@ -76,27 +79,34 @@ class Distribution:
             rank -= self._buckets[bucket]
             if rank < 0:
                 return _middle(bucket)
-        raise AssertionError("a rank is less than the count")
+        raise AssertionError("unreachable: the rank is below the number of values")
 
 
 def _bucket(value: float) -> int | None:
-    """Give the number of a value's bucket; None: that of 0."""
+    """Return the number of a value's bucket, or None for the bucket of 0."""
     return None if value < _SMALLEST else math.ceil(math.log(value, _GROWTH))
 
 
 def _middle(bucket: int | None) -> float:
-    """Give the value from which none of a bucket is further than `_ERROR` of it."""
+    """Return the value that differs from each value of a bucket by at most `_ERROR` of it."""
     return 0.0 if bucket is None else 2 * _GROWTH**bucket / (_GROWTH + 1)
 
 
 UNREADABLE = "(unreadable)"
-"""Calls count under this name where not even that of their tool could be read."""
+"""Name under which calls without a readable tool name are counted."""
 _LONGEST_NAME = 100
 
 
 @dataclass(slots=True)
 class ToolSummary:
-    """The calls of one tool. run_s, queue_s: seconds in it, and until it ran."""
+    """Counts and durations of the calls of one tool.
+
+    Attributes:
+        tool: Name of the tool.
+        statuses: Number of calls by status.
+        run_s: Run times, in seconds.
+        queue_s: Times from the start of the dispatch until the call ran, in seconds.
+    """
 
     tool: str
     statuses: Counter[Status] = field(default_factory=Counter[Status])
@@ -105,17 +115,17 @@ class ToolSummary:
 
     @property
     def calls(self) -> int:
-        """How many there were."""
+        """Number of calls."""
         return self.statuses.total()
 
     @property
     def infra(self) -> int:
-        """How many went wrong without the model's fault."""
+        """Number of calls that failed without the model's fault."""
         return self.statuses[Status.INFRA]
 
     @property
     def errors(self) -> int:
-        """How many were answered neither OK nor INFRA."""
+        """Number of calls whose status is neither OK nor INFRA."""
         return self.calls - self.statuses[Status.OK] - self.infra
 
     def add(self, result: ToolResult) -> None:
@@ -126,28 +136,35 @@ class ToolSummary:
             self.queue_s.add(result.timing.queue_s)
 
     def merge(self, other: ToolSummary) -> None:
-        """Add all calls of another one."""
+        """Add all calls of another summary."""
         self.statuses.update(other.statuses)
         self.run_s.merge(other.run_s)
         self.queue_s.merge(other.queue_s)
 
 
 def add_calls(tools: dict[str, ToolSummary], outcome: DispatchResult) -> None:
-    """Add the calls of a turn to what is known of each tool; those that name no tool count by that name."""
+    """Add the calls of a turn to the summaries of their tools.
+
+    Args:
+        tools: Summaries by tool name, which are changed. An unknown tool gets one under the name that was
+            called.
+        outcome: The calls of the turn, with their results.
+    """
     for call, result in zip(outcome.calls, outcome.results, strict=True):
         name = call.tool[:_LONGEST_NAME] or UNREADABLE
         tools.setdefault(name, ToolSummary(name)).add(result)
 
 
 def most_called(tools: Iterable[ToolSummary]) -> list[ToolSummary]:
-    """Order tools, that with the most calls first."""
+    """Return summaries, ordered by the number of calls, largest first."""
     return sorted(tools, key=lambda summary: (-summary.calls, summary.tool))
 
 
 def summarize(turns: Iterable[Turn]) -> list[ToolSummary]:
-    """Add up turns, the tool with the most calls first.
+    """Return a summary of each tool that the turns call, largest number of calls first.
 
-    Calls that name no known tool count under their name.
+    Args:
+        turns: Turns of any trajectories. Calls of unknown tools are counted under the name that was called.
     """
     found: dict[str, ToolSummary] = {}
     for turn in turns:

@@ -1,4 +1,4 @@
-"""Convert trajectories to JSON objects, and back; read lines of verl's dumps too."""
+"""Convert trajectories to JSON objects and back. Lines of verl's dumps can be read too."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def record_from_json(data: JSON) -> TrajectoryRecord:
     if version is None:
         return _from_input_output(fields)
     if version != SCHEMA_VERSION:
-        raise ValueError(f"a record of version {version}; this package reads version {SCHEMA_VERSION}")
+        raise ValueError(f"the record has version {version}; this package reads version {SCHEMA_VERSION}")
     tokens = fields["tokens"]
     rewards: Sequence[JSON] = fields["rewards"]
     return TrajectoryRecord(
@@ -135,7 +135,7 @@ def summary_from_json(data: JSON) -> Summary | None:
     fields = _object(data)
     version = fields.get("schema_version")
     if isinstance(version, int) and version != SCHEMA_VERSION:
-        raise ValueError(f"a record of version {version}; this package reads version {SCHEMA_VERSION}")
+        raise ValueError(f"the record has version {version}; this package reads version {SCHEMA_VERSION}")
     if version is None or "gts" not in fields or any(name not in fields for name in HEAD):
         return None
     return Summary(
@@ -154,20 +154,20 @@ def summary_from_json(data: JSON) -> Summary | None:
 
 def _object(data: JSON) -> Fields:
     if not isinstance(data, Mapping):
-        raise TypeError(f"a record is a JSON object; got {type(data).__name__}")
+        raise TypeError(f"a record must be a JSON object; got {type(data).__name__}")
     return cast("Fields", data)
 
 
 def _text(value: JSON) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected a text; got {type(value).__name__}")
+        raise TypeError(f"expected a string; got {type(value).__name__}")
     return value
 
 
 def _step(value: JSON) -> int:
     step = int(value)
     if abs(step) >= 1 << 63:
-        raise ValueError("a step is an integer of 64 bits")
+        raise ValueError("a step must be an integer of 64 bits")
     return step
 
 
@@ -191,7 +191,7 @@ def message_to_json(message: Message) -> dict[str, JSON]:
 def _message_from_json(data: Mapping[str, Any]) -> Message:
     content: JSON = data["content"]
     if not (content is None or isinstance(content, str | list)):
-        raise TypeError(f"the content of a message is a text or a list; got {content!r:.50}")
+        raise TypeError(f"the content of a message must be a string or a list; got {content!r:.50}")
     return Message(
         _text(data["role"]),
         cast("Content", content),
@@ -230,7 +230,7 @@ def _taken(items: Iterator[Any], count: int) -> tuple[Any, ...]:
     """Return the next `count` items; raise ValueError if there are fewer."""
     taken = tuple(itertools.islice(items, count))
     if len(taken) != count:
-        raise ValueError("its turns name more messages or calls than it has")
+        raise ValueError("the turns count more messages or calls than the record has")
     return taken
 
 
@@ -241,7 +241,7 @@ def _call_to_json(turn: int, call: ParsedCall, result: ToolResult) -> dict[str, 
         "id": call.call_id,
         "name": call.tool,
         "arguments": call.args,
-        "status": str(result.status),  # of an enum it takes pydantic_core ten times as long
+        "status": str(result.status),  # pydantic_core takes ten times as long to encode an enum
         "result": text,
         "bytes": len(text) if text.isascii() else len(text.encode("utf-8", "replace")),
         "start": None if timing is None else timing.start,
@@ -327,7 +327,7 @@ def _tokens_from_json(data: Mapping[str, Any]) -> TokenRecord:
             ledger.add_injected(some, [source] * count)
         start += count
     if len(ledger) != len(ids):
-        raise ValueError(f"{len(ids)} token ids, of which the spans name {len(ledger)}")
+        raise ValueError(f"the spans cover {len(ledger)} of {len(ids)} token ids")
     return TokenRecord(ledger, tuple(data["texts"]))
 
 
@@ -340,14 +340,14 @@ def _from_input_output(data: Fields) -> TrajectoryRecord:
     Turns, calls and results are read from the texts if these contain roles.
     """
     if "output" not in data:
-        raise ValueError('a record has a "schema_version", or at least an "output"')
-    told, said = str(data.get("input", "")), str(data["output"])
+        raise ValueError('a record needs a "schema_version", or at least an "output"')
+    prompt, output = str(data.get("input", "")), str(data["output"])
     known = {"input", "output", "gts", "score", "step", "schema_version"}
     name = next((str(data[key]) for key in _FOREIGN_IDS if data.get(key) is not None), "")
-    turns = turns_of_text(name, told, said)
+    turns = turns_of_text(name, prompt, output)
     if turns is None:
-        context = (Message("input", told),) if told else ()
-        turns = (Turn(name, 0, Message("output", said), DispatchResult(said), (), context),)
+        context = (Message("input", prompt),) if prompt else ()
+        turns = (Turn(name, 0, Message("output", output), DispatchResult(output), (), context),)
     score, step = data.get("score"), data.get("step")
     return TrajectoryRecord(
         name,

@@ -1,4 +1,4 @@
-"""A dump of trajectories: a folder with a file per training step, or one file, read where it is looked at."""
+"""Read dumps of trajectories: a folder with a file per training step, or one file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pydantic_core
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.codec import record_from_json, summary_from_json
-from torchrl_agentic.records.jsonl_index import Allowance, Lines
+from torchrl_agentic.records.jsonl_index import Allowance, JsonlIndex
 from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
 from torchrl_agentic.records.recorder import SUFFIXES
 from torchrl_agentic.text import MAX_LINE_DEPTH, TooDeepError, read_json
@@ -20,17 +20,25 @@ from torchrl_agentic.text import MAX_LINE_DEPTH, TooDeepError, read_json
 _UNREADABLE = (
     ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
-_HEAD = 4096  # bytes in which the summary of a trajectory nearly always lies
+_HEAD = 4096  # bytes that nearly always contain the summary of a trajectory
 MAX_LINE_BYTES = 256 << 20
-"""The longest line that is read: the images that a model was shown are in it."""
+"""Default for the longest line that is read, which includes the images that a model was shown, in bytes."""
 
 
 class DumpFile:
     """The trajectories of one file, in its order.
 
-    step: the number that its name is, else the name. It is opened with the first look. While a program runs
-    the file may grow, shrink or vanish: `scan` says so. allowance: what compressed files that share it may
-    unpack to. max_line_bytes: see `Dump`.
+    The file is opened by the first `scan`. It may grow, shrink or vanish while a program runs.
+
+    Args:
+        path: The file.
+        allowance: Limit on unpacked bytes, shared by compressed files.
+        max_line_bytes: Longest line that is read, in bytes.
+
+    Attributes:
+        path: The file.
+        name: Name of the file without its suffixes.
+        step: The name as a number, or None if it is not one.
     """
 
     def __init__(
@@ -40,60 +48,70 @@ class DumpFile:
         self.allowance, self.max_line_bytes = allowance or Allowance(), max_line_bytes
         self.name = path.name.removesuffix(".zst").removesuffix(".jsonl")
         self.step = int(self.name) if self.name.isascii() and self.name.isdigit() else None
-        self._lines: Lines | None = None
+        self._lines: JsonlIndex | None = None
         self._opened = 0
         self._summaries: dict[tuple[int, int, int], Summary | BadLine] = {}
 
     def scan(self, budget: int | None = None) -> bool:
-        """Look for more trajectories in the next `budget` bytes, or in all there are; whether any came.
+        """Look for more trajectories.
+
+        Args:
+            budget: Number of bytes to look at; None for all.
+
+        Returns:
+            Whether any bytes were looked at.
 
         Raises:
-            OSError: the file is gone, or cannot be read; `DumpTooLarge` if it is larger than is allowed.
-            MissingExtra: it is compressed, and zstandard is not installed.
+            OSError: If the file is gone or cannot be read; `DumpTooLarge` if it is larger than allowed.
+            MissingExtra: If the file is compressed and zstandard is not installed.
         """
         if self._lines is not None and self._is_another():
             self.close()
         if self._lines is None:
-            self._lines = Lines(self.path, self.allowance)
+            self._lines = JsonlIndex(self.path, self.allowance)
             self._opened += 1
         return self._lines.scan(budget)
 
     def _is_another(self) -> bool:
-        """Whether another file has taken the place of the one that is open."""
+        """Return whether another file has replaced the open one."""
         assert self._lines is not None
         return os.stat(self.path).st_ino != self._lines.inode
 
     def __len__(self) -> int:
-        """How many there are, as far as has been scanned."""
+        """Return the number of trajectories scanned so far."""
         return 0 if self._lines is None else len(self._lines)
 
     @property
     def scanned(self) -> float:
-        """How much of the file has been scanned, from 0 to 1."""
+        """Part of the file that has been scanned, from 0 to 1."""
         return 0.0 if self._lines is None else self._lines.scanned
 
     @property
     def beginnings(self) -> int:
-        """How often it was begun: when opened, replaced by another file, or cut. Numbers change then."""
+        """Number of times that the file was opened, replaced or cut, so that trajectories got new numbers."""
         return self._opened + (0 if self._lines is None else self._lines.cuts)
 
     def size(self, index: int) -> int:
-        """How many bytes a trajectory has."""
+        """Return the number of bytes of a trajectory."""
         return self._known.size(index)
 
     def line(self, index: int, limit: int | None = None) -> bytes:
-        """Read the bytes of a trajectory, or its first ones.
+        """Read the bytes of a trajectory.
+
+        Args:
+            index: Number of the trajectory in the file, from 0.
+            limit: Number of bytes to read; None for all.
 
         Raises:
-            OSError: the file cannot be read any more.
+            OSError: If the file can no longer be read.
         """
         return self._known.read(index, limit)
 
     def summary(self, index: int) -> Summary | BadLine:
-        """Read what lists show of a trajectory: from its first bytes, where it was written by a `Recorder`.
+        """Read the summary of a trajectory. If a `Recorder` wrote it, its first bytes are enough.
 
         Raises:
-            OSError: the file cannot be read any more.
+            OSError: If the file can no longer be read.
         """
         lines = self._known
         key = (lines.cuts, index, lines.size(index))
@@ -114,34 +132,34 @@ class DumpFile:
         return record if isinstance(record, BadLine) else record.summary
 
     def record(self, index: int) -> TrajectoryRecord | BadLine:
-        """Read a trajectory; a line longer than `max_line_bytes` is not read.
+        """Read a trajectory; a line longer than `max_line_bytes` is a `BadLine`.
 
         Raises:
-            OSError: the file cannot be read any more.
+            OSError: If the file can no longer be read.
         """
         lines = self._known
         if (size := lines.size(index)) > self.max_line_bytes:
             return BadLine(
                 lines.number(index),
-                f"it has {size:,} bytes, more than max_line_bytes={self.max_line_bytes:,}: give Dump or "
-                "read_records a larger one",
+                f"the line has {size:,} bytes, more than max_line_bytes={self.max_line_bytes:,}: pass a "
+                "larger limit to Dump or read_records",
             )
         return read_line(lines.read(index), lines.number(index))
 
     def records(self) -> Iterator[TrajectoryRecord | BadLine]:
-        """Look for all there is, and read it, trajectory by trajectory; raises what `scan` does."""
+        """Scan the whole file and yield its trajectories, one by one. Raises the errors of `scan`."""
         self.scan()
         for index in range(len(self)):
             yield self.record(index)
 
     @property
-    def _known(self) -> Lines:
+    def _known(self) -> JsonlIndex:
         if self._lines is None:
-            raise IndexError("nothing is known of the file before scan()")
+            raise IndexError(f"{self.path} has not been scanned: call scan() first")
         return self._lines
 
     def close(self) -> None:
-        """Close the file, and forget what is known of it."""
+        """Close the file and forget its index."""
         if self._lines is not None:
             self._lines.close()
             self._opened += self._lines.cuts
@@ -153,7 +171,7 @@ class DumpFile:
 
 
 class Dump:
-    """The files of a dump, in the order of their steps; those whose names are no numbers last.
+    """The files of a dump, in the order of their steps; files whose names are not numbers come last.
 
     Use it as a context manager, or close it.
 
@@ -164,13 +182,17 @@ class Dump:
 
     Args:
         path: A folder with a file per step, or one file.
-        max_unpacked_bytes: The most bytes that a compressed file may unpack to, into a temporary file, and
-            that all files which are open may together; None: 1 GiB, or 100 times their size if that is more.
-        max_line_bytes: The most bytes of a line; a longer one is a `BadLine`.
+        max_unpacked_bytes: Largest number of bytes that a compressed file may unpack to, into a temporary
+            file, and all open files together. None means 1 GiB, or 100 times their size if that is more.
+        max_line_bytes: Longest line that is read, in bytes; a longer one is a `BadLine`.
+
+    Attributes:
+        path: The folder or file.
+        files: Its files.
 
     Raises:
-        FileNotFoundError: there is no such folder or file.
-        ValueError: it is a folder without any .jsonl or .jsonl.zst, or a bound is below 1.
+        FileNotFoundError: If the folder or file does not exist.
+        ValueError: If the folder has no .jsonl or .jsonl.zst files, or a limit is below 1.
     """
 
     def __init__(
@@ -191,10 +213,10 @@ class Dump:
         self.files: list[DumpFile] = []
         self.refresh()
         if not self.files:
-            raise ValueError(f"{self.path} holds no {' or '.join(SUFFIXES)} files")
+            raise ValueError(f"the folder {self.path} holds no {' or '.join(SUFFIXES)} files")
 
     def refresh(self) -> bool:
-        """Look for files that came, and leave out those that are gone; whether that changed anything."""
+        """Look for new files, and drop those that are gone. Return whether anything changed."""
         paths = [self.path] if self.path.is_file() else _files(self.path)
         known = {file.path: file for file in self.files}
         for gone in known.keys() - set(paths):
@@ -228,7 +250,7 @@ def _files(folder: Path) -> list[Path]:
 def read_records(
     path: str | Path, *, max_unpacked_bytes: int | None = None, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[TrajectoryRecord | BadLine]:
-    """Read a dump, a folder or a file, trajectory by trajectory; a line that cannot be read is reported.
+    """Read a dump, trajectory by trajectory.
 
     Args:
         path: A folder with a file per step, or one file.
@@ -239,10 +261,10 @@ def read_records(
         An iterator over the trajectories; `BadLine` for a line that cannot be read.
 
     Raises:
-        FileNotFoundError: there is no such folder or file.
-        DumpTooLarge: a compressed file unpacks to more than is allowed, or a file has too many lines.
-        ValueError: it is a folder without any .jsonl or .jsonl.zst.
-        MissingExtra: it is compressed, and zstandard is not installed.
+        FileNotFoundError: If the folder or file does not exist.
+        DumpTooLarge: If a compressed file unpacks to more than allowed, or a file has too many lines.
+        ValueError: If the folder has no .jsonl or .jsonl.zst files.
+        MissingExtra: If a file is compressed and zstandard is not installed.
     """
     with Dump(path, max_unpacked_bytes=max_unpacked_bytes, max_line_bytes=max_line_bytes) as dump:
         for file in dump.files:
@@ -251,7 +273,15 @@ def read_records(
 
 
 def read_line(line: bytes, number: int = 1) -> TrajectoryRecord | BadLine:
-    """Read a line of a dump. What is no UTF-8 is kept as lone surrogates, as Python reads file names."""
+    """Read a line of a dump. Invalid UTF-8 is kept as lone surrogates, as in Python's file names.
+
+    Args:
+        line: The line, without its newline.
+        number: Number of the line in its file, for the `BadLine`.
+
+    Returns:
+        The trajectory, or a `BadLine` if it cannot be read.
+    """
     try:
         return record_from_json(_parsed(line))
     except _UNREADABLE as error:
@@ -261,15 +291,15 @@ def read_line(line: bytes, number: int = 1) -> TrajectoryRecord | BadLine:
 def _parsed(line: bytes) -> JSON:
     try:
         return pydantic_core.from_json(line)
-    except ValueError:  # halves of surrogate pairs, what is no UTF-8, and more than 200 levels
+    except ValueError:  # lone surrogates, invalid UTF-8, or more than 200 levels
         return read_json(line.decode("utf-8", "surrogateescape"), max_depth=MAX_LINE_DEPTH)
 
 
 def _reason(line: bytes, error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError) and line[:1] == b"{" and line[-1:] != b"}":
-        return f"it was cut off after {len(line)} bytes, as a crash leaves it"
+        return f"the line was cut off after {len(line)} bytes, as by a crash"
     if isinstance(error, KeyError):
-        return f"it has no {error}"
+        return f"the field {error} is missing"
     if isinstance(error, TooDeepError):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Records as lines: always JSON that can be read back, without what is secret."""
+"""Write records as lines of valid JSON without secrets."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ SECRET_NAMES = (
     "private_key", "token", "access_token", "auth_token", "refresh_token", "bearer_token", "authorization",
     "cookie", "credentials",
 )  # fmt: skip
-"""Arguments, and the ends of names of environment variables, whose values are not written."""
+"""Names of arguments, and endings of names of environment variables, whose values are not written."""
 REDACTED = "[redacted]"
-_SHORTEST = 6  # a shorter value stands in many texts that have nothing to do with it
+_SHORTEST = 6  # a shorter value occurs in many unrelated texts
 _DEEPEST = 100
 _MOST_KNOWN = 10_000
 
 
 class Secrets:
-    """What is not to be written: arguments by their names, and the values of the environment's variables.
+    """Finds the values that must not be written: arguments by name, and values of environment variables.
 
-    Names are compared without case, "-" and "_". A value of 6 characters or more is not written anywhere
-    else either: neither in the message with the call, nor in what a tool answered.
+    Names are compared without case, "-" and "_". A value of 6 characters or more is also removed from other
+    text, such as the message with the call and the result of the tool.
+
+    Args:
+        names: Names of arguments, and endings of names of environment variables.
     """
 
     def __init__(self, names: Iterable[str] = SECRET_NAMES) -> None:
@@ -40,7 +43,7 @@ class Secrets:
         self._known: dict[str, bool] = {}
 
     def variables(self) -> frozenset[str]:
-        """Give the values of the variables of this process that have such names, or names that end so."""
+        """Return the values of this process's environment variables whose names end with a secret name."""
         endings = tuple(self.names)
         return frozenset(
             value
@@ -49,9 +52,15 @@ class Secrets:
         )
 
     def found_in(self, value: JSON, found: set[str], depth: int = 0) -> bool:
-        """Whether a secret name stands in a value; adds the texts that belong to it."""
+        """Return whether a JSON value has a secret name.
+
+        Args:
+            value: The value.
+            found: Set that the texts of secret names are added to.
+            depth: Depth of the value in the record.
+        """
         if depth >= _DEEPEST:
-            return False  # it is not written either
+            return False  # values at this depth are not written
         if isinstance(value, Mapping):
             here = False
             for name, item in cast("Mapping[Any, Any]", value).items():
@@ -62,12 +71,14 @@ class Secrets:
                     here = True
             return here
         if isinstance(value, list):
-            hits = [self.found_in(item, found, depth + 1) for item in cast("list[Any]", value)]  # all of them
+            hits = [
+                self.found_in(item, found, depth + 1) for item in cast("list[Any]", value)
+            ]  # no early exit
             return any(hits)
         return False
 
     def is_secret(self, name: str) -> bool:
-        """Whether the value of such a name is not to be written."""
+        """Return whether the value of a name must not be written."""
         if name not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
@@ -94,10 +105,13 @@ def _add_texts(value: JSON, found: set[str]) -> None:
             _add_texts(item, found)
 
 
-def line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) -> bytes:
-    """Write a trajectory as one line of JSON, its newline included.
+def json_line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) -> bytes:
+    """Return a trajectory as one line of JSON, its newline included.
 
-    variables: values that are not to be written, as `Secrets.variables` gives them.
+    Args:
+        record: The trajectory.
+        secrets: Finds secret names.
+        variables: Secret values of environment variables, from `Secrets.variables`.
     """
     data = record_to_json(record)
     found = set[str]()
@@ -106,18 +120,18 @@ def line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) 
     free = [record.gts, record.extras, *(call.get("metrics") for call in data["tool_calls"])]
     try:
         if not all(map(_is_plain, free)):
-            raise ValueError("what people noted is not all JSON")
+            raise ValueError("an annotation is not plain JSON")
         encoded = pydantic_core.to_json(data, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
         encoded = _encoded(plain(data))
-    told = {value for value in variables if _escaped(value).encode("utf-8", "surrogatepass") in encoded}
-    if any(named) or told:
-        encoded = _encoded(_without(plain(data), secrets, _pattern(found | told)))
+    printed = {value for value in variables if _escaped(value).encode("utf-8", "surrogatepass") in encoded}
+    if any(named) or printed:
+        encoded = _encoded(_without(plain(data), secrets, _pattern(found | printed)))
     return encoded + b"\n"
 
 
 def _encoded(data: JSON) -> bytes:
-    """Write plain data; lone surrogates of model text become escapes."""
+    """Return plain data as JSON; lone surrogates of model text become escapes."""
     text = json.dumps(data, ensure_ascii=False)
     try:
         return text.encode()
@@ -126,12 +140,12 @@ def _encoded(data: JSON) -> bytes:
 
 
 def _escaped(value: str) -> str:
-    """Give a text as it stands inside JSON."""
+    """Return a text as it appears inside JSON."""
     return json.dumps(value, ensure_ascii=False)[1:-1]
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether any JSON reader reads what becomes of a value: what parsers read is bounded, this is not."""
+    """Return whether any reader can read the JSON of a value; values that no parser made are not bounded."""
     if isinstance(value, int):
         return value.bit_length() <= MAX_INT_BITS
     if isinstance(value, Mapping):
@@ -142,7 +156,12 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def plain(value: Any, depth: int = 0) -> JSON:
-    """Make what any JSON reader reads: no NaN, no endless numbers, no depth without end."""
+    """Convert a value to JSON that any reader can read: without NaN, very long integers and deep nesting.
+
+    Args:
+        value: Any value; objects that JSON does not know become text.
+        depth: Depth of the value in the record.
+    """
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
@@ -160,7 +179,7 @@ def plain(value: Any, depth: int = 0) -> JSON:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Match secret texts, also as they stand inside JSON inside text; the longest first."""
+    """Return a pattern that matches secret texts, also escaped as inside JSON; the longest come first."""
     forms = set[str]()
     for text in texts:
         forms.update((text, json.dumps(text)[1:-1], _escaped(text)))
@@ -168,7 +187,7 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _without(data: dict[str, JSON], secrets: Secrets, pattern: re.Pattern[str] | None) -> dict[str, JSON]:
-    """Leave secrets out. Tokens may spell them, and spans no longer fit: both go too."""
+    """Remove secrets. Tokens, which may spell them, and spans, which no longer fit, are removed too."""
 
     def clean(value: JSON) -> JSON:
         if isinstance(value, str):
@@ -184,4 +203,7 @@ def _without(data: dict[str, JSON], secrets: Secrets, pattern: re.Pattern[str] |
 
     calls = [{name: item for name, item in call.items() if name != "span"} for call in data["tool_calls"]]
     whole = clean({**data, "tool_calls": calls, "tokens": None})
-    return {**whole, **{name: data[name] for name in ("statuses", "tools")}}  # their names are those of tools
+    return {
+        **whole,
+        **{name: data[name] for name in ("statuses", "tools")},
+    }  # their keys are statuses and tools

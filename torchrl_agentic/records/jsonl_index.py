@@ -1,4 +1,4 @@
-"""Lines of a file that may be far larger than memory, and may grow, shrink or vanish while it is read."""
+"""`JsonlIndex`, the lines of a file that may be larger than memory, and may change while it is read."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from typing import Any, BinaryIO
 from torchrl_agentic.records.writer import ZSTD, require_zstd
 
 _CHUNK = 4 << 20
-_FRAME = b"\x28\xb5\x2f\xfd"  # what a zstd frame begins with (RFC 8878, 3.1.1)
-_PIECE = 1 << 11  # unpacked in one go: at most 64 MiB come of it, 128 KiB of each block of 4 bytes
+_FRAME = b"\x28\xb5\x2f\xfd"  # magic number of a zstd frame (RFC 8878, 3.1.1)
+_PIECE = 1 << 11  # unpacks to at most 64 MiB: 128 KiB for each block of 4 bytes
 UNPACKED_BYTES, UNPACKED_TIMES = 1 << 30, 100
-"""A compressed file may unpack to so many bytes, or to so many times its size if that is more."""
+"""Default limit: a compressed file may unpack to this many bytes, or this many times its size if larger."""
 MAX_LINES = 1 << 24
-"""The most lines of a file: where each is takes 24 bytes of memory."""
+"""Largest number of lines of a file; each takes 24 bytes of memory."""
 
 
 class DumpTooLarge(OSError):
-    """A file of a dump has more lines, or unpacks to more bytes, than is allowed; the message says more."""
+    """A file of a dump has more lines, or unpacks to more bytes, than allowed."""
 
 
 class Allowance:
-    """What compressed files that are open may unpack to together.
-
-    packed, unpacked: how many bytes they have, and how many their temporary files have.
+    """Limit on the unpacked bytes of all open compressed files together.
 
     Args:
-        max_bytes: How many bytes they may unpack to; None: 1 GiB, or 100 times their size if that is more.
+        max_bytes: Largest number of unpacked bytes; None for 1 GiB, or 100 times their size if that is more.
+
+    Attributes:
+        packed: Number of bytes of the open compressed files.
+        unpacked: Number of bytes of their temporary files.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -38,24 +40,27 @@ class Allowance:
         self.packed = self.unpacked = 0
 
     def most(self, packed: int) -> int:
-        """Say how many bytes files of such a size may unpack to."""
+        """Return how many bytes files of a compressed size may unpack to."""
         return max(UNPACKED_BYTES, UNPACKED_TIMES * packed) if self.max_bytes is None else self.max_bytes
 
 
-class Lines:
-    """The lines of a file, found once and then read by their number, blank ones left out.
+class JsonlIndex:
+    """The lines of a file, found once and then read by their number. Blank lines are left out.
 
-    `scan` looks for more of them; only where each begins is kept in memory. The last line counts even
-    without a newline, as a crash leaves it, and is found anew as it grows. A compressed file is unpacked into
-    a temporary one as it is scanned. cuts: how often the file was found shorter than it had been.
+    `scan` looks for more lines; only their positions are kept in memory. The last line counts even without a
+    newline, as a crash leaves it, and is found again as it grows. A compressed file is unpacked into a
+    temporary one as it is scanned.
 
     Args:
         path: The file.
-        allowance: What a compressed file may unpack to, alone and together with others.
+        allowance: Limit on unpacked bytes of a compressed file, alone and together with others.
+
+    Attributes:
+        cuts: Number of times the file was found shorter than before.
 
     Raises:
-        OSError: the file cannot be opened, or read.
-        MissingExtra: it is compressed, and zstandard is not installed.
+        OSError: If the file cannot be opened or read.
+        MissingExtra: If the file is compressed and zstandard is not installed.
     """
 
     def __init__(self, path: Path, allowance: Allowance | None = None) -> None:
@@ -80,36 +85,44 @@ class Lines:
 
     @property
     def scanned(self) -> float:
-        """How much of the file has been looked at, from 0 to 1."""
+        """Part of the file that has been scanned, from 0 to 1."""
         size = os.fstat(self._source.fileno()).st_size
         done = self._scanned if self._unpacked is None else self._unpacked.read
         return 1.0 if size == 0 else min(1.0, done / size)
 
     def number(self, index: int) -> int:
-        """The number of a line in its file, from 1."""
+        """Return the number of a line in its file, from 1."""
         return self._numbers[index]
 
     def size(self, index: int) -> int:
-        """How many bytes a line has."""
+        """Return the number of bytes of a line."""
         return self._ends[index] - self._starts[index]
 
     def read(self, index: int, limit: int | None = None) -> bytes:
-        """Read a line, or its first bytes.
+        """Read a line.
+
+        Args:
+            index: Number of the line among those that are not blank, from 0.
+            limit: Number of bytes to read; None for all.
 
         Raises:
-            OSError: the file cannot be read any more.
+            OSError: If the file can no longer be read.
         """
         size = self.size(index)
         return _read_at(self._file, self._starts[index], size if limit is None else min(size, limit))
 
     def scan(self, budget: int | None = None) -> bool:
-        """Look for more lines in the next `budget` bytes, or in all there are; whether any were looked at.
+        """Look for more lines. A file that was cut or rewritten in place is scanned from the beginning.
 
-        What has been cut off, or written anew in place, is looked at from the beginning.
+        Args:
+            budget: Number of bytes to look at; None for all.
+
+        Returns:
+            Whether any bytes were looked at.
 
         Raises:
-            DumpTooLarge: it has too many lines, or unpacks to too many bytes.
-            OSError: the file cannot be read any more.
+            DumpTooLarge: If the file has too many lines, or unpacks to too many bytes.
+            OSError: If the file can no longer be read.
         """
         came = self._unpacked is not None and self._unpacked.more(budget)
         end = os.fstat(self._file.fileno()).st_size
@@ -141,7 +154,7 @@ class Lines:
         if len(self._starts) > MAX_LINES:
             raise DumpTooLarge(
                 errno.EFBIG,
-                f"it has more than {MAX_LINES:,} lines: split it into several files",
+                f"the file has more than {MAX_LINES:,} lines: split it into several files",
                 str(self.path),
             )
 
@@ -164,7 +177,7 @@ class Lines:
         if self._unpacked is not None:
             self._unpacked.close()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> JsonlIndex:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,10 +194,13 @@ def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
 
 
 class _Unpacked:
-    """A compressed file, unpacked into a temporary one as far as it has been asked for.
+    """A compressed file, unpacked into a temporary one as far as it was asked for.
 
-    A frame that is cut, as by a crash, ends there with what of it can be read, and a newline; the next frame
-    goes on behind it. read: bytes of the compressed file.
+    A damaged frame, as a crash leaves it, ends after its readable part with a newline; the next frame
+    follows.
+
+    Attributes:
+        read: Number of bytes read from the compressed file.
     """
 
     def __init__(self, path: Path, source: BinaryIO, allowance: Allowance) -> None:
@@ -194,8 +210,8 @@ class _Unpacked:
         self._path = path
         self._source = source
         self._allowance = allowance
-        self._packed = self._size = 0  # as the allowance counts them
-        self.file: BinaryIO = tempfile.TemporaryFile(prefix="records-", buffering=0)  # noqa: SIM115  see close
+        self._packed = self._size = 0  # sizes that the allowance includes
+        self.file: BinaryIO = tempfile.TemporaryFile(prefix="records-", buffering=0)  # noqa: SIM115  closed by `close`
         self._waiting: list[bytes] = []
         self._begin()
 
@@ -207,22 +223,22 @@ class _Unpacked:
         self._frame: Any = None
         self._frame_start = 0
         self._is_lost = False
-        self._excess = ""  # why it is refused
+        self._excess = ""  # why the file is too large
 
     def _count(self, packed: int, size: int) -> None:
-        """Take note of how large it is, and what it has been unpacked to."""
+        """Update the allowance with the sizes of the compressed and the unpacked file."""
         self._allowance.packed += packed - self._packed
         self._allowance.unpacked += size - self._size
         self._packed, self._size = packed, size
 
     def more(self, budget: int | None) -> bool:
-        """Unpack about as many bytes of the compressed file, or all that are there; whether any were read.
+        """Unpack about `budget` more bytes of the compressed file, or all. Return whether any were read.
 
         Raises:
-            DumpTooLarge: it unpacks to more than is allowed.
+            DumpTooLarge: If it unpacks to more than allowed.
         """
         end = os.fstat(self._source.fileno()).st_size
-        if end < self.read:  # written anew
+        if end < self.read:  # the file was rewritten
             self._begin()
         self._count(end, self._size)
         if self._excess:
@@ -237,7 +253,7 @@ class _Unpacked:
                 if self._excess:
                     raise self._too_large()
                 if before == (self.read, self._is_lost):
-                    break  # too little to go on, or the file was cut off meanwhile
+                    break  # too few bytes, or the file was cut off meanwhile
                 came = True
         finally:
             self._write()
@@ -246,13 +262,13 @@ class _Unpacked:
     def _too_large(self) -> DumpTooLarge:
         return DumpTooLarge(
             errno.EFBIG,
-            f"{self._excess}: if you trust it, unpack it with 'zstd -d', or "
-            "give Dump or read_records a larger max_unpacked_bytes",
+            f"{self._excess}: if you trust the file, unpack it with 'zstd -d', or "
+            "pass a larger max_unpacked_bytes to Dump or read_records",
             str(self._path),
         )
 
     def _unpack(self, data: bytes) -> None:
-        """Unpack what of some bytes can be unpacked, and look for the next frame behind a broken one."""
+        """Unpack some bytes, and look for the next frame after a damaged one."""
         view, began, at = memoryview(data), self.read, 0
         while 0 <= at < len(data) and not self._excess:
             if self._is_lost:
@@ -269,7 +285,7 @@ class _Unpacked:
             except self._error:
                 self._add(b"\n")
                 self._frame, self._is_lost = None, True
-                at = self._frame_start + 1 - began  # it may have begun in earlier bytes
+                at = self._frame_start + 1 - began  # the frame may have begun in earlier bytes
                 continue
             at += len(piece)
             if self._frame.eof:
@@ -280,11 +296,11 @@ class _Unpacked:
     def _add(self, data: bytes) -> None:
         size, all_files = self._size + len(data), self._allowance
         if size > (most := all_files.most(self._packed)):
-            self._excess = f"its {self._packed:,} bytes unpack to more than {most:,}"
+            self._excess = f"the {self._packed:,} bytes of the file unpack to more than {most:,}"
             return
         if all_files.unpacked + len(data) > (most := all_files.most(all_files.packed)):
             self._excess = (
-                f"it and the other open files of the dump unpack to more than {most:,} bytes together"
+                f"the file and the other open files of the dump unpack to more than {most:,} bytes together"
             )
             return
         self._waiting.append(data)
@@ -300,6 +316,6 @@ class _Unpacked:
             data, self._written = data[written:], self._written + written
 
     def close(self) -> None:
-        """Close the temporary file, which counts no more."""
+        """Close the temporary file, and take it out of the allowance."""
         self.file.close()
         self._count(0, 0)

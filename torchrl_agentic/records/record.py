@@ -122,6 +122,12 @@ class Summary:
     """The fields of a trajectory that lists show.
 
     Attributes:
+        request_id: Id that is unique over all dumps.
+        step: Training step in which the trajectory began.
+        score: Score of the whole trajectory; None if unknown.
+        termination_reason: See `TrajectoryRecord`.
+        trajectory: Name of the trajectory in its environment.
+        group: Name of the group: equal for trajectories with the same prompt.
         n_turns: Number of turns.
         statuses: Number of calls by status.
         tools: Number of calls by tool.

@@ -1,4 +1,4 @@
-"""`last_run`: which run wrote the last record of a file."""
+"""`Recorder`, which writes each trajectory as a line of JSON, and `last_run`, the last run in a file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON, Message, Turn, fields_of
 from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.records.hooks import Recording, TrajectoryHook
-from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets, line
-from torchrl_agentic.records.jsonl_index import Lines
+from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets, json_line
+from torchrl_agentic.records.jsonl_index import JsonlIndex
 from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
 from torchrl_agentic.records.writer import ZSTD, Writer, require_zstd
 from torchrl_agentic.tools.private_files import PRIVATE, check_mode
 
 logger = logging.getLogger(__name__)
 
-_HEAD = 4096  # bytes of a line in which its run lies
+_HEAD = 4096  # bytes of a line that contain its run
 _CHUNK = 1 << 16
 
 
@@ -36,10 +36,10 @@ def last_run(path: Path) -> str | None:
     """Return the id of the run that wrote the last record of a file.
 
     Args:
-        path: A file of records. One that is compressed is unpacked for it; of another, the end is read.
+        path: A file of records. A compressed one is unpacked completely; of others, only the end is read.
 
     Returns:
-        The id; empty if the record has none, as those of earlier versions; None if the file has no record.
+        The id; empty if the record has none; None if the file has no record.
 
     Raises:
         OSError: If the file cannot be read.
@@ -67,7 +67,7 @@ def _last(path: Path) -> bytes:
 
 
 def _last_of_compressed(path: Path) -> bytes:
-    lines = Lines(path)
+    lines = JsonlIndex(path)
     try:
         lines.scan()
         return lines.read(len(lines) - 1, _HEAD) if len(lines) else b""
@@ -79,36 +79,40 @@ SUFFIXES = (".jsonl", ".jsonl.zst")
 
 
 class Recorder(TrajectoryHook):
-    """Writes each trajectory, at its end, as one line of JSON: `ToolCompose(recorder=Recorder("dump"))`.
+    """Writes each trajectory, when it ends, as one line of JSON: `ToolCompose(recorder=Recorder("dump"))`.
 
-    A thread of its own writes; a file can be read while it grows. Several environments, and processes, may
-    share one recorder, or write to the same folder. What is there already stays: lines are added. Use it as a
-    context manager, or close it; at the end of the program what still waits is written too. The form of a
-    line is described by `records.json_schema()`.
+    A background thread writes; a file can be read while it grows. Several environments and processes may
+    share one recorder, or write to the same folder. Lines are appended to existing files. Use it as a context
+    manager, or close it; pending lines are also written when the program ends. `records.json_schema()`
+    describes the form of a line.
 
-    Put `RecordTransform` last in the environment for rewards, right answers and tokens.
+    Put `RecordTransform` last in the environment to record rewards, right answers and tokens.
 
     >>> recorder = Recorder("rollouts")
     >>> recorder.step = 3  # from now on, trajectories that begin go to rollouts/3.jsonl
 
-    Each record has the id of its run. A recorder that adds to a file whose last record is of another run logs
-    one warning: figures of such a file mix the two.
+    Each record has the id of its run. A recorder that appends to a file whose last record belongs to another
+    run logs one warning, because statistics of such a file mix the two runs.
 
     Args:
-        path: a folder, which gets a file per step; or a file, with its suffix, for all.
-        step: the training step; set the attribute as training goes on.
-        suffix: of the files in a folder: ".jsonl", or ".jsonl.zst" to compress them.
-        secrets: names of arguments, and ends of names of environment variables, whose values are never
+        path: A folder, which gets a file per step; or one file for all steps, with its suffix.
+        step: Training step. Set the attribute as training goes on.
+        suffix: Suffix of the files in a folder: ".jsonl", or ".jsonl.zst" for compressed files.
+        secrets: Names of arguments, and endings of names of environment variables, whose values are never
             written; see `Secrets`.
-        max_pending: characters that may wait to be written; beyond it the environment waits.
-        run: The id of the run, for programs that continue one; None for a random one.
-        mode: permissions of the files that are created, whatever the umask is; who may read a file may enter
-            the folders that are created for it. Files and folders that are there keep theirs.
+        max_pending: Largest number of characters that wait to be written; the environment waits when there
+            are more.
+        run: Id of the run, for programs that continue one; None for a random one.
+        mode: Permissions of created files, regardless of the umask; whoever may read a file may enter the
+            folders that are created for it. Existing files and folders keep their permissions.
+
+    Attributes:
+        file: The file of trajectories that begin now.
 
     Raises:
-        TypeError: `run` is no text, or `mode` no integer.
-        ValueError: there is no such suffix, no room for a line, or `mode` is no permissions of a file.
-        MissingExtra: the files are to be compressed, and zstandard is not installed.
+        TypeError: If `run` is not a text, or `mode` not an integer.
+        ValueError: If `suffix` is unknown, `max_pending` is below 1, or `mode` is not a file mode.
+        MissingExtra: If the files are compressed and zstandard is not installed.
     """
 
     def __init__(
@@ -124,10 +128,10 @@ class Recorder(TrajectoryHook):
     ) -> None:
         if not isinstance(cast("object", run), str | None) or run == "":
             raise TypeError(
-                f"run is the id of a run, a text that is not empty, or None for a new one; got {run!r}"
+                f"run must be the id of a run, a non-empty string, or None for a random one; got {run!r}"
             )
         if suffix not in SUFFIXES:
-            raise ValueError(f"the suffix is one of {', '.join(SUFFIXES)}; got {suffix!r}")
+            raise ValueError(f"suffix must be one of {', '.join(SUFFIXES)}; got {suffix!r}")
         if max_pending < 1:
             raise ValueError(f"max_pending must be 1 or more; got {max_pending}")
         check_mode("mode", mode)
@@ -145,37 +149,37 @@ class Recorder(TrajectoryHook):
 
     @property
     def file(self) -> Path:
-        """Where the trajectories go that begin now."""
+        """The file of trajectories that begin now."""
         if self.path.name.endswith(SUFFIXES):
             return self.path
         return self.path / f"{self.step}{self.suffix}"
 
     def begin(self, trajectory: str, row: int = 0) -> FileRecording:
-        """Begin to record a trajectory."""
+        """Start to record a trajectory."""
         return FileRecording(self, trajectory, row)
 
     def write(self, record: TrajectoryRecord, file: Path | None = None) -> None:
-        """Write a whole trajectory, as one of this run unless it names its own.
+        """Write a whole trajectory, as one of this run unless it has a run of its own.
 
         Args:
             record: The trajectory.
-            file: Where to, if not to `file`.
+            file: File to write to; `self.file` by default.
         """
         writer = self._live()
         record = record if record.run else replace(record, run=self.run)
-        make = functools.partial(line, record, self.secrets, self._variables)
+        make = functools.partial(json_line, record, self.secrets, self._variables)
         writer.put(file or self.file, make, sum(len(message.text) for message in record.messages))
 
     def flush(self) -> None:
-        """Wait until all trajectories that have ended are in their files."""
+        """Wait until all ended trajectories are written."""
         if self._writer is not None and self._writer.pid == os.getpid():
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what waits, and close the file; a trajectory that ends later opens it again.
+        """Write the pending trajectories, and close the file. A trajectory that ends later opens it again.
 
         Raises:
-            OSError: something could not be written; it was logged when it was lost.
+            OSError: If a trajectory could not be written. It was also logged at that time.
         """
         if self._writer is not None and self._writer.pid == os.getpid():
             self._writer.close()
@@ -184,7 +188,7 @@ class Recorder(TrajectoryHook):
                 raise error
 
     def _live(self) -> Writer:
-        """Our writer, made anew after unpickling and after a fork."""
+        """Return our writer; create it again after unpickling and after a fork."""
         if self._writer is None or self._writer.pid != os.getpid():
             self._writer = Writer(self.max_pending, _OtherRuns(self.run), self.mode)
             self._variables = self.secrets.variables()
@@ -205,14 +209,14 @@ class Recorder(TrajectoryHook):
 
 
 class _OtherRuns:
-    """Warns, once, of a file that holds records of another run."""
+    """Logs a warning, once, about a file that has records of another run."""
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._has_warned = False
 
     def __call__(self, path: Path) -> None:
-        """Look at a file that is about to be added to."""
+        """Check a file that is about to be appended to."""
         if self._has_warned:
             return
         try:
@@ -222,8 +226,8 @@ class _OtherRuns:
         if other is not None and other != self._run:
             self._has_warned = True
             logger.warning(
-                "%s holds records of %s, to which this one, run %r, adds its own: record to another path, or"
-                " give both the same id, Recorder(run=%r), if this continues that one",
+                "%s holds records of %s, and run %r appends to it: record to another path, or pass"
+                " Recorder(run=%r) if this program continues that run",
                 path,
                 f"run {other!r}" if other else "an earlier run without an id",
                 self._run,
@@ -232,7 +236,16 @@ class _OtherRuns:
 
 
 class FileRecording(Recording):
-    """What a `Recorder` knows of a trajectory that goes on."""
+    """A trajectory that a `Recorder` will write when it ends.
+
+    Args:
+        recorder: The recorder.
+        trajectory: Name of the trajectory in its environment.
+        row: Its place in the batch.
+
+    Attributes:
+        request_id: Unique id of the record.
+    """
 
     __slots__ = (
         "_extras", "_file", "_gts", "_recorder", "_rewards", "_row", "_score", "_started", "_step", "_tokens",
@@ -250,28 +263,28 @@ class FileRecording(Recording):
         self._tokens: TokenRecord | None = None
         self._extras: dict[str, JSON] = {}
 
-    def turn(self, turn: Turn) -> None:
+    def record_turn(self, turn: Turn) -> None:
         """Keep a turn."""
         self._turns.append(turn)
         self._rewards.append(None)
 
-    def reward(self, value: float) -> None:
-        """Keep what the last turn was worth to the environment; without a score, the score is their sum.
+    def add_reward(self, value: float) -> None:
+        """Keep the reward of the last turn. Without a score, the score is the sum of the rewards.
 
         Raises:
-            ValueError: there is no turn yet.
+            ValueError: If there is no turn yet.
         """
         if not self._rewards:
-            raise ValueError("a reward belongs to a turn, and there is none yet")
+            raise ValueError("add_reward() belongs to a turn, and the trajectory has none yet")
         self._rewards[-1] = value
 
-    def added(self, messages: Sequence[Message]) -> None:
-        """Keep messages behind those of the last turn."""
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Append messages to those of the last turn."""
         if self._turns and messages:
             last = self._turns[-1]
             self._turns[-1] = replace(last, messages=(*last.messages, *messages))
 
-    def note(
+    def annotate(
         self,
         *,
         score: float | None = None,
@@ -279,13 +292,13 @@ class FileRecording(Recording):
         tokens: TokenRecord | None = None,
         **extras: JSON,
     ) -> None:
-        """Keep what is known of the whole.
+        """Keep facts about the whole trajectory.
 
         Raises:
-            ValueError: an extra has the name of something else in the record.
+            ValueError: If an extra has the name of another field of the record.
         """
         if taken := RESERVED & extras.keys():
-            raise ValueError(f"a record has a {min(taken)!r} of its own: note yours under another name")
+            raise ValueError(f"{min(taken)!r} is a field of every record: use another name")
         self._score = self._score if score is None else score
         self._gts = self._gts if gts is None else gts
         self._tokens = self._tokens if tokens is None else tokens
@@ -318,7 +331,7 @@ class FileRecording(Recording):
         self._recorder.write(record, self._file)
 
     def _tool_reward(self) -> float | None:
-        """What tools say their calls were worth; None if none says anything."""
+        """Return the sum of the rewards of its tool calls, or None if no call has one."""
         said = [result.reward for turn in self._turns for result in turn.outcome.results]
         known = [reward for reward in said if reward is not None]
         return sum(known) if known else None
@@ -329,7 +342,7 @@ _PACKAGES = ("torchrl-agentic", "torchrl", "tensordict", "torch", "transformers"
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Give the versions of what makes a rollout, where it is installed."""
+    """Return the versions of the installed packages that influence a rollout."""
     found: dict[str, str] = {}
     for name in _PACKAGES:
         try:

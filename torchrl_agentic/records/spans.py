@@ -1,4 +1,4 @@
-"""Trajectories as OpenTelemetry spans: one for each, in it one per turn, in that one per call."""
+"""Trajectories as OpenTelemetry spans: one per trajectory, with one per turn, with one per tool call."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class SpanRecorder(TrajectoryHook):
-    """Makes OpenTelemetry spans of trajectories: `ToolCompose(recorder=[Recorder("dump"), SpanRecorder()])`.
+    """Creates OpenTelemetry spans: `ToolCompose(recorder=[Recorder("dump"), SpanRecorder()])`.
 
-    Names and attributes are those of the semantic conventions for generative AI: "invoke_agent" for the
-    trajectory, "execute_tool <name>" for a call, with "gen_ai.tool.name", "gen_ai.tool.call.id" and, where it
-    was not answered OK, "error.type", its status. Between them stands a span "turn", which begins where the
-    one before has ended, so that it holds the time in which the model wrote. What was said, arguments and
-    results stay out, as they may be secret and are long: the `Recorder` has them.
+    Names and attributes follow the semantic conventions for generative AI: "invoke_agent" for the trajectory,
+    and "execute_tool <name>" for a call, with "gen_ai.tool.name", "gen_ai.tool.call.id" and, if its status is
+    not OK, the status as "error.type". Between them, a span "turn" begins at the end of the previous one, so
+    that it includes the generation. Messages, arguments and results are left out, since they may be secret
+    and are long; `Recorder` writes them.
 
     Args:
-        provider: of the tracer; None: the global one. It does not travel to workers, which use their global
-            one.
+        provider: Tracer provider; None for the global one. It is not copied to workers, which use their
+            global one.
 
     Raises:
-        MissingExtra: opentelemetry-api is not installed.
+        MissingExtra: If opentelemetry-api is not installed.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -39,7 +39,7 @@ class SpanRecorder(TrajectoryHook):
         self._tracer = trace.get_tracer("torchrl_agentic", tracer_provider=provider)
 
     def begin(self, trajectory: str, row: int = 0) -> Recording:
-        """Begin a trajectory's span."""
+        """Start the span of a trajectory."""
         return _SpanRecording(self._tracer, trajectory, row)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,8 +60,8 @@ class _SpanRecording(Recording):
         }
         self._span = tracer.start_span("invoke_agent", start_time=self._turn_began, attributes=attributes)
 
-    def turn(self, turn: Turn) -> None:
-        """Make the spans of a turn and its calls."""
+    def record_turn(self, turn: Turn) -> None:
+        """Create the spans of a turn and its calls."""
         from opentelemetry.trace import set_span_in_context
 
         pairs = list(zip(turn.outcome.calls, turn.outcome.results, strict=True))
@@ -105,11 +105,11 @@ class _SpanRecording(Recording):
             span.set_status(Status(StatusCode.ERROR, str(result.status)))
         span.end(began + int(took * 1e9))
 
-    def reward(self, value: float) -> None:
-        """Add up what the environment gives."""
+    def add_reward(self, value: float) -> None:
+        """Add to the total reward."""
         self._total = value if self._total is None else self._total + value
 
-    def note(
+    def annotate(
         self,
         *,
         score: float | None = None,
@@ -117,7 +117,7 @@ class _SpanRecording(Recording):
         tokens: TokenRecord | None = None,
         **extras: JSON,
     ) -> None:
-        """Keep the score; the rest is the `Recorder`'s."""
+        """Record the score, and ignore the rest."""
         del gts, tokens, extras
         if score is not None:
             self._span.set_attribute("agentic.score", score)

@@ -1,7 +1,7 @@
-"""Turns, calls and results in the text dumps of verl's trainer.
+"""Read turns, calls and results from the text dumps of verl's trainer.
 
-Such a dump is what a chat template wrote, decoded without special tokens: each role is on a line of its own,
-calls are in the text, results are `tool` sections, or `<tool_response>` in a `user` section.
+Such a dump holds the output of a chat template, decoded without special tokens: each role is on a line of its
+own, calls are in the text, and results are `tool` sections, or `<tool_response>` in a `user` section.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torchrl_agentic.parsers import get_parser
 
 _ROLE = re.compile(r"^[ \t]*(system|user|assistant|tool)[ \t]*$", re.MULTILINE)
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
-_MISSING = "the dump holds no result of this call"
+_MISSING = "the dump has no result of this call"
 
 
-def turns_of_text(name: str, told: str, said: str) -> tuple[Turn, ...] | None:
+def turns_of_text(name: str, prompt: str, output: str) -> tuple[Turn, ...] | None:
     """Read the turns of a trajectory from its texts.
 
     Args:
-        name: The name of the trajectory.
-        told: The prompt, `input` of the dump.
-        said: What followed, `output` of the dump.
+        name: Name of the trajectory.
+        prompt: The prompt, `input` of the dump.
+        output: The text after it, `output` of the dump.
 
     Returns:
-        The turns, each with its calls and their results; None if neither text shows roles.
+        The turns, each with its calls and their results; None if neither text has roles.
     """
-    context = _sections(told)
-    if context is None and not said.lstrip().startswith("assistant\n"):
+    context = _sections(prompt)
+    if context is None and not output.lstrip().startswith("assistant\n"):
         return None
-    pending = [Message("input", told)] if context is None and told else context or []
+    pending = [Message("input", prompt)] if context is None and prompt else context or []
     turns: list[Turn] = []
-    for role, text in _answered(said):
+    for role, text in _answered(output):
         if role == "assistant":
             turns.append(_turn(name, len(turns), text, pending))
             pending = []
@@ -49,7 +49,7 @@ def turns_of_text(name: str, told: str, said: str) -> tuple[Turn, ...] | None:
 
 
 def _sections(text: str) -> list[Message] | None:
-    """Split a prompt at its roles; None if it does not begin with one."""
+    """Split a prompt at its roles; return None if it does not begin with one."""
     marks = list(_ROLE.finditer(text))
     if not marks or text[: marks[0].start()].strip():
         return None
@@ -63,7 +63,7 @@ def _sections(text: str) -> list[Message] | None:
 def _answered(text: str) -> Iterator[tuple[str, str]]:
     """Split an output into (role, text).
 
-    A line that is a role ends an answer only if another answer follows, or if a call came before: models
+    A line that is a role ends an answer only if another answer follows, or if a call came before it: models
     write such words themselves.
     """
     marks = [(m[1], m.start(), m.end()) for m in _ROLE.finditer(text) if m[1] != "system"]
@@ -84,7 +84,7 @@ def _answered(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _turn(name: str, index: int, text: str, context: Sequence[Message]) -> Turn:
-    """Read the calls of an answer; their results are missing as long as none was read."""
+    """Read the calls of an answer. Their results are missing until `_with_results` adds them."""
     parsed = get_parser("qwen3_coder" if "<function=" in text else "hermes").parse(text)
     calls = tuple(replace(call, call_id=f"call_{index}_{number}") for number, call in enumerate(parsed.calls))
     results = tuple(map(_missing, calls))
@@ -99,7 +99,7 @@ def _missing(call: ParsedCall) -> ToolResult:
 
 
 def _with_results(turn: Turn, role: str, text: str) -> Turn | None:
-    """Give a turn the results that a section holds; None if it holds none, or more than calls without one."""
+    """Return the turn with the results of a section, or None if it has none, or too many for the calls."""
     texts = _RESPONSE.findall(text) or ([text] if role == "tool" else [])
     waiting = [n for n, result in enumerate(turn.outcome.results) if _MISSING in result.notes]
     if not texts or len(texts) > len(waiting):

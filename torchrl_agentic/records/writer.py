@@ -1,4 +1,4 @@
-"""Lines that a thread of its own appends to files: bounded in memory, each piece whole."""
+"""`Writer`, a thread that appends lines to files, with bounded memory."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from torchrl_agentic.tools.private_files import PRIVATE, make_folders, open_file
 logger = logging.getLogger(__name__)
 
 ZSTD = ".zst"
-_MOST_LINES = 256  # that are written, and compressed, together
+_MOST_LINES = 256  # in one batch
 
 
 class Writer:
-    """Appends lines to files on a thread of its own, which it starts with the first one.
+    """Appends lines to files on a background thread, which starts with the first line.
 
-    What is handed over becomes a line there. `put` waits while more than `max_pending` characters wait. Files
-    are only appended to, a piece at a time, so that several processes may share one; with the suffix ".zst"
-    each piece is a frame of its own, so that a cut one costs no other.
+    The thread also encodes the lines. `put` blocks while more than `max_pending` characters wait. Lines are
+    appended in whole batches, so that several processes may share a file. With the suffix ".zst" each batch
+    is a frame of its own, so that a damaged frame does not affect others.
 
     Args:
-        max_pending: How many characters may wait.
-        found: Called on the thread with each file that is not empty when it is opened.
-        mode: Permissions of the files that are created.
+        max_pending: Largest number of characters that wait.
+        on_existing: Function that the thread calls with each file that is not empty when it is opened.
+        mode: Permissions of created files.
+
+    Attributes:
+        pid: Id of the process that created the writer.
+        error: The last error of writing, or None.
     """
 
     def __init__(
-        self, max_pending: int, found: Callable[[Path], object] | None = None, mode: int = PRIVATE
+        self, max_pending: int, on_existing: Callable[[Path], object] | None = None, mode: int = PRIVATE
     ) -> None:
-        self._found = found
+        self._on_existing = on_existing
         self._mode = mode
         self.pid = os.getpid()
         self.error: OSError | None = None
@@ -46,10 +50,16 @@ class Writer:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._open: tuple[Path, int] | None = None
-        self._torn: set[Path] = set()
+        self._unfinished: set[Path] = set()
 
     def put(self, path: Path, make: Callable[[], bytes], size: int) -> None:
-        """Hand over a line. size: about how many characters it keeps in memory until it is written."""
+        """Queue a line.
+
+        Args:
+            path: The file.
+            make: Function that returns the encoded line; it runs on the thread.
+            size: Approximate number of characters that the line keeps in memory until it is written.
+        """
         with self._changed:
             if self._thread is None:
                 self._is_closing = False
@@ -61,14 +71,14 @@ class Writer:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all lines that were handed over are in their files."""
+        """Wait until all queued lines are written."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending and not self._is_busy)
 
     def close(self) -> None:
-        """Write what waits, and end the thread; a line that comes later starts another."""
+        """Write the queued lines, and end the thread. A later line starts another thread."""
         if self.pid != os.getpid():
-            return  # after a fork, the thread and what waits for it are the parent's
+            return  # after a fork, the thread and its queue belong to the parent
         with self._changed:
             thread, self._thread = self._thread, None
             self._is_closing = True
@@ -77,30 +87,30 @@ class Writer:
             thread.join()
 
     def _run(self) -> None:
-        while some := self._take():
+        while batch := self._take():
             pieces: dict[Path, list[bytes]] = {}
-            for path, make, _ in some:
+            for path, make, _ in batch:
                 try:
                     pieces.setdefault(path, []).append(make())
                 except Exception:
-                    logger.exception("a trajectory cannot be written to %s, and is left out", path)
+                    logger.exception("a trajectory cannot be encoded for %s, and is left out", path)
             for path, lines in pieces.items():
                 try:
                     self._append(path, b"".join(lines))
                 except OSError as error:
                     self.error = error
-                    self._torn.add(path)
+                    self._unfinished.add(path)
                     logger.error(
                         "%d trajectories are lost: %s cannot be written: %s", len(lines), path, error
                     )
             with self._changed:
-                self._size -= sum(size for _, _, size in some)
+                self._size -= sum(size for _, _, size in batch)
                 self._is_busy = False
                 self._changed.notify_all()
-        self._leave()
+        self._close_file()
 
     def _take(self) -> Sequence[tuple[Path, Callable[[], bytes], int]]:
-        """Wait for lines; none: it is over."""
+        """Wait for lines and return them; return nothing when the writer is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._is_closing)
             count = min(len(self._pending), _MOST_LINES)
@@ -109,39 +119,42 @@ class Writer:
 
     def _append(self, path: Path, lines: bytes) -> None:
         descriptor = self._descriptor(path)
-        if path in self._torn:
+        if path in self._unfinished:
             lines = b"\n" + lines
         data = _compressed(lines) if path.suffix == ZSTD else lines
         while data:
             data = data[os.write(descriptor, data) :]
-        self._torn.discard(path)
+        self._unfinished.discard(path)
 
     def _descriptor(self, path: Path) -> int:
-        """Open a file, and the one before it no longer."""
+        """Return the descriptor of a file, which is opened in place of the previous one."""
         if self._open is not None and self._open[0] == path:
             return self._open[1]
-        self._leave()
+        self._close_file()
         make_folders(path.parent, self._mode)
         descriptor = open_file(path, os.O_RDWR | os.O_APPEND, self._mode)
         self._open = (path, descriptor)
         size = os.fstat(descriptor).st_size
-        if size and self._found is not None:
-            self._found(path)
+        if size and self._on_existing is not None:
+            self._on_existing(path)
         if size and path.suffix != ZSTD and os.pread(descriptor, 1, size - 1) != b"\n":
-            self._torn.add(path)  # a crash has left its last line without an end
+            self._unfinished.add(path)  # after a crash, the last line has no newline
         return descriptor
 
-    def _leave(self) -> None:
+    def _close_file(self) -> None:
         if self._open is not None:
             os.close(self._open[1])
             self._open = None
 
 
 def require_zstd(what: str) -> Any:
-    """Give the module that compresses. what: needs it.
+    """Return the module `zstandard`.
+
+    Args:
+        what: The feature that needs it, as the subject of a sentence.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: If zstandard is not installed.
     """
     try:
         import zstandard

@@ -1,6 +1,7 @@
-"""Interpreters that keep their state from one call to the next, inside a sandbox.
+"""Interpreters inside sandboxes that keep their state from one call to the next.
 
-To add one: subclass `Repl` in a file of its own, and let a test inherit `testing.ReplContract`.
+To add an interpreter, subclass `Repl` in a module of its own, and write a test class that inherits
+`testing.ReplContract`.
 """
 
 from torchrl_agentic.repl.base import Repl, ReplDisplay, ReplError, ReplResult

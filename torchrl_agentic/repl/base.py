@@ -1,4 +1,4 @@
-"""What every interpreter is: it runs code, keeps what the code defined, and says what came of it."""
+"""`Repl`, the interface of all interpreters: run code, keep what it defines, return the result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ KEPT = "interpreter state is kept"
 LOST = "interpreter state was lost (files in /work are kept)"
 ALL_LOST = "interpreter state and all files were lost"
 REPLAY_S = 60.0
-"""How long each cell may take when cells are run again for a clone."""
+"""Maximum seconds of each cell that runs again for a clone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplDisplay:
-    """Something that code showed other than by printing: an image, say."""
+    """An object that code displayed other than by printing, such as an image.
+
+    Attributes:
+        media_type: Media type of the data.
+        data: The data.
+    """
 
     media_type: str
     data: Any
@@ -28,7 +33,13 @@ class ReplDisplay:
 
 @dataclass(frozen=True, slots=True)
 class ReplError:
-    """An exception that code let through: the name of its type, its text, its traceback through the cells."""
+    """An exception that code did not catch.
+
+    Attributes:
+        ename: Name of its type.
+        evalue: Its text.
+        traceback: Its traceback through the cells.
+    """
 
     ename: str
     evalue: str
@@ -37,13 +48,22 @@ class ReplError:
 
 @dataclass(frozen=True, slots=True)
 class ReplResult:
-    """What came of running some code.
+    """The result of running some code.
 
-    value: the repr of its last line, if that is an expression that is not None. message: what the interpreter
-    itself has to say: that the code was stopped, or that state was lost. execution_count: numbers the cells
-    from 1; -1 if the code did not run. state_lost: whether what earlier cells defined is gone. omitted_bytes:
-    output that was cut. background: what earlier cells left running has printed since the last call. status:
-    "died" if the interpreter ended, "limit" if it was stopped for what it used.
+    Attributes:
+        stdout: Standard output of the code.
+        stderr: Standard error of the code.
+        display: Objects that the code displayed.
+        error: The exception that the code did not catch, or None.
+        timed_out: True if the code was stopped at its timeout.
+        execution_count: Number of the cell, from 1; -1 if the code did not run.
+        value: The repr of the last line, if that is an expression that is not None.
+        status: "ok"; "error" for an exception; "timeout"; "died" if the interpreter ended; "limit" if it was
+            stopped for its use of resources.
+        message: A message of the interpreter itself: that the code was stopped, or that state was lost.
+        state_lost: True if definitions of earlier cells are lost.
+        omitted_bytes: Number of bytes of output that were cut.
+        background: Output of processes of earlier cells since the last call.
     """
 
     stdout: str = ""
@@ -61,7 +81,7 @@ class ReplResult:
 
     @property
     def text(self) -> str:
-        """All of it as one text, without the last newline of each part."""
+        """The whole result as one text, without the last newline of each part."""
         trace = (
             "" if self.error is None else self.error.traceback or f"{self.error.ename}: {self.error.evalue}"
         )
@@ -71,72 +91,84 @@ class ReplResult:
 
 
 class Repl(metaclass=Interface, members=("sandbox", "open", "close", "execute", "interrupt", "restart")):
-    """A stateful interpreter in a sandbox; an async context manager.
+    """A stateful interpreter in a sandbox. An async context manager.
 
-    `isinstance(item, Repl)` is true of look-alikes too: objects with a `sandbox`, `open`, `close`, `execute`,
+    `isinstance(item, Repl)` is also true for objects that merely have `sandbox`, `open`, `close`, `execute`,
     `interrupt` and `restart`; see `ensure_repl`.
 
-    What code defines stays until `restart` or `close`. Errors of the code are results, never exceptions.
+    Definitions stay until `restart` or `close`. Errors of the code are results, never exceptions.
     """
 
     name: ClassVar[str] = ""
     sandbox: Sandbox
     cells: list[str]
-    """What was executed since the beginning or the last restart, to be run again in a clone."""
+    """Code that was executed since the start or the last restart, to be run again in a clone."""
     owns_sandbox: bool = False
-    """Whether closing it closes its sandbox: if it has opened that, or was made with it."""
+    """True if closing it closes its sandbox: if it has opened the sandbox, or was created with it."""
 
     @abstractmethod
     def fresh(self, sandbox: Sandbox | None = None) -> Repl:
-        """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
+        """Return a new, unopened interpreter with the same settings.
+
+        Args:
+            sandbox: Its sandbox; None for one of its own.
+        """
 
     @abstractmethod
     async def open(self) -> None:
-        """Start it, and its sandbox if need be; opening what is open does nothing.
+        """Start the interpreter, and its sandbox if necessary. Do nothing if it is open.
 
         Raises:
-            SandboxError: it cannot be started.
+            SandboxError: If it cannot be started.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """End it, and its sandbox if it opened that; closing what is closed does nothing."""
+        """End the interpreter, and its sandbox if it opened that. Do nothing if it is closed."""
 
     @abstractmethod
     async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
-        """Run code. The time, in seconds, covers waiting for earlier code too.
+        """Run code.
 
-        Code that exceeds it is interrupted; if it does not react, the interpreter is killed and begins anew
-        at the next call. Either way the result says so. Cancelling does the same.
+        Code that exceeds its timeout is interrupted. If it does not react, the interpreter is killed and a
+        new one starts at the next call. The result reports both. Cancelling does the same.
 
-        An interpreter that ends while a cell runs was ended by that cell: the result has the status "died".
-        One that ends between two cells was ended by what they left, say a timer: the next result says that
-        state was lost. Either way a new interpreter serves the next call. Whether somebody else killed it
-        cannot be told from inside a sandbox, so only losses that no code inside can cause are errors.
+        If the interpreter ends while a cell runs, that cell has ended it, and the result has the status
+        "died". If it ends between two cells, leftovers such as a timer have ended it, and the next result
+        reports that state was lost. In both cases a new interpreter serves the next call. From inside a
+        sandbox it cannot be determined who killed it, so only losses that no code inside can cause are
+        errors.
+
+        Args:
+            code: The code.
+            timeout: Maximum seconds, waiting for earlier code included; None for no limit.
 
         Raises:
-            InfrastructureError: The interpreter or its sandbox was lost before any code had run in it, or was
-                ended by what lies outside of the sandbox. The code was not run to its end; the next call gets
-                a new interpreter.
+            InfrastructureError: If the interpreter or its sandbox was lost before any code had run in it, or
+                was ended from outside the sandbox. The code did not run to its end; the next call gets a new
+                interpreter.
         """
 
     @abstractmethod
     async def interrupt(self) -> None:
-        """Stop the code that runs now, as Ctrl-C would; what was defined stays."""
+        """Stop the running code, as Ctrl-C would. Definitions stay."""
 
     @abstractmethod
     async def restart(self) -> None:
-        """Forget all that was defined. Files stay."""
+        """Forget all definitions. Files stay."""
 
     async def fork(self, n: int = 1) -> list[Repl]:
-        """Make open copies that go on from here, each in a sandbox of its own.
+        """Create open copies that continue from the current state, each in its own sandbox.
 
-        Where the sandbox cannot be cloned with what lives in it, all cells are run again in fresh ones, which
-        then get the files from /work. No cell may run meanwhile.
+        If the sandbox cannot be cloned with its processes, all cells run again in fresh sandboxes, which then
+        get the files of /work. No cell may run meanwhile.
+
+        Args:
+            n: Number of copies.
 
         Raises:
-            InfrastructureError: a copy cannot be made. Interpreters whose `fork` returns before there are any
-                tell whoever uses one.
+            InfrastructureError: If a copy cannot be made. If `fork` returns before the copies exist, later
+                calls of a copy raise it.
         """
         sandboxes = await self.sandbox.clones(n)
         clones: list[Repl] = []
@@ -152,9 +184,11 @@ class Repl(metaclass=Interface, members=("sandbox", "open", "close", "execute", 
         return clones
 
     async def continue_in(self, sandbox: Sandbox, *, owns: bool = False) -> Repl:
-        """Make an open copy of this interpreter in a sandbox that is a clone of ours.
+        """Create an open copy of this interpreter in a sandbox that is a clone of its own.
 
-        owns: whether closing the copy closes the sandbox.
+        Args:
+            sandbox: The clone.
+            owns: Close the sandbox with the copy.
         """
         clone = self.fresh(sandbox)
         await clone.open()

@@ -1,4 +1,4 @@
-"""The interpreter that a fork server has started with its sandbox: live at once, cloned in milliseconds."""
+"""`ForkServerRepl`: the interpreter of a `ForkServerSandbox`, which clones it in milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl.base import Repl
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox.base import Sandbox
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.forkserver_sandbox import ForkServerSandbox
 from torchrl_agentic.sandbox.link import Link
 
@@ -20,9 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class ForkServerRepl(SupervisedRepl):
-    """The interpreter of a `ForkServerSandbox`; each has one.
+    """The interpreter of a `ForkServerSandbox`. Each sandbox has one.
 
-    sandbox: None for one with the default limits. It is opened with the interpreter if it is not open.
+    Args:
+        sandbox: The sandbox, which is opened with the interpreter if it is not open; None for one with the
+            default limits.
     """
 
     name: ClassVar[str] = "forkserver"
@@ -32,23 +34,27 @@ class ForkServerRepl(SupervisedRepl):
         self.sandbox = self._sandbox = ForkServerSandbox() if sandbox is None else sandbox
 
     def fresh(self, sandbox: Sandbox | None = None) -> ForkServerRepl:
-        """Make another one, not open yet, in a sandbox of its own or in this one.
+        """Return a new, unopened interpreter with the same settings, in this sandbox or one of its own.
 
         Raises:
-            TypeError: the sandbox is of another kind.
+            TypeError: If the sandbox is of another kind.
         """
         if sandbox is not None and not isinstance(sandbox, ForkServerSandbox):
-            raise TypeError(f"a fork server's interpreter cannot live in a {type(sandbox).__name__}")
+            raise TypeError(f"ForkServerRepl needs a ForkServerSandbox; got {type(sandbox).__name__}")
         return ForkServerRepl(sandbox or self._sandbox.fresh())
 
     async def fork(self, n: int = 1) -> list[Repl]:
-        """Make open copies that go on from here, with all that is in memory and below /work and /tmp.
+        """Create open copies that continue from the current state, with their memory and files.
 
-        Returns at once when no cell runs: what is asked of a copy, or of this one, waits until all are there.
-        Where they cannot be made, whoever uses one is told by an InfrastructureError.
+        The files are those below /work and /tmp. Return as soon as no cell runs; calls of a copy, or of this
+        interpreter, wait until all copies exist. If they cannot be made, calls of a copy raise
+        InfrastructureError.
 
-        Threads, processes and connections that cells have left are not copied, and end here too. Where there
-        is something that would be shared, such as shared memory, the cells are run again instead.
+        Threads, processes and connections of cells are not copied, and end here too. If the copies would
+        share something, such as shared memory, the cells run again instead.
+
+        Args:
+            n: Number of copies.
         """
         clones = [self.fresh() for _ in range(n)]
         await self._lock.acquire()
@@ -60,7 +66,7 @@ class ForkServerRepl(SupervisedRepl):
         for clone in clones:
             clone._opened = clone.owns_sandbox = clone._sandbox.interpreter_taken = True
             clone.cells, clone._untold = list(self.cells), self._untold or self._losses != self.sandbox.losses
-            await clone._lock.acquire()  # nobody else has it
+            await clone._lock.acquire()  # no other task can hold it
         cloning = asyncio.create_task(self._clone(clones))
         for one in (self, *clones):
             one._sandbox.cloning = cloning
@@ -68,17 +74,17 @@ class ForkServerRepl(SupervisedRepl):
         return [*clones]
 
     async def _clone(self, clones: Sequence[ForkServerRepl]) -> None:
-        """Let these become copies; we and they are locked until then."""
+        """Make copies. They and this interpreter stay locked until they exist."""
         for clone, made in zip(clones, await super().fork(len(clones)), strict=True):
             assert isinstance(made, ForkServerRepl)
-            clone._sandbox.become(made._sandbox)
+            clone._sandbox.adopt(made._sandbox)
             clone.cells, clone._untold = made.cells, made._untold
 
     def _settle(self, clones: Sequence[ForkServerRepl], cloning: asyncio.Task[None]) -> None:
-        """Let whoever waits go on. A callback, since that is called also if the task never began."""
+        """Release the locks. A callback, because that runs also if the task never started."""
         error = asyncio.CancelledError("cancelled") if cloning.cancelled() else cloning.exception()
         if isinstance(error, Exception) and not isinstance(error, InfrastructureError):
-            logger.warning("an interpreter could not be copied", exc_info=error)
+            logger.warning("copying an interpreter failed", exc_info=error)
         for one in (self, *clones):
             one._sandbox.cloning = None
             one._lock.release()
@@ -86,13 +92,18 @@ class ForkServerRepl(SupervisedRepl):
                 one._sandbox.lost = f"a copy could not be made: {str(error) or repr(error)}"
 
     async def interrupt(self) -> None:
-        """Stop the code that runs now; while copies are made there is none."""
+        """Stop the running code; do nothing while copies are made."""
         self._check_open()
         if self._sandbox.cloning is None:
             await super().interrupt()
 
     async def continue_in(self, sandbox: Sandbox, *, owns: bool = False) -> Repl:
-        """Make an open copy of this interpreter in a sandbox that is a clone of ours."""
+        """Create an open copy of this interpreter in a sandbox that is a clone of its own.
+
+        Args:
+            sandbox: The clone.
+            owns: Close the sandbox with the copy.
+        """
         assert isinstance(sandbox, ForkServerSandbox)
         if not sandbox.has_live_clone:
             return await super().continue_in(sandbox, owns=owns)
@@ -103,7 +114,7 @@ class ForkServerRepl(SupervisedRepl):
 
     async def _live(self) -> Link:
         self._check_open()
-        link = await self._whole_link()  # another one after each cloning
+        link = await self._whole_link()  # a new one after each cloning
         self._sandbox.has_run_code = True
         return link
 
@@ -117,7 +128,7 @@ class ForkServerRepl(SupervisedRepl):
         try:
             return await self._sandbox.link()
         except SandboxError:
-            self._take_loss()  # the error tells of it
+            self._take_loss()  # the error reports it
             raise
 
     async def _begin(self) -> None:
@@ -125,10 +136,10 @@ class ForkServerRepl(SupervisedRepl):
         self._losses = self._sandbox.losses
 
     async def _end(self) -> None:
-        await to_the_end(self._free())
+        await run_to_completion(self._free())
 
     async def _free(self) -> None:
-        await self._sandbox.settled()
+        await self._sandbox.wait_for_cloning()
         if self.sandbox.is_open and not self.owns_sandbox:
             with contextlib.suppress(SandboxError):
                 await (await self._sandbox.link()).ask("restart")

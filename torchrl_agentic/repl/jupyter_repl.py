@@ -1,8 +1,8 @@
-"""An IPython kernel as interpreter: magics, top-level `await`, figures.
+"""`JupyterRepl`: an IPython kernel as interpreter, with magics, top-level `await` and figures.
 
-The kernel and its client both run inside the sandbox and talk over ZeroMQ's unix sockets there, see
-`kernel_client.py`; what reaches us are frames on the client's stdout. A client on our side could be fed one
-message without end, which no high-water mark holds back.
+The kernel and its client both run inside the sandbox and communicate over ZeroMQ's Unix sockets there, see
+`kernel_client.py`. The host receives frames from the client's stdout. A client on the host could be sent one
+endless message, which no high-water mark stops.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
 from torchrl_agentic.repl.base import KEPT, ReplResult, ReplStatus
-from torchrl_agentic.repl.kernel_link import Answer, KernelLink, text_of
-from torchrl_agentic.repl.serial import NoStart, SerialRepl
+from torchrl_agentic.repl.kernel_link import CellOutput, KernelLink, text_of
+from torchrl_agentic.repl.serial import SerialRepl, StartFailed
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.bootstrap import GRACE_S
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside.wire import BadMessage
 from torchrl_agentic.sandbox.look_alike_sandbox import ensure_sandbox
 from torchrl_agentic.sandbox.python_runtime import clean_env, find_packages
 
 START_S = 60.0
-"""How long a kernel may take to start."""
+"""Maximum seconds that a kernel may take to start."""
 NETWORK = (
-    "a Jupyter kernel talks over unix sockets, which this sandbox refuses. Pass one with a network of its "
-    "own, which is not the host's: JupyterRepl(BubblewrapSandbox(ResourceLimits(network='loopback', ...))), "
-    "or none at all: JupyterRepl()"
+    "a Jupyter kernel uses Unix sockets, which this sandbox denies. Pass one with a network of its own, "
+    "JupyterRepl(BubblewrapSandbox(ResourceLimits(network='loopback', ...))), or no sandbox: JupyterRepl()"
 )
 _OPTIONS = (
     "--ipython-dir",
@@ -41,32 +40,31 @@ _OPTIONS = (
 )
 _FONTS = "/etc/fonts"
 IPYTHON = "python3"
-"""The kernel spec that ipykernel installs."""
+"""Name of the kernel spec that ipykernel installs."""
 
 
 class JupyterRepl(SerialRepl):
     """An IPython kernel in a sandbox; variables, imports and functions stay from call to call.
 
-    What code shows other than by printing is in `display`: at most 5 PNG or JPEG images of at most 1 MiB per
-    cell, all else as text; HTML and JavaScript are left out.
+    Displayed objects are in `display`: at most 5 PNG or JPEG images of at most 1 MiB per cell, others as
+    text; HTML and JavaScript are left out.
 
     Args:
-        sandbox: where it runs; its Python needs `ipykernel`, and a `BubblewrapSandbox` the network
-            "loopback". None: such a one that shows the packages installed here.
-        kernel_name: the name of an installed kernel spec, whose command must be visible inside the sandbox;
-            values, tracebacks and displays are then as with `kernel_argv`. "python3": IPython, as described
-            here.
-        kernel_argv: the command that starts the kernel inside, with the word {connection_file} in the place
-            of that file; values, tracebacks and displays are then as that kernel gives them, and with plain
-            ipykernel it needs a sandbox that lets it use TCP and netlink, too. None: ipykernel without those.
+        sandbox: Where it runs. Its Python needs `ipykernel`, and a `BubblewrapSandbox` needs the network
+            "loopback". None for such a sandbox with the packages that are installed here.
+        kernel_name: Name of an installed kernel spec whose command is visible inside the sandbox; values,
+            tracebacks and displays are then as with `kernel_argv`. "python3" for IPython, as described here.
+        kernel_argv: Command that starts the kernel inside, with {connection_file} in place of that file.
+            Values, tracebacks and displays are then those of that kernel; plain ipykernel needs a sandbox
+            that allows TCP and netlink. None for ipykernel without them.
 
     Raises:
-        MissingExtra: no sandbox is given, and ipykernel is not installed here; or a kernel spec is named, and
-            jupyter_client is not.
-        SandboxError: no sandbox is given, and the packages installed here cannot be used inside one.
-        ValueError: the sandbox refuses unix sockets, or no kernel spec has that name.
-        TypeError: `sandbox` is none, or a look-alike that lacks something, such as `spawn`; or both
-            `kernel_name` and `kernel_argv` are given.
+        MissingExtra: If no sandbox is given and ipykernel is not installed here, or a kernel spec is named
+            and jupyter_client is not installed.
+        SandboxError: If no sandbox is given, and the packages installed here cannot be used inside one.
+        ValueError: If the sandbox denies Unix sockets, or no kernel spec has that name.
+        TypeError: If `sandbox` is not a sandbox or lacks a member such as `spawn`, or if both `kernel_name`
+            and `kernel_argv` are given.
     """
 
     name: ClassVar[str] = "jupyter"
@@ -80,7 +78,7 @@ class JupyterRepl(SerialRepl):
     ) -> None:
         if kernel_name != IPYTHON:
             if kernel_argv is not None:
-                raise TypeError("kernel_name and kernel_argv both say what the kernel is: give one of them")
+                raise TypeError("kernel_name and kernel_argv both select the kernel: pass only one of them")
             kernel_argv = _argv_of_spec(kernel_name)
         if isinstance(sandbox, BubblewrapSandbox) and sandbox.limits.network == "none":
             raise ValueError(NETWORK)
@@ -92,11 +90,11 @@ class JupyterRepl(SerialRepl):
         self._running = 0
 
     def fresh(self, sandbox: Sandbox | None = None) -> JupyterRepl:
-        """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
+        """Return a new, unopened interpreter with the same settings, in this sandbox or one of its own."""
         return JupyterRepl(sandbox or self.sandbox.fresh(), kernel_argv=self._kernel_argv)
 
     async def restart(self) -> None:
-        """Forget all that was defined."""
+        """Forget all definitions."""
         async with self._lock:
             self._check_open()
             await self._end()
@@ -105,34 +103,34 @@ class JupyterRepl(SerialRepl):
             self._untold = False
 
     async def interrupt(self) -> None:
-        """Stop the code that runs now."""
+        """Stop the running code."""
         if self._live is not None and self._running:
             with contextlib.suppress(EOFError):
                 await self._live.ask({"op": "interrupt", "seq": self._running})
 
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
-        """Run a cell. Where the kernel was lost, starting a new one does not count."""
+        """Run a cell. If the kernel was lost, starting a new one does not count against the timeout."""
         try:
             live = await self._ready()
-        except NoStart as error:  # what earlier code has left is in the way of the new one
+        except StartFailed as error:  # leftovers of earlier code prevent the start
             if not self._seq:
                 raise
             return self._not_run(error)
         self.cells.append(code)
         self._seq += 1
         self._running = self._seq
-        answer = Answer(self._seq, self.sandbox.limits.output_bytes)
+        answer = CellOutput(self._seq, self.sandbox.limits.output_bytes)
         try:
             return await self._answered(live, answer, code, timeout, left)
         except asyncio.CancelledError:
-            # Nobody else may read this answer.
-            await to_the_end(self._cancel(live, answer), however_often=True)
+            # No later call may read this answer.
+            await run_to_completion(self._cancel(live, answer), always_wait=True)
             raise
         finally:
             self._running = 0
 
     async def _ready(self) -> KernelLink:
-        """Return the kernel; a new one if there is none or it has ended since the last call.
+        """Return the kernel. Start a new one if there is none or it has ended since the last call.
 
         Raises:
             InfrastructureError: If it was ended from outside its sandbox since the last call.
@@ -147,7 +145,7 @@ class JupyterRepl(SerialRepl):
         return self._live
 
     async def _answered(
-        self, live: KernelLink, answer: Answer, code: str, timeout: float | None, left: float | None
+        self, live: KernelLink, answer: CellOutput, code: str, timeout: float | None, left: float | None
     ) -> ReplResult:
         try:
             async with asyncio.timeout(left):
@@ -166,20 +164,22 @@ class JupyterRepl(SerialRepl):
                 await self._check_cause(how_exactly)
             return await self._lost(answer, "died", f"The interpreter ended ({ended})")
         except BadMessage as error:
-            return await self._lost(answer, "died", f"The interpreter broke off ({error})")
+            return await self._lost(
+                answer, "died", f"The interpreter was ended, because it sent an invalid message ({error})"
+            )
         match answer.status:
             case "ok":
                 return self._told(answer, "ok", "")
             case "died":
                 return await self._lost(answer, "died", f"The interpreter ended ({answer.how})")
             case _:
-                message = "The interpreter broke off (its messages do not come through)"
+                message = "The interpreter was ended, because its messages do not arrive"
                 return await self._lost(answer, "died", message)
 
-    async def _stop(self, live: KernelLink, answer: Answer, grace_s: float) -> bool:
-        """Interrupt a cell and wait a moment for its answer; whether it came, and the kernel lives on."""
+    async def _stop(self, live: KernelLink, answer: CellOutput, grace_s: float) -> bool:
+        """Interrupt a cell and wait for its answer. Return whether it came and the kernel still runs."""
         try:
-            # A little longer than the client waits for the kernel: what was printed comes in any case.
+            # A little longer than the client waits for the kernel, so that its output arrives in any case.
             async with asyncio.timeout(grace_s + GRACE_S / 4):
                 await live.ask({"op": "stop", "seq": answer.seq, "grace_s": grace_s})
                 await answer.read(live)
@@ -187,25 +187,25 @@ class JupyterRepl(SerialRepl):
             return False
         return answer.status == "ok"
 
-    async def _cancel(self, live: KernelLink, answer: Answer) -> None:
+    async def _cancel(self, live: KernelLink, answer: CellOutput) -> None:
         if self._live is live and not await self._stop(live, answer, GRACE_S / 2):
             self._untold = True
             await self._end()
 
-    async def _lost(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
-        self._untold = True  # unless this gets through
+    async def _lost(self, answer: CellOutput, status: ReplStatus, message: str) -> ReplResult:
+        self._untold = True  # reported by the next call if this one is cancelled
         await self._end()
         _, lost = self._take_loss()
         return answer.result(status, f"{message}; {lost}", lost=True)
 
-    def _told(self, answer: Answer, status: ReplStatus, message: str) -> ReplResult:
+    def _told(self, answer: CellOutput, status: ReplStatus, message: str) -> ReplResult:
         untold, lost = self._take_loss()
         if untold:
             message = f"{message}\n" * bool(message) + f"Before this call, {lost}"
         return answer.result(status, message, lost=untold)
 
     async def _check_cause(self, ended: str) -> None:
-        """Raise InfrastructureError if no code inside can have ended the kernel, which ended so."""
+        """Raise InfrastructureError if no code inside can have ended the kernel in this way."""
         if await self.sandbox.was_ended_outside(ended):
             _, lost = self._take_loss()
             raise InfrastructureError(
@@ -229,13 +229,13 @@ class JupyterRepl(SerialRepl):
                 await live.ask({"argv": argv, "output_bytes": self.sandbox.limits.output_bytes})
                 reason = _refusal(await live.frame())
         except (TimeoutError, EOFError, BadMessage):
-            reason = f"the kernel did not start: {live.process.errors().strip() or 'it said nothing'}"
+            reason = f"the kernel did not start: {live.process.errors().strip() or 'no output'}"
         except BaseException:
             await live.end()
             raise
         if reason:
             await live.end()
-            raise NoStart(reason)
+            raise StartFailed(reason)
         return live
 
     async def _end(self) -> None:
@@ -248,11 +248,11 @@ class JupyterRepl(SerialRepl):
 
 
 def sandbox_for_kernels() -> Sandbox:
-    """Make the sandbox that is used when none is given, with the packages that are installed here.
+    """Return the sandbox that is used if none is given, with the packages that are installed here.
 
     Raises:
-        MissingExtra: there is no ipykernel among them.
-        SandboxError: whoever runs inside may not read them, or its Python is of another version.
+        MissingExtra: If ipykernel is not among them.
+        SandboxError: If the user that code runs as cannot read them, or its Python has another version.
     """
     for name in ("ipykernel", "jupyter_client"):
         spec = importlib.util.find_spec(name)
@@ -260,13 +260,13 @@ def sandbox_for_kernels() -> Sandbox:
             raise MissingExtra("JupyterRepl", name, "jupyter")
         if not spec.origin.startswith(("/usr/", *find_packages())):
             raise SandboxError(
-                f"{name} in {os.path.dirname(spec.origin)} cannot be shown inside: it is for root alone, or "
-                "for another version of Python; install it elsewhere, and pass a sandbox that shows it"
+                f"{name} in {os.path.dirname(spec.origin)} cannot be shown inside: only root may read it, or "
+                "it is for another version of Python; install it elsewhere, and pass a sandbox that shows it"
             )
-    # A thread counts as a process, and claims address space for a heap of its own.
+    # A thread counts as a process, and reserves address space for its own heap.
     env = {**clean_env(), "MALLOC_ARENA_MAX": "2"}
-    del env["MPLBACKEND"]  # the kernel has its own, which shows figures
-    # Where the program fc-list is, Matplotlib calls it, and that complains if its settings are not there.
+    del env["MPLBACKEND"]  # the kernel sets its own, which displays figures
+    # Matplotlib calls fc-list if it is installed, which prints an error if its settings are missing.
     roots = tuple(folder for folder in (_FONTS,) if os.path.isdir(folder))
     limits = ResourceLimits(
         memory_bytes=1 << 30, max_processes=64, network="loopback", fs_read_roots=roots, env=env
@@ -297,7 +297,7 @@ def _argv_of_spec(name: str) -> tuple[str, ...]:
 
 
 def _refusal(frame: dict[str, Any]) -> str:
-    """Say why there is no kernel, from the first frame; empty if there is one."""
+    """Return why there is no kernel, from the first frame; "" if there is one."""
     text = text_of(frame.get("text", "no reason given")).strip()
     match frame.get("failed"):
         case None:
@@ -309,7 +309,7 @@ def _refusal(frame: dict[str, Any]) -> str:
                 f"the Python {text_of(frame.get('python'))} inside the sandbox has no Jupyter: {text}. "
                 "Install ipykernel there, or show a folder that has it for this version: "
                 "fs_read_roots=(folder,) and env={'PYTHONPATH': folder, ...} in the limits; JupyterRepl() "
-                "does that with the packages here"
+                "does that with the packages installed here"
             )
         case _:
             return f"the kernel did not start: {text}"

@@ -1,6 +1,6 @@
-"""An IPython kernel whose cells behave as in the other interpreters, run as `python -c <this file> -f FILE`.
+"""An IPython kernel whose cells behave as in the other interpreters; runs as `python -c <this file> -f FILE`.
 
-FILE is the connection file. The number of a cell comes with it, as its "cellId".
+FILE is the connection file. The number of a cell is sent as its "cellId".
 """
 
 # ruff: noqa: E402  sys.path comes first
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-# What the model wrote into its folder must not take the place of the modules that are imported here.
+# Files of the model in the current folder must not replace the modules that are imported here.
 sys.path[:] = [path for path in sys.path if path]
-# The debugger would listen on a port, and takes a tenth of a second to import.
+# The debugger would listen on a port, and its import takes a tenth of a second.
 sys.modules["debugpy"] = None  # pyright: ignore[reportArgumentType]  this is how an import is refused
 
 import asyncio
@@ -35,18 +35,18 @@ COLOURS = ("TERM", "CLICOLOR", "FORCE_COLOR", "CLICOLOR_FORCE")
 
 
 def main(argv: list[str]) -> None:
-    """Start a kernel, change its shell, and run what it is asked to."""
-    # With its pipe for forked processes it listens on a TCP port; where netlink is refused, libzmq aborts.
+    """Start a kernel, change its shell, and serve requests."""
+    # Its pipe for forked processes listens on a TCP port, and libzmq aborts if netlink is denied.
     threads: Any = iostream.IOPubThread
     threads._setup_pipe_in = no_pipe
     app: Any = kernelapp.IPKernelApp.instance()
     app.initialize(argv)
-    for name in COLOURS:  # the kernel has set them, for terminals
+    for name in COLOURS:  # the kernel has set them for terminals
         os.environ.pop(name, None)
     warnings.filterwarnings("ignore", message="To exit: use")
     shell = app.shell
-    shell.user_ns["exit"] = shell.user_ns["quit"] = leave
-    shell.system = shell.system_raw  # the other one makes a terminal, which turns \n into \r\n
+    shell.user_ns["exit"] = shell.user_ns["quit"] = end_cell
+    shell.system = shell.system_raw  # the other method creates a terminal, which converts \n to \r\n
     change_displays(shell.display_formatter)
     change_cells(shell, Interrupts(app.kernel))
     signal.signal(signal.SIGURG, wake)
@@ -54,10 +54,10 @@ def main(argv: list[str]) -> None:
 
 
 class Interrupts:
-    """What SIGINT does: it ends the code of a cell, however early it comes, and nothing else.
+    """Handles SIGINT: it ends the code of a cell, however early it arrives, and nothing else.
 
-    Left to itself the kernel may get it in the middle of its own work, and then swallow it, end, or never
-    answer; and that of an `await` is scheduled without waking the loop.
+    Otherwise the kernel could receive it during its own work, and then ignore it, end, or never answer. Its
+    handler for `await` cancels a task without waking the loop.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -68,17 +68,17 @@ class Interrupts:
         kernel._cancel_on_sigint = contextlib.nullcontext
 
     def hold(self) -> None:
-        """Keep what comes now for the code that is about to run."""
+        """Keep interrupts for the code that is about to run."""
         self.early = False
         signal.signal(signal.SIGINT, self.note)
 
     def ignore(self) -> None:
-        """Take none between two cells."""
+        """Ignore interrupts between two cells."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @contextlib.contextmanager
     def armed(self, task: asyncio.Task[Any] | None = None) -> Generator[None]:
-        """Let what comes now end what is done here: by an exception, or by cancelling a task."""
+        """End the code in the block on an interrupt, by an exception or by cancelling a task."""
         self.task = task
         try:
             self._replace(self.cancel if task else signal.default_int_handler)
@@ -90,7 +90,7 @@ class Interrupts:
             self._replace(self.note)
 
     def _replace(self, handler: Any) -> None:
-        """Set a handler, unless the code has one of its own."""
+        """Set a handler, unless the code has set its own."""
         if signal.getsignal(signal.SIGINT) in (self.note, self.cancel, signal.default_int_handler):
             signal.signal(signal.SIGINT, handler)
 
@@ -107,30 +107,35 @@ class Interrupts:
 
 
 def no_pipe(thread: Any) -> None:
-    """Stand for the method that sets that pipe up."""
+    """Replace the method that creates the pipe for forked processes."""
     thread._pipe_flag = False
 
 
 def change_cells(shell: Any, interrupts: Interrupts) -> None:
-    """Let each cell begin with sound streams, and end with an answer that can be sent."""
+    """Make each cell start with working streams, and end with an answer that can be sent.
+
+    Args:
+        shell: The shell of the kernel.
+        interrupts: The handler of SIGINT.
+    """
     plain_run, plain_code = shell.run_cell_async, shell.run_code
     plain_trigger = shell.events.trigger
     pid = os.getpid()
     streams = [os.dup(number) for number in (1, 2)]
     raised: list[BaseException] = []
-    names: list[str] = []  # of the cell that runs, and of those that magics in it run
+    names: list[str] = []  # of the running cell, and of cells that its magics run
     plain_write = shell.displayhook.write_format_data
 
     def show(exc_tuple: Any = None, *args: object, **kwargs: object) -> None:
-        """Keep what was raised for the answer."""
+        """Keep the exception for the answer."""
         del args, kwargs
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
         if error is not None:
             raised.append(error)
-            shell._last_traceback = [trace(error)]
+            shell._last_traceback = [format_traceback(error)]
 
     def write(data: Any, *args: object, **kwargs: object) -> None:
-        """Put the value into the answer, too, since other messages may be dropped."""
+        """Also put the value into the answer, because other messages may be dropped."""
         shell.payload_manager.write_payload({"source": "value", "text": data.get("text/plain", "")})
         plain_write(data, *args, **kwargs)
 
@@ -150,15 +155,15 @@ def change_cells(shell: Any, interrupts: Interrupts) -> None:
         finally:
             interrupts.hold()
             names.clear()
-            if os.getpid() != pid:  # the code forked, and this is its child coming back into our loop
+            if os.getpid() != pid:  # the code forked, and its child has returned into this loop
                 os._exit(0)
             restore(streams)
         for name in ("error_before_exec", "error_in_exec"):
             error = getattr(result, name)
             if error is not None:
-                setattr(result, name, told(error))
-        if result.success and raised:  # while a value was shown, or in a magic
-            result.error_in_exec = told(raised[-1])
+                setattr(result, name, sendable_error(error))
+        if result.success and raised:  # while a value was displayed, or in a magic
+            result.error_in_exec = sendable_error(raised[-1])
         return result
 
     async def run_code(*args: Any, async_: bool = False, **kwargs: Any) -> Any:
@@ -170,7 +175,7 @@ def change_cells(shell: Any, interrupts: Interrupts) -> None:
             plain_trigger(event, *args, **kwargs)
             return
         try:
-            with interrupts.armed():  # this draws the figures, which may take long
+            with interrupts.armed():  # this draws the figures, which may take a long time
                 plain_trigger(event, *args, **kwargs)
         except KeyboardInterrupt as error:
             raised.append(error)
@@ -187,7 +192,7 @@ def change_cells(shell: Any, interrupts: Interrupts) -> None:
 
 
 def change_displays(formatter: Any) -> None:
-    """Let values be shown as text and small images only, and let long texts lose their middle."""
+    """Display values as text and small images only, and cut the middle of long texts."""
     plain_format = formatter.format
 
     def shown(*args: Any, **kwargs: Any) -> Any:
@@ -205,7 +210,7 @@ def change_displays(formatter: Any) -> None:
 
 
 def restore(saved: list[int]) -> None:
-    """Make the streams what they were; what a cell did to them is its own affair."""
+    """Restore the standard streams, whatever a cell has done to them."""
     for file in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             file.flush()
@@ -215,21 +220,26 @@ def restore(saved: list[int]) -> None:
 
 
 def stream(number: int) -> TextIO:
-    """Make a text stream on a file descriptor, for the code to print to."""
+    """Return a text stream on a file descriptor, for the code to print to."""
     return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
 def wake(number: int, frame: object) -> None:
-    """Do nothing: having a handler, the signal ends a system call, see `kernel_client.Courier.nudge`."""
+    """Do nothing: a handler makes the signal end a system call, see `kernel_client.KernelProxy.nudge`.
+
+    Args:
+        number: The signal.
+        frame: The interrupted frame.
+    """
 
 
-def leave(code: object = None) -> None:
-    """End the cell; the kernel stays."""
+def end_cell(code: object = None) -> None:
+    """End the cell; the kernel continues."""
     raise SystemExit(code)
 
 
-def told(error: BaseException) -> Exception:
-    """Make an exception of the same name whose text can be had, is not long, and can be sent."""
+def sendable_error(error: BaseException) -> Exception:
+    """Return an exception with the same name whose text can be read, is short, and can be sent."""
     try:
         text = str(error)
     except BaseException:
@@ -237,16 +247,21 @@ def told(error: BaseException) -> Exception:
     return type(type(error).__name__, (Exception,), {})(sendable(clip(text, MAX_VALUE)))
 
 
-def since(frames: TracebackType | None, prefix: str) -> TracebackType | None:
-    """Leave out the frames before the first whose file's name begins in a certain way."""
+def skip_frames(frames: TracebackType | None, prefix: str) -> TracebackType | None:
+    """Skip the frames before the first one whose file name starts with a prefix.
+
+    Args:
+        frames: The traceback.
+        prefix: Start of the file name.
+    """
     while frames is not None and not frames.tb_frame.f_code.co_filename.startswith(prefix):
         frames = frames.tb_next
     return frames
 
 
-def trace(error: BaseException) -> str:
-    """Write a traceback that begins in the code's own cells, or in its files where a magic ran one."""
-    frames = since(error.__traceback__, "<cell ") or since(error.__traceback__, FOLDER)
+def format_traceback(error: BaseException) -> str:
+    """Return a traceback from the code's own cells on, or from its files if a magic ran one."""
+    frames = skip_frames(error.__traceback__, "<cell ") or skip_frames(error.__traceback__, FOLDER)
     try:
         text = "".join(traceback.format_exception(type(error), error, frames)).rstrip("\n")
     except BaseException:
@@ -255,12 +270,17 @@ def trace(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """Escape halves of surrogate pairs, which JSON in UTF-8 cannot hold."""
+    """Escape half surrogate pairs, which JSON in UTF-8 cannot contain."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def clip(text: str, limit: int) -> str:
-    """Keep head and tail of a long text."""
+    """Keep the head and the tail of a long text.
+
+    Args:
+        text: The text.
+        limit: Maximum number of characters.
+    """
     if len(text) <= limit:
         return text
     half = limit // 2

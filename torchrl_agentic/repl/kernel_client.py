@@ -1,7 +1,7 @@
-"""The client of a Jupyter kernel, run inside the sandbox as `python -c <this file>`, beside its kernel.
+"""The client of a Jupyter kernel; runs inside the sandbox beside its kernel, as `python -c <this file>`.
 
-It talks ZeroMQ to the kernel and, on stdin and stdout, frames as in `wire.py` to us. So nothing that the
-kernel sends, forged or without end, is ever held or parsed outside the sandbox.
+It uses ZeroMQ to communicate with the kernel, and frames as in `wire.py` on stdin and stdout for the host. So
+the host never keeps or parses messages of the kernel, which may be forged or endless.
 """
 
 # ruff: noqa: E402  sys.path comes first
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-# What the model wrote into its folder must not take the place of the modules that are imported here.
+# Files of the model in the current folder must not replace the modules that are imported here.
 sys.path[:] = [path for path in sys.path if path]
 
 import asyncio
@@ -37,28 +37,33 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 CHUNK = 1 << 16
 PIECE = 1 << 20
-"""How many bytes of output go into one frame."""
+"""Maximum bytes of output in one frame."""
 MAX_MESSAGE = 16 << 20
-"""The kernel's connection is cut, and made again, when a message is longer, in bytes."""
+"""Maximum bytes of a message; the connection to the kernel is renewed after a longer one."""
 HIGH_WATER = 16
-"""How many messages ZeroMQ keeps for us before the kernel drops them."""
+"""Maximum number of messages in ZeroMQ's queue; the kernel drops further ones."""
 RETRY_MS = 20
-"""How often ZeroMQ tries to reach a kernel that is not up yet."""
+"""Milliseconds between ZeroMQ's attempts to connect to a kernel that is starting."""
 MAX_SHOWN = 25
-"""How many displays of a cell are passed on."""
+"""Maximum number of displays of a cell."""
 MAX_TEXT = 16384
-MAX_IMAGE = 3 << 19  # in base64: more than 1 MiB
+MAX_IMAGE = 3 << 19  # in base64, more than 1 MiB
 IDLE_S = 1.0
-"""How long after its answer the kernel may take to say that it is idle."""
+"""Maximum seconds from the answer of the kernel to its report that it is idle."""
 ANSWER_S = 5.0
-"""How long after it became idle the kernel's answer may take."""
+"""Maximum seconds from the report that the kernel is idle to its answer."""
 NUDGE_S = 0.05
-"""How long after an interrupt, and after each nudge, the kernel is nudged again."""
+"""Seconds from an interrupt, and from each nudge, to the next nudge."""
 NUDGES = 20
 
 
 class Output:
-    """Head and tail of what comes out of a pipe; pulled whenever there is something."""
+    """Head and tail of the output of a pipe, read whenever there is some.
+
+    Args:
+        fd: Descriptor of the pipe.
+        limit: Maximum bytes to keep.
+    """
 
     def __init__(self, fd: int, limit: int) -> None:
         self.fd, self.half = fd, max(1, limit // 2)
@@ -67,7 +72,7 @@ class Output:
         asyncio.get_running_loop().add_reader(fd, self.pull)
 
     def pull(self, rounds: int = 16) -> None:
-        """Read what is there now, but no more than some rounds of it."""
+        """Read what is there now, with at most `rounds` reads."""
         for _ in range(rounds):
             try:
                 data = os.read(self.fd, CHUNK)
@@ -79,7 +84,7 @@ class Output:
             self.add(data)
 
     def add(self, data: bytes) -> None:
-        """Keep some bytes, or those of them that there is room for."""
+        """Keep bytes as far as there is room."""
         self.total += len(data)
         room = self.half - len(self.head)
         if room > 0:
@@ -90,7 +95,7 @@ class Output:
             del self.tail[: -self.half]
 
     def take(self) -> tuple[bytes, int]:
-        """Give what was kept and how many bytes were not, and begin anew."""
+        """Return the bytes that were kept and the number of omitted bytes, and reset."""
         self.pull(rounds=64)
         kept = bytes(self.head + self.tail[-self.half :])
         omitted = self.total - len(kept)
@@ -99,7 +104,12 @@ class Output:
 
 
 class Cell:
-    """What is known of the cell that runs."""
+    """State of the running cell.
+
+    Args:
+        seq: Number of the cell.
+        message_id: Id of its request to the kernel.
+    """
 
     def __init__(self, seq: int, message_id: str) -> None:
         self.seq = seq
@@ -110,8 +120,12 @@ class Cell:
         self.shown = 0
 
 
-class Courier:
-    """Carries cells to the kernel, and what comes of them back."""
+class KernelProxy:
+    """Sends cells to the kernel, and their results to the host.
+
+    Args:
+        order: Settings of the host.
+    """
 
     def __init__(self, order: Fields) -> None:
         self.order = order
@@ -129,7 +143,7 @@ class Courier:
         folder = tempfile.mkdtemp(prefix="kernel-")
         info = connection(folder)
         self.launch(folder, info)
-        # While the kernel does the same.
+        # while the kernel does the same
         import zmq.asyncio
         from jupyter_client.asynchronous.client import AsyncKernelClient
 
@@ -143,18 +157,23 @@ class Courier:
         self.client.start_channels(stdin=False, hb=False, control=False)
         self.listen(self.client.get_iopub_msg, self.on_iopub)
         self.listen(self.client.get_shell_msg, self.on_shell)
-        while len(self.heard) < 2:  # what the kernel publishes before we are subscribed is lost
+        while len(self.heard) < 2:  # messages that the kernel publishes before the subscription are lost
             self.ask("kernel_info_request", {})
             await asyncio.sleep(0.05)
         self.ready = True
-        # Both sides have their sockets open: nobody needs their names any more.
+        # Both sides have their sockets open, so their names are no longer needed.
         shutil.rmtree(folder, ignore_errors=True)
         for output in self.out.values():
             output.take()
         send({"seq": 0, "ready": True})
 
     def launch(self, folder: str, info: KernelConnectionInfo) -> None:
-        """Start the kernel's process."""
+        """Start the process of the kernel.
+
+        Args:
+            folder: Folder of its connection file.
+            info: Content of that file.
+        """
         path = os.path.join(folder, "kernel.json")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             json.dump(info, file)
@@ -166,7 +185,7 @@ class Courier:
                 command, stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1]
             )
         except OSError as error:
-            fail("kernel", f"{command[0]}: {error.strerror}")
+            report_failure("kernel", f"{command[0]}: {error.strerror}")
             raise
         for name, (reading, writing) in pipes.items():
             os.close(writing)
@@ -174,7 +193,7 @@ class Courier:
         threading.Thread(target=self.reap, daemon=True).start()
 
     def reap(self) -> None:
-        """Wait for the kernel's end, and for that of all who have lost their parents to us."""
+        """Wait for the end of the kernel and of all adopted orphans."""
         while True:
             pid, status = os.wait()
             if pid == self.kernel.pid:
@@ -182,10 +201,10 @@ class Courier:
                 return
 
     def on_end(self, code: int) -> None:
-        """Tell of the kernel's end, and end with it."""
+        """Report the end of the kernel, and end too."""
         if not self.ready:
             printed = b"\n".join(output.take()[0] for output in self.out.values())
-            fail("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
+            report_failure("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
         elif self.cell is not None:
             self.finish(self.cell, status="died", code=code)
         os._exit(0)
@@ -193,11 +212,16 @@ class Courier:
     def listen(
         self, receive: Callable[[], Coroutine[Any, Any, Fields]], take: Callable[[str, Fields, Cell], None]
     ) -> None:
-        """Hand what comes on a channel, as far as it is about the cell that runs, to a method."""
+        """Pass messages of a channel that are about the running cell to a method.
+
+        Args:
+            receive: Receives the next message of the channel.
+            take: The method; called with the type and the content of the message, and the cell.
+        """
 
         async def loop() -> None:
             while True:
-                # The code has the key: anything may come, of any shape.
+                # The code knows the key, so messages may have any content.
                 try:
                     message = await receive()
                     self.heard.add(take.__name__)
@@ -210,7 +234,13 @@ class Courier:
         self.tasks.append(asyncio.ensure_future(loop()))
 
     def on_shell(self, kind: str, content: Fields, cell: Cell) -> None:
-        """Take the answer to a cell."""
+        """Handle the answer to a cell.
+
+        Args:
+            kind: Type of the message.
+            content: Its content.
+            cell: The cell.
+        """
         if kind != "execute_reply":
             return
         cell.reply = content
@@ -223,13 +253,19 @@ class Courier:
             self.loop.call_later(IDLE_S, self.probe, cell)
 
     def probe(self, cell: Cell) -> None:
-        """See whether word that the kernel is idle was dropped in a flood, or nothing comes through."""
+        """Check whether the report that the kernel is idle was dropped in a flood, or nothing arrives."""
         if self.cell is cell:
             cell.message_ids.add(self.ask("kernel_info_request", {}))
             self.loop.call_later(IDLE_S, lambda: self.finish(cell, status="cut"))
 
     def on_iopub(self, kind: str, content: Fields, cell: Cell) -> None:
-        """Take what a cell shows."""
+        """Handle output of a cell.
+
+        Args:
+            kind: Type of the message.
+            content: Its content.
+            cell: The cell.
+        """
         if kind == "status" and content.get("execution_state") == "idle":
             cell.idle = True
             if cell.reply is not None:
@@ -238,9 +274,9 @@ class Courier:
                 self.loop.call_later(ANSWER_S, self.finish, cell)
         elif kind == "execute_input":
             cell.begun = True
-            if cell.interrupted:  # too early: the kernel ignores it between cells
+            if cell.interrupted:  # it came too early: the kernel ignores it between cells
                 self.interrupt()
-        elif kind == "stream" and content.get("name") in self.out:  # of kernels that print this way
+        elif kind == "stream" and content.get("name") in self.out:  # from kernels that print in this way
             self.out[content["name"]].add(str(content.get("text", "")).encode("utf-8", "replace"))
         elif kind in ("execute_result", "display_data"):
             data = content["data"]
@@ -257,20 +293,30 @@ class Courier:
                 send({"seq": cell.seq, "display": {"text/plain": text, **images}})
 
     def execute(self, seq: int, code: str) -> None:
-        """Begin a cell."""
+        """Start a cell.
+
+        Args:
+            seq: Number of the cell.
+            code: Its code.
+        """
         try:
             content = {"code": code, "silent": False, "allow_stdin": False, "stop_on_error": False}
             message_id = self.ask("execute_request", content, {"cellId": str(seq)})
-        except ValueError as error:  # halves of surrogate pairs cannot be sent
+        except ValueError as error:  # half surrogate pairs cannot be sent
             refusal = {"ename": type(error).__name__, "evalue": str(error)}
             send({"seq": seq, "status": "ok", "value": None, "error": refusal})
             return
         self.cell = Cell(seq, message_id)
 
     def ask(self, kind: str, content: Fields, about: Fields | None = None) -> str:
-        """Send the kernel a request, and give its id.
+        """Send the kernel a request, and return its id.
 
-        The client's own methods send past zmq.asyncio, which then may not notice the answer.
+        The client's own methods bypass zmq.asyncio, which then may not notice the answer.
+
+        Args:
+            kind: Type of the message.
+            content: Its content.
+            about: Its metadata; None for none.
         """
         session, socket = self.client.session, self.client.shell_channel.socket
         message = session.msg(kind, content, metadata=about)
@@ -278,22 +324,22 @@ class Courier:
         return message["header"]["msg_id"]
 
     def interrupt(self) -> None:
-        """Do to the kernel and what it started as Ctrl-C would do; we are of their group, and ignore it."""
+        """Send SIGINT to the process group of the kernel, as Ctrl-C would. This process ignores it."""
         if self.cell is not None:
             self.cell.interrupted = not self.cell.begun
         os.killpg(os.getpgrp(), signal.SIGINT)
         self.loop.call_later(NUDGE_S, self.nudge, self.cell, NUDGES)
 
     def nudge(self, cell: Cell | None, left: int) -> None:
-        """Make the kernel's main thread return from a system call that it entered as the interrupt came.
+        """Make the kernel's main thread return from a system call that it entered when the interrupt came.
 
-        Python only notes a signal, and runs its handler between two instructions; a signal that comes after
-        it has last looked and before the call leaves the thread in there for as long as the call takes.
-        Another signal ends the call, and then the handler runs; this one has no effect of its own.
+        Python only records a signal, and runs its handler between two instructions. A signal that comes after
+        the last check and before the call has no effect until the call ends. Another signal ends the call,
+        and then the handler runs; this one has no effect of its own.
 
         Args:
             cell: The cell that was interrupted.
-            left: How many nudges are left; the code may have caught the interrupt, and go on.
+            left: Number of nudges left; the code may have caught the interrupt, and continue.
         """
         if cell is not None and self.cell is cell and left:
             with contextlib.suppress(ProcessLookupError):
@@ -301,18 +347,29 @@ class Courier:
             self.loop.call_later(NUDGE_S, self.nudge, cell, left - 1)
 
     def stop(self, seq: int, grace_s: float) -> None:
-        """Interrupt a cell, and give it up if it does not react."""
+        """Interrupt a cell, and give it up if it does not react.
+
+        Args:
+            seq: Number of the cell.
+            grace_s: Seconds that it may take to react.
+        """
         cell = self.cell
         if cell is not None and cell.seq == seq:
             self.interrupt()
             self.loop.call_later(grace_s, self.give_up, cell)
 
     def give_up(self, cell: Cell) -> None:
-        """Tell of a cell whose time is over; one that has its answer may have too much to show."""
+        """Report a cell whose time is over. One that has an answer may have too much output."""
         self.finish(cell, status="ok" if cell.reply is not None else "stuck")
 
     def finish(self, cell: Cell, *, status: str = "ok", code: int = 0) -> None:
-        """Tell what came of a cell, unless that is told already."""
+        """Report the result of a cell, unless it has been reported.
+
+        Args:
+            cell: The cell.
+            status: "ok", "died", "stuck" or "cut".
+            code: Exit code of the kernel if it died.
+        """
         if self.cell is not cell:
             return
         self.cell = None
@@ -325,12 +382,12 @@ class Courier:
                 send({"seq": cell.seq, "stream": name, "data": "", "omitted": omitted})
         error = None
         if status == "ok":
-            error = raised(cell.reply or {"ename": "KernelError", "evalue": "the kernel gave no answer"})
+            error = error_of(cell.reply or {"ename": "KernelError", "evalue": "the kernel did not answer"})
         send({"seq": cell.seq, "status": status, "code": code, "value": cell.value, "error": error})
 
 
 def connection(folder: str) -> KernelConnectionInfo:
-    """Make up where a kernel listens, and the key that signs its messages."""
+    """Return new addresses for a kernel, and the key that signs its messages."""
     return {
         "shell_port": 1,
         "iopub_port": 2,
@@ -344,8 +401,8 @@ def connection(folder: str) -> KernelConnectionInfo:
     }
 
 
-def raised(reply: Fields) -> Fields | None:
-    """Say what a cell raised; None if nothing."""
+def error_of(reply: Fields) -> Fields | None:
+    """Return the exception of a cell, or None."""
     if reply.get("status") == "ok":
         return None
     lines: Any = reply.get("traceback")
@@ -358,20 +415,25 @@ def raised(reply: Fields) -> Fields | None:
 
 
 def can_start() -> bool:
-    """Say, to us too, whether a kernel can be talked to here."""
+    """Return whether a kernel can be used here; report it to the host if not."""
     try:
         socket.socket(socket.AF_UNIX).close()
     except OSError as error:
-        fail("sockets", str(error))
+        report_failure("sockets", str(error))
         return False
     missing = [name for name in ("jupyter_client", "zmq") if importlib.util.find_spec(name) is None]
     if missing:
-        fail("import", f"no module named {missing[0]!r}")
+        report_failure("import", f"no module named {missing[0]!r}")
     return not missing
 
 
-def fail(what: str, text: str) -> None:
-    """Say that there will be no kernel."""
+def report_failure(what: str, text: str) -> None:
+    """Report to the host that there will be no kernel.
+
+    Args:
+        what: What failed: "sockets", "import" or "kernel".
+        text: Details.
+    """
     send({"seq": 0, "failed": what, "python": platform.python_version(), "text": text[-MAX_TEXT:]})
 
 
@@ -384,14 +446,14 @@ def send(message: Fields) -> None:
 
 
 def receive() -> Fields | None:
-    """Read a frame; None when there are no more."""
-    head = exactly(4)
-    body = head and exactly(struct.unpack(">I", head)[0])
+    """Read a frame; None at the end."""
+    head = read_exactly(4)
+    body = head and read_exactly(struct.unpack(">I", head)[0])
     return json.loads(body.decode("ascii")) if body else None
 
 
-def exactly(size: int) -> bytes | None:
-    """Read so many bytes; None when stdin has ended."""
+def read_exactly(size: int) -> bytes | None:
+    """Read `size` bytes; None if stdin has ended."""
     data = bytearray()
     while len(data) < size:
         piece = os.read(0, min(size - len(data), 1 << 20))
@@ -402,11 +464,11 @@ def exactly(size: int) -> bytes | None:
 
 
 async def main() -> None:
-    """Do what the frames on stdin say, until there are no more."""
+    """Carry out the frames on stdin until there are no more."""
     order = receive()
     if order is None:
         return
-    courier = Courier(order)
+    courier = KernelProxy(order)
     frames: asyncio.Queue[Fields] = asyncio.Queue()
 
     def read() -> None:
@@ -430,7 +492,12 @@ async def main() -> None:
 
 
 def ignore(number: int, frame: object) -> None:
-    """Stand for SIG_IGN, which the kernel would inherit."""
+    """Ignore a signal. SIG_IGN would be inherited by the kernel.
+
+    Args:
+        number: The signal.
+        frame: The interrupted frame.
+    """
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Our end of the connection to a kernel's client inside the sandbox: frames in, results out.
+"""`KernelLink`: the host's end of the connection to a kernel's client inside the sandbox.
 
-Whatever the frames hold, what is kept of them is bounded: `kernel_client.py` may have been taken over.
+What is kept of the frames is bounded, because code may control `kernel_client.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from torchrl_agentic.repl.base import ReplDisplay, ReplError, ReplResult, ReplSt
 from torchrl_agentic.repl.supervised import KINDS, MAX_IMAGES, is_image
 from torchrl_agentic.sandbox import Process
 from torchrl_agentic.sandbox.inside.wire import BadMessage
-from torchrl_agentic.sandbox.process import Capture, exit_or_signal, how
+from torchrl_agentic.sandbox.process import Capture, describe_exit, signed_exit_code
 from torchrl_agentic.text import read_json
 
 MAX_FRAME = 4 << 20
-"""The longest frame that we accept, in bytes."""
+"""Maximum bytes of a frame."""
 MAX_TEXTS, MAX_TEXT = 20, 16384
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class KernelLink:
-    """One kernel with its client; `ended` is done, with how, once the client has ended."""
+    """A kernel and its client.
+
+    Attributes:
+        ended: Future of how the client ended.
+
+    Args:
+        process: The client.
+    """
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -36,7 +43,11 @@ class KernelLink:
         self._data = bytearray()
 
     async def ask(self, message: dict[str, Any]) -> None:
-        """Send a frame; EOFError if nobody reads it."""
+        """Send a frame.
+
+        Raises:
+            EOFError: If the client reads no more.
+        """
         body = json.dumps(message).encode("ascii")
         await self.process.send(struct.pack(">I", len(body)) + body)
 
@@ -44,8 +55,8 @@ class KernelLink:
         """Wait for the next frame.
 
         Raises:
-            EOFError: there are no more.
-            BadMessage: it is too long, no JSON, or no object.
+            EOFError: If there are no more.
+            BadMessage: If it is too long, or not a JSON object.
         """
         (length,) = struct.unpack(">I", await self._first(4))
         if length > MAX_FRAME:
@@ -69,21 +80,30 @@ class KernelLink:
         return bytes(self._data[:size])
 
     async def how_it_ended(self, grace_s: float) -> str:
-        """Say how the client ended; one that only hung up is killed when it is replaced."""
+        """Return how the client ended. One that only closed its connection is killed when it is replaced.
+
+        Args:
+            grace_s: Seconds to wait for its end.
+        """
         await asyncio.wait([self.ended], timeout=grace_s)
         if not self.ended.done():
             return "it closed its connection"
         code = self.ended.result().removeprefix("exit code ")
-        return how(exit_or_signal(int(code))) if code.isdigit() else f"its sandbox was {code}"
+        return describe_exit(signed_exit_code(int(code))) if code.isdigit() else f"its sandbox was {code}"
 
     async def end(self) -> None:
-        """Kill the client, the kernel, and all that they started."""
+        """Kill the client, the kernel, and all processes that they started."""
         await self.process.kill()
         await self.ended
 
 
-class Answer:
-    """What came of one cell, put together from its frames."""
+class CellOutput:
+    """The result of one cell, assembled from its frames.
+
+    Args:
+        seq: Number of the cell.
+        output_bytes: Maximum bytes to keep of each stream.
+    """
 
     def __init__(self, seq: int, output_bytes: int) -> None:
         self.seq = seq
@@ -93,21 +113,21 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """How the cell ended: "ok", "died", "stuck" or "cut"; empty while it runs."""
+        """How the cell ended: "ok", "died", "stuck" or "cut"; "" while it runs."""
         return str(self._last.get("status", ""))
 
     @property
     def how(self) -> str:
-        """How a kernel that died did so."""
+        """How the kernel died."""
         code = self._last.get("code")
-        return how(code) if isinstance(code, int) else "no exit code"
+        return describe_exit(code) if isinstance(code, int) else "no exit code"
 
     async def read(self, link: KernelLink) -> None:
-        """Take frames up to the last one of the cell."""
+        """Read frames until the last one of the cell."""
         while not self._last:
             frame = await link.frame()
             if frame.get("seq") != self.seq:
-                raise BadMessage("an answer to another question")
+                raise BadMessage("an answer to another request")
             self._take(frame)
 
     def _take(self, frame: dict[str, Any]) -> None:
@@ -123,7 +143,7 @@ class Answer:
             self._show(dict(data))
 
     def _show(self, data: dict[str, Any]) -> None:
-        """Keep an image; what is none, or there is no room for, as text."""
+        """Keep an image; as text if it is invalid or there are too many."""
         images = sum(shown.media_type in KINDS for shown in self.display)
         for kind in KINDS:
             image = _bytes(data.get(kind))
@@ -135,10 +155,16 @@ class Answer:
             self.display.append(ReplDisplay("text/plain", text))
 
     def result(self, status: ReplStatus, message: str, *, lost: bool) -> ReplResult:
-        """Make the result of the cell."""
+        """Return the result of the cell.
+
+        Args:
+            status: Status of the result.
+            message: Message of the interpreter.
+            lost: True if state was lost.
+        """
         out, err = self._streams.values()
         error, fields = None, fields_of(self._last.get("error"))
-        if fields is not None and status == "ok":  # after a timeout, the KeyboardInterrupt is ours
+        if fields is not None and status == "ok":  # after a timeout, the KeyboardInterrupt is that of `_stop`
             status = "error"
             error = ReplError(*(text_of(fields.get(name, "")) for name in ("ename", "evalue", "traceback")))
         value = self._last.get("value")
@@ -158,7 +184,7 @@ class Answer:
 
 
 def text_of(value: object) -> str:
-    """Make a text of what came in: not long, without colours, and such as can be written anywhere."""
+    """Return a received value as a short text, without colours, that can be written anywhere."""
     text = _COLOURS.sub("", str(value)[: 2 * MAX_TEXT])
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

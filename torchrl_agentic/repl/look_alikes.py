@@ -1,4 +1,4 @@
-"""The interpreter that is used when none is named."""
+"""`default_repl`, and `ensure_repl`, which adapts objects that behave like a `Repl`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from torchrl_agentic.repl.base import Repl, ReplResult
 from torchrl_agentic.repl.forkserver_repl import ForkServerRepl
 from torchrl_agentic.repl.subprocess_repl import SubprocessRepl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, Sandbox, default_sandbox
-from torchrl_agentic.sandbox.look_alike_sandbox import DuckSandbox, Template, ensure_template
+from torchrl_agentic.sandbox.look_alike_sandbox import SandboxAdapter, Template, ensure_template
 
 
 def repl_in(sandbox: Sandbox) -> Repl:
-    """Give the interpreter that suits a sandbox best."""
+    """Return the interpreter that suits a sandbox best."""
     return ForkServerRepl(sandbox) if isinstance(sandbox, ForkServerSandbox) else SubprocessRepl(sandbox)
 
 
 def default_repl(limits: ResourceLimits | None = None) -> Repl:
-    """Give an interpreter in the strongest sandbox that works on this machine; see `default_sandbox`."""
+    """Return an interpreter in the strongest sandbox that works on this machine; see `default_sandbox`."""
     return repl_in(default_sandbox(limits))
 
 
-class DuckRepl(Repl):
-    """A look-alike of an interpreter behind the interface.
+class ReplAdapter(Repl):
+    """Adapts an object that behaves like an interpreter to `Repl`.
 
-    Its `fresh` is the object's, or else a deep copy of the object as it was when it was adapted, which refers
-    to the new sandbox wherever the object refers to its own.
+    `fresh` calls that of the object, or else makes a deep copy of the object as it was when it was adapted,
+    which refers to the new sandbox wherever the object refers to its own.
+
+    Args:
+        target: The object.
+        sandbox: Its sandbox.
+        template: Creates objects like it.
     """
 
     def __init__(self, target: Any, sandbox: Sandbox, template: Template) -> None:
@@ -37,14 +42,14 @@ class DuckRepl(Repl):
         self._template = template
         self._is_open = False
 
-    def fresh(self, sandbox: Sandbox | None = None) -> DuckRepl:
-        """Return another one with the same settings, not open yet, in a sandbox of its own or in this one."""
+    def fresh(self, sandbox: Sandbox | None = None) -> ReplAdapter:
+        """Return a new, unopened interpreter with the same settings, in this sandbox or one of its own."""
         sandbox = self.sandbox.fresh() if sandbox is None else sandbox
-        inner = sandbox.target if derives(sandbox, DuckSandbox) else sandbox
-        return DuckRepl(self._template.make(inner), sandbox, self._template)
+        inner = sandbox.target if derives(sandbox, SandboxAdapter) else sandbox
+        return ReplAdapter(self._template.make(inner), sandbox, self._template)
 
     async def open(self) -> None:
-        """Open the object, and its sandbox before it."""
+        """Open the sandbox, then the object."""
         if self._is_open:
             return
         if not self.sandbox.is_open:
@@ -65,7 +70,7 @@ class DuckRepl(Repl):
                 await self.sandbox.close()
 
     async def execute(self, code: str, *, timeout: float | None = None) -> ReplResult:
-        """Run code; a result that holds an error, or timed out, has the status of it."""
+        """Run code, and set the status of a result with an error or a timeout."""
         self.cells.append(code)
         result: ReplResult = await self.target.execute(code, timeout=timeout)
         if result.status == "ok" and (result.timed_out or result.error is not None):
@@ -73,11 +78,11 @@ class DuckRepl(Repl):
         return result
 
     async def interrupt(self) -> None:
-        """Stop the code that runs now."""
+        """Stop the running code."""
         await self.target.interrupt()
 
     async def restart(self) -> None:
-        """Forget all that was defined."""
+        """Forget all definitions."""
         await self.target.restart()
         self.cells.clear()
 
@@ -86,21 +91,19 @@ class DuckRepl(Repl):
 
 
 def ensure_repl(item: Any) -> Repl:
-    """Return a `Repl` for what people bring: a Repl itself, or a look-alike.
+    """Return a `Repl` for an object: the object itself, or an adapter.
 
     Args:
-        item: A Repl, or an object with a `sandbox` and the coroutine functions `open`, `close`, `execute`,
-            `interrupt` and `restart`, which take the arguments of those of `Repl`.
+        item: A `Repl`, or an object with a `sandbox` and the coroutine functions `open`, `close`, `execute`,
+            `interrupt` and `restart`, with the same arguments as those of `Repl`.
 
     Raises:
-        TypeError: If it is none of these. The message names what a look-alike lacks.
+        TypeError: If it is neither. The message names the missing members.
     """
     if derives(item, Repl):
         return item
     if isinstance(item, type):
-        raise TypeError(
-            f"{item.__name__} is a class; an interpreter is an object: write {item.__name__}(...)"
-        )
+        raise TypeError(f"expected an interpreter, got the class {item.__name__}: write {item.__name__}(...)")
     missing = lacking(item, Repl)
     if missing:
         raise TypeError(
@@ -109,4 +112,4 @@ def ensure_repl(item: Any) -> Repl:
         )
     sandbox, template = ensure_template(item.sandbox), Template(item, item.sandbox)
     template.check()
-    return DuckRepl(item, sandbox, template)
+    return ReplAdapter(item, sandbox, template)

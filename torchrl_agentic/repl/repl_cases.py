@@ -1,7 +1,7 @@
-"""What every sandbox promises of an interpreter in it, as cases like those of `sandbox.conformance`.
+"""Requirements of interpreters in every sandbox, as cases like those of `sandbox.conformance`.
 
-Code that kills, stops or starves whatever looks after it gets the result of that, never an error of the
-infrastructure's, which a reward leaves out: that would be a way to have a failure not counted.
+Code that kills, stops or starves its supervisor gets a result that reports this. It never causes an error of
+the infrastructure, which a reward leaves out: code could otherwise prevent that its failure counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 group = Group("interpreters")
 LATER_S = 0.4
-"""How long what a cell has armed gets to go off, while no cell runs."""
+"""Seconds for which leftovers of a cell can act while no cell runs."""
 ARM = """
 import ctypes, fcntl, os, resource, signal, socket, struct, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -40,21 +40,25 @@ frame = sys._getframe()
 while not hasattr(frame.f_locals.get('self'), 'streams'): frame = frame.f_back
 worker = frame.f_locals['self']
 """
-"""Finds the main loop of our own interpreters; there is none in a kernel of Jupyter's."""
+"""Finds the main loop of the interpreter; a Jupyter kernel has none."""
 
 
 @asynccontextmanager
 async def opened(sandbox: Sandbox) -> AsyncGenerator[Repl]:
-    """Give an open interpreter, in which a cell has run."""
+    """Yield an open interpreter in which a cell has run."""
     async with repl_in(sandbox) as repl:
         assert (await repl.execute("x = 1", timeout=10)).status == "ok"
         yield repl
 
 
 async def is_answered(repl: Repl, code: str) -> ReplResult:
-    """Run code that breaks what it can, give it time, and check that it and the next cells are answered.
+    """Run code that breaks what it can, wait, and check that it and the next cells get results.
 
-    On a busy machine the damage may come later than `LATER_S`, so that any of the next few cells dies of it.
+    On a busy machine the damage may come later than `LATER_S`, so any of the next cells may die of it.
+
+    Args:
+        repl: The interpreter.
+        code: The code.
     """
     try:
         result = await repl.execute(textwrap.dedent(code), timeout=3)
@@ -66,14 +70,14 @@ async def is_answered(repl: Repl, code: str) -> ReplResult:
             if after.status == "died":
                 after = await repl.execute("40 + 2", timeout=10)
     except InfrastructureError as error:
-        raise AssertionError(f"code has brought an error of the infrastructure about: {error}") from None
+        raise AssertionError(f"code has caused an error of the infrastructure: {error}") from None
     assert after.value == "42", after
     return result
 
 
 @group.case("host_processes", needs=["files"])
 async def code_that_kills_its_supervisor_is_answered(sandbox: Sandbox) -> None:
-    """Twice in a row: the one that takes its place is no worse off."""
+    """Twice in a row: its replacement works as well."""
     async with opened(sandbox) as repl:
         for _ in range(2):
             await is_answered(repl, "import os; os.kill(os.getppid(), 9)")
@@ -89,14 +93,14 @@ async def code_that_kills_all_that_it_can_is_answered(sandbox: Sandbox) -> None:
 
 @group.case("host_processes", needs=["files"])
 async def code_that_stops_its_supervisor_is_answered(sandbox: Sandbox) -> None:
-    """Which then would say nothing any more."""
+    """The supervisor would then never answer."""
     async with opened(sandbox) as repl:
         await is_answered(repl, "import os; os.kill(os.getppid(), 19)")
 
 
 @group.case("host_processes", needs=["files"])
 async def processes_that_kill_their_supervisor_later_are_answered_for(sandbox: Sandbox) -> None:
-    """When the cell that has left them is over."""
+    """After the cell that has started them is over."""
     async with opened(sandbox) as repl:
         await is_answered(
             repl,
@@ -110,7 +114,7 @@ async def processes_that_kill_their_supervisor_later_are_answered_for(sandbox: S
 
 @group.case(needs=["linux", "files"])
 async def an_interpreter_that_kills_itself_after_its_answer_is_answered_for(sandbox: Sandbox) -> None:
-    """Nothing seems to run when it ends, and the signal may come from anybody."""
+    """Nothing seems to run when it ends, and any process may have sent the signal."""
     ways = {
         "alarm": "signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.setitimer(signal.ITIMER_REAL, 0.1)",
         "handler": (
@@ -149,7 +153,7 @@ async def an_interpreter_that_kills_itself_after_its_answer_is_answered_for(sand
 
 @group.case(needs=["linux", "files"])
 async def garbage_in_all_that_is_open_is_answered(sandbox: Sandbox) -> None:
-    """Into what it has open itself, and into what it may open of its supervisor's."""
+    """Into its own open files, and into those of its supervisor that it may open."""
     code = """
         import os
         frame = b'{"id": 1, "failed": "x", "killed": true}'
@@ -172,7 +176,7 @@ async def garbage_in_all_that_is_open_is_answered(sandbox: Sandbox) -> None:
 
 @group.case("host_processes", needs=["linux", "files"])
 async def code_that_leaves_no_room_for_another_interpreter_is_answered(sandbox: Sandbox) -> None:
-    """A folder that nobody may enter, modules in the way of Python's, and a full disk; then it ends."""
+    """An inaccessible folder, modules that shadow those of Python, and a full disk; then it ends."""
     code = """
         import os, signal
         for name in ('json', 'socket', 'base64', 'encodings', 'sitecustomize', 'usercustomize'):
@@ -188,12 +192,12 @@ async def code_that_leaves_no_room_for_another_interpreter_is_answered(sandbox: 
                 await repl.execute(textwrap.dedent(code), timeout=3)
             await repl.execute("1", timeout=10)
         except InfrastructureError as error:
-            raise AssertionError(f"code has brought an error of the infrastructure about: {error}") from None
+            raise AssertionError(f"code has caused an error of the infrastructure: {error}") from None
 
 
 @group.factory_case("leftover_cpu", needs=["cpu_seconds", "linux", "files"])
-async def processor_time_of_what_a_cell_leaves_is_bounded(make: Make) -> None:
-    """Of processes, those in sessions of their own too, and of threads; what only waits lives on."""
+async def processor_time_of_leftovers_of_a_cell_is_bounded(make: Make) -> None:
+    """Of processes, also in their own sessions, and of threads; a waiting process is not ended."""
     leave = """
         import os, subprocess, sys, threading
         spin = 'import signal; signal.pthread_sigmask(0, range(1, 65))\\nwhile True: pass'
@@ -211,16 +215,16 @@ async def processor_time_of_what_a_cell_leaves_is_bounded(make: Make) -> None:
                 assert value is not None
         spin = "def spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()"
         assert (await repl.execute(spin, timeout=10)).status == "ok"
-        for seconds in (2, 4, 8, 16):  # others may want the processor, too
+        for seconds in (2, 4, 8, 16):  # other processes may use the processor too
             await asyncio.sleep(seconds)
             if (await repl.execute("1", timeout=10)).state_lost:
                 return
-        raise AssertionError("a thread that a cell has left spins on")
+        raise AssertionError("a thread that a cell has left still uses the processor")
 
 
 @group.factory_case("memory", needs=["memory_total", "linux", "files"])
 async def code_that_takes_all_memory_is_answered(make: Make) -> None:
-    """Many processes, of which the kernel, or the supervisor, ends some."""
+    """Many processes, some of which the kernel or the supervisor ends."""
     code = """
         import os, time
         for _ in range(12):
@@ -236,7 +240,7 @@ async def code_that_takes_all_memory_is_answered(make: Make) -> None:
 
 @group.factory_case("memory", needs=["memory_total", "x86_64", "files"])
 async def code_that_takes_memory_of_the_kernels_is_answered(make: Make) -> None:
-    """It belongs to no process: where the kernel ends somebody for it, that may be the supervisor."""
+    """It belongs to no process; the kernel may kill the supervisor for it."""
     code = """
         import ctypes, os, socket
         libc, kept = ctypes.CDLL(None), []

@@ -1,4 +1,4 @@
-"""What our interpreters have in common: they open once, and run one cell after the other."""
+"""`SerialRepl`: base of interpreters that run one cell at a time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl.base import ALL_LOST, LOST, Repl, ReplError, ReplResult
 
 MAX_CODE = 16 << 20
-"""The longest code that we send, in characters."""
+"""Maximum number of characters of code."""
 
 
-class NoStart(SandboxError):
-    """An interpreter does not start in a sandbox that works."""
+class StartFailed(SandboxError):
+    """An interpreter did not start in a sandbox that works."""
 
 
 class SerialRepl(Repl):
@@ -23,40 +23,40 @@ class SerialRepl(Repl):
         self.cells = []
         self._opened = False
         self._lock = asyncio.Lock()
-        self._untold = False  # state was lost, and no result has said so
-        self._losses = 0  # how many of the sandbox's have been told
+        self._untold = False  # state was lost, and no result has reported it
+        self._losses = 0  # number of losses of the sandbox that have been reported
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Start it; the sandbox is open.
+        """Start the interpreter; the sandbox is open.
 
         Raises:
-            SandboxError: it cannot be started; then nothing is left of it.
+            SandboxError: If it cannot be started. Nothing is left of it then.
         """
 
     @abstractmethod
     async def _end(self) -> None:
-        """End it; the sandbox stays open."""
+        """End the interpreter; the sandbox stays open."""
 
     @abstractmethod
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
-        """Run a cell and note it down; no other one runs. left: what is left of the timeout."""
+        """Run a cell and append it to `cells`; no other cell runs. `left` is the rest of the timeout."""
 
     def _take_loss(self) -> tuple[bool, str]:
-        """Return whether a loss is to be told, and what was lost; from now on it counts as told."""
+        """Return whether an unreported loss exists, and what was lost. It then counts as reported."""
         emptied = self.sandbox.losses != self._losses
         untold, self._untold, self._losses = self._untold or emptied, False, self.sandbox.losses
         return untold, ALL_LOST if emptied else LOST
 
-    def _not_run(self, error: NoStart) -> ReplResult:
-        """Return the result of a cell that did not run: earlier code keeps the interpreter from starting."""
+    def _not_run(self, error: StartFailed) -> ReplResult:
+        """Return the result of a cell that did not run, because earlier code prevents a start."""
         _, lost = self._take_loss()
         return ReplResult(
             status="died", message=f"{error}; {lost}, and the code was not run", state_lost=True
         )
 
     async def open(self) -> None:
-        """Start it."""
+        """Start the interpreter."""
         async with self._lock:
             if self._opened:
                 return
@@ -71,7 +71,7 @@ class SerialRepl(Repl):
             self._opened = True
 
     async def close(self) -> None:
-        """End it."""
+        """End the interpreter."""
         opened, self._opened = self._opened, False
         try:
             if opened:
@@ -83,7 +83,7 @@ class SerialRepl(Repl):
         """Run code."""
         self._check_open()
         if len(code) > MAX_CODE:
-            error = ReplError("ValueError", f"code of {len(code)} characters; at most {MAX_CODE} can be run")
+            error = ReplError("ValueError", f"the code has {len(code)} characters; the maximum is {MAX_CODE}")
             return ReplResult(error=error, status="error")
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout

@@ -1,4 +1,4 @@
-"""One Python process per interpreter, started in any sandbox that can run Python."""
+"""`SubprocessRepl`: a Python process for each interpreter, in any sandbox that can run Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.repl.base import ReplResult
-from torchrl_agentic.repl.serial import NoStart
+from torchrl_agentic.repl.serial import StartFailed
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
 from torchrl_agentic.sandbox.bootstrap import BOOT, start_message, supervisor_settings
@@ -22,13 +22,13 @@ class SubprocessRepl(SupervisedRepl):
     """A Python process in a sandbox; variables, imports and functions stay from call to call.
 
     Args:
-        sandbox: where it runs; None: `default_sandbox()`. It is opened with the interpreter if it is not
-            open.
-        python_argv: the command that starts Python inside; None: the sandbox's own.
-        seed: of `random` and of numpy's global generator; the same code then gives the same output.
+        sandbox: Where it runs; it is opened with the interpreter if it is not open. None for
+            `default_sandbox()`.
+        python_argv: Command that starts Python inside; None for that of the sandbox.
+        seed: Seed of `random` and of numpy's global generator, so that the same code has the same output.
 
     Raises:
-        TypeError: `sandbox` is none, or a look-alike that lacks something, such as `spawn`.
+        TypeError: If `sandbox` is not a sandbox, or lacks a member such as `spawn`.
     """
 
     name: ClassVar[str] = "subprocess"
@@ -48,13 +48,13 @@ class SubprocessRepl(SupervisedRepl):
         self._link: Link | None = None
 
     def fresh(self, sandbox: Sandbox | None = None) -> SubprocessRepl:
-        """Make another one with the same settings, not open yet, in a sandbox of its own or in this one."""
+        """Return a new, unopened interpreter with the same settings, in this sandbox or one of its own."""
         return SubprocessRepl(sandbox or self.sandbox.fresh(), python_argv=self._python_argv, seed=self.seed)
 
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
         try:
             return await super()._run(code, timeout, left)
-        except NoStart as error:  # what earlier code has left is in the way of the new one
+        except StartFailed as error:  # leftovers of earlier code prevent the start
             if not self._has_run:
                 raise
             return self._not_run(error)
@@ -76,7 +76,7 @@ class SubprocessRepl(SupervisedRepl):
         process, self._process, self._link = self._process, None, None
         ended = ""
         if process is not None:
-            with contextlib.suppress(TimeoutError, SandboxError):  # where it lives on, we end it
+            with contextlib.suppress(TimeoutError, SandboxError):  # end it if it still runs
                 async with asyncio.timeout(END_S):
                     ended = await process.wait()
             await process.kill()
@@ -97,7 +97,7 @@ class SubprocessRepl(SupervisedRepl):
         except (SandboxError, EOFError):
             await process.kill()
             said = process.errors().strip() or await process.wait()
-            raise NoStart(f"Python does not start inside: {said}") from None
+            raise StartFailed(f"Python does not start inside: {said}") from None
         except BaseException:
             await process.kill()
             raise
@@ -118,14 +118,14 @@ class _ProcessStream:
         self._process = process
 
     def try_send(self, data: bytes, fds: Sequence[int]) -> int:
-        """Send nothing at once; open files do not go this way."""
+        """Send nothing without waiting; a process stream cannot carry open files."""
         assert not fds
         return 0
 
     async def send(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         await self._process.send(data)
 
     async def receive(self) -> bytes:
-        """Wait for some bytes."""
+        """Wait for bytes and return them."""
         return await self._process.receive()

@@ -1,4 +1,4 @@
-"""Which images are taken from inside: so many, so large, and those that are what they say they are."""
+"""`SupervisedRepl`: base of interpreters that run behind a supervisor of `sandbox.inside`."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ from torchrl_agentic.messages import image_type
 from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
 from torchrl_agentic.repl.serial import SerialRepl
 from torchrl_agentic.sandbox.bootstrap import FLOOD_BYTES, GRACE_S
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES as MAX_IMAGE
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAYS as MAX_IMAGES
 from torchrl_agentic.sandbox.link import Link, LinkLost
 
 __all__ = ["KINDS", "MAX_IMAGE", "MAX_IMAGES", "is_image"]
 KINDS = ("image/png", "image/jpeg")
-"""The media types that are taken."""
+"""Media types of images that are accepted."""
 
 
 def is_image(kind: str, data: bytes) -> bool:
-    """Whether something is an image of that kind, and not too large."""
+    """Return whether data is an image of this media type, and not too large.
+
+    Args:
+        kind: The media type.
+        data: The data.
+    """
     return kind in KINDS and image_type(data) == kind and len(data) <= MAX_IMAGE
 
 
 MAX_TEXT = 1 << 16
-"""How many bytes we take of a value or an error: honest ones are shorter."""
+"""Maximum bytes that are read of a value or an error; regular ones are shorter."""
 MARGIN_S = 5.0
-"""How much longer than its deadline and grace we wait for a supervisor before it counts as lost."""
+"""Seconds beyond its deadline and grace period after which a supervisor counts as lost."""
 
 Answer = tuple[dict[str, Any], list[bytes]]
 
 
 class SupervisedRepl(SerialRepl):
-    """An interpreter behind a `Link`. Where that is lost, the next call gets a new supervisor."""
+    """An interpreter behind a `Link`. If that is lost, the next call gets a new supervisor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,26 +49,26 @@ class SupervisedRepl(SerialRepl):
 
     @abstractmethod
     async def _live(self) -> Link:
-        """Return the connection with the supervisor, a new one if it was lost.
+        """Return the connection to the supervisor, a new one if it was lost.
 
         Raises:
-            InfrastructureError: The interpreter is not open, or was lost through no fault of code inside.
+            InfrastructureError: If the interpreter is not open, or was lost through no fault of code inside.
         """
 
     @abstractmethod
     def _current(self) -> Link | None:
-        """Return the connection with the supervisor as it is, whole or lost."""
+        """Return the connection to the supervisor, which may be lost."""
 
     @abstractmethod
     async def _judge(self, link: Link) -> None:
-        """Give up the supervisor behind a connection that is lost.
+        """Abandon the supervisor behind a lost connection.
 
         Raises:
-            InfrastructureError: No code inside can have caused the loss.
+            InfrastructureError: If no code inside can have caused the loss.
         """
 
     async def restart(self) -> None:
-        """Forget all that was defined."""
+        """Forget all definitions."""
         async with self._lock:
             link = await self._live()
             try:
@@ -74,7 +79,7 @@ class SupervisedRepl(SerialRepl):
             self._take_loss()
 
     async def interrupt(self) -> None:
-        """Stop the code that runs now."""
+        """Stop the running code."""
         self._check_open()
         link = self._current()
         if link is not None:
@@ -88,7 +93,7 @@ class SupervisedRepl(SerialRepl):
         try:
             header, fields = await self._ask(link, code, left)
         except TimeoutError:
-            # Code can stop or starve its supervisor, which may be of the same user.
+            # Code can stop or starve its supervisor, which may run as the same user.
             stopped = f"Execution exceeded {timeout:g} s and was stopped"
             return await self._lost(link, stopped, "timeout")
         except SandboxError as error:
@@ -96,11 +101,11 @@ class SupervisedRepl(SerialRepl):
         return self._result(header, fields, timeout)
 
     async def _ask(self, link: Link, code: str, timeout: float | None) -> Answer:
-        """Send a cell and wait for its answer; a cancelled one is stopped first.
+        """Send a cell and wait for its answer. If cancelled, stop the cell first.
 
         Raises:
-            TimeoutError: The supervisor does not answer.
-            SandboxError: The supervisor is gone, or could start no interpreter.
+            TimeoutError: If the supervisor does not answer.
+            SandboxError: If the supervisor is gone, or could not start an interpreter.
         """
         data = code.encode("utf-8", "surrogatepass")
         answer = asyncio.ensure_future(link.ask("cell", data, timeout_s=timeout))
@@ -109,11 +114,11 @@ class SupervisedRepl(SerialRepl):
             async with asyncio.timeout(patience):
                 return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await to_the_end(self._give_up(link, answer), however_often=True)
+            await run_to_completion(self._give_up(link, answer), always_wait=True)
             raise
 
     async def _lost(self, link: Link, message: str, status: ReplStatus) -> ReplResult:
-        """Make the result of a cell whose supervisor was lost, or does not do what is asked of it."""
+        """Return the result of a cell whose supervisor was lost or does not answer."""
         await link.close()
         try:
             await self._judge(link)
@@ -130,7 +135,7 @@ class SupervisedRepl(SerialRepl):
             await asyncio.wait((answer,), timeout=GRACE_S + MARGIN_S)
         if not answer.done() or answer.exception() is not None:
             answer.cancel()
-            await link.close()  # the next call finds it lost
+            await link.close()  # the next call detects the loss
         elif "how" in answer.result()[0]:
             self._untold = True
 
@@ -175,7 +180,7 @@ def _status(stopped: str, how: str | None, error: ReplError | None) -> ReplStatu
 
 
 def _message(stopped: str, how: str | None, timeout: float | None, memory: int | None) -> str:
-    """Say what became of the code, and of the interpreter. how: it ended, if it did."""
+    """Return a message on how the code was stopped, or how the interpreter ended."""
     state = KEPT if how is None else LOST
     if stopped == "timeout":
         return f"Execution exceeded {timeout:g} s and was stopped; {state}"
@@ -189,7 +194,7 @@ def _message(stopped: str, how: str | None, timeout: float | None, memory: int |
 
 
 def _displays(shown: list[bytes]) -> list[ReplDisplay]:
-    """Give what was shown, as far as it is what it says it is."""
+    """Return the displayed images whose bytes match their media type."""
     pairs = zip(shown[::2], shown[1::2], strict=False)
     images = ((_text(kind), data) for kind, data in pairs)
     return [ReplDisplay(kind, data) for kind, data in images if is_image(kind, data)][:MAX_IMAGES]

@@ -209,14 +209,14 @@ class _SampleRecords(TrajectoryHook):
         if self.hook is None or row >= len(self.samples):
             return Recording()
         self._open[row] = self.hook.begin(self.samples[row].name, row)
-        self._open[row].note(gts=self.samples[row].answer)
+        self._open[row].annotate(gts=self.samples[row].answer)
         return self._open[row]
 
     def score(self, row: int, text: str) -> None:
         """Record the score of the last message of a row, if the expected answer is known."""
         recording = self._open.pop(row, None)
         if recording is not None and (answer := self.samples[row].answer) is not None:
-            recording.note(score=answer_reward(text, answer))
+            recording.annotate(score=answer_reward(text, answer))
 
 
 class _ScoreTransform(Transform):

@@ -257,7 +257,7 @@ class _Comparison:
         expected = conversation.expected[turn.index]
         if expected is not None:
             self.differences += differences(conversation.name, turn, expected, self._ignore)
-        recording.turn(turn)
+        recording.record_turn(turn)
         if turn.outcome.stop_requested or turn.index == len(conversation.turns) - 1:
             self._running.remove(turn.row)
             self.differences += _unreached(conversation, turn.index)

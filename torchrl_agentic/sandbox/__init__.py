@@ -1,7 +1,7 @@
-"""Sandboxes: where code that a model wrote runs.
+"""Sandboxes: isolated places that run code written by a model.
 
-To add one: subclass `Sandbox` in a file of its own, say in its first lines what it stops and what it does
-not, and let a test inherit `testing.SandboxContract`.
+To add a sandbox, subclass `Sandbox` in a module of its own, list in the docstring of the module what it stops
+and what it does not stop, and write a test class that inherits `testing.SandboxContract`.
 """
 
 from torchrl_agentic.errors import InfrastructureError, SandboxError

@@ -1,4 +1,4 @@
-"""What every sandbox is: a place for commands and files, with nothing of the host's within reach."""
+"""`Sandbox`, the interface of all sandboxes: run commands and keep files, out of reach of the host."""
 
 from __future__ import annotations
 
@@ -12,38 +12,43 @@ from torchrl_agentic.errors import Interface, SandboxError
 from torchrl_agentic.sandbox.inside.files import WORK
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
-__all__ = ["CLAIMS", "WORK", "Process", "Sandbox", "SandboxResult", "checked"]
+__all__ = ["THREATS", "WORK", "Process", "Sandbox", "SandboxResult", "check_argv"]
 
 _ARCHIVE = ".torchrl_agentic.tar"
 _PACK = 'cd "$1" && find . -mindepth 1 ! -path "./$2" -print0 | tar --null --no-recursion -T - -cf "$2"'
-CLAIMS: Mapping[str, str] = {
+THREATS: Mapping[str, str] = {
     "host_files": "read or write files of the host, or of another sandbox, that were not granted",
     "host_metadata": "learn which files the host has, or change their rights and times",
-    "host_paths": "learn under which paths of the host lies what it is shown, such as packages",
+    "host_paths": "learn the paths on the host of folders that it is shown, such as packages",
     "host_processes": "see, signal or share memory with processes of the host or of another sandbox",
     "network": "reach a network that was not granted",
     "privileges": "gain rights, change the machine, or use parts of the kernel that only attacks need",
-    "file_locks": "lock files that host or other sandboxes have in common with it, with flock(2)",
+    "file_locks": "lock files that it shares with the host or with other sandboxes, by flock(2)",
     "terminal": "use terminals of the trainer or of another sandbox",
     "memory": "take more memory than its limits",
     "cpu": "take more processor time than its limits",
-    "leftover_cpu": "take more processor time than the limit with what a cell leaves running behind it",
+    "leftover_cpu": "take more processor time than the limit with processes that a cell leaves running",
     "processes": "run more processes than its limits",
     "file_size": "take more space in files than its limits",
     "daemons": "let processes outlive the command that started them by leaving its session",
     "killed_trainer": "run on after the trainer has ended without closing the sandbox",
 }
-"""What code that means harm would do, by name. A sandbox stops all of it but what its `cannot` names."""
+"""What hostile code may try, by name. A sandbox stops all of it except the threats in its `not_stopped`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """How a command ended.
+    """The result of a command.
 
-    exit_code: negative for a signal; 127: there was no such command. wall_seconds: how long it took.
-    timed_out: it was stopped at its wall limit. truncated: output was cut in the middle, the omitted bytes
-    are counted in the text.
-    artifacts: files that it made, where a backend gives them.
+    Attributes:
+        stdout: Standard output as text; invalid UTF-8 is replaced.
+        stderr: Standard error as text.
+        exit_code: Exit code; -n if signal n ended the command, 127 if the command does not exist.
+        wall_seconds: Duration of the command.
+        timed_out: True if the command was stopped at its wall limit.
+        truncated: True if the middle of an output was cut. The text then states how many bytes are omitted.
+        artifacts: Contents of files that the command wrote, by path, or None if the backend does not report
+            them.
     """
 
     stdout: str
@@ -56,87 +61,94 @@ class SandboxResult:
 
 
 class Process(Protocol):
-    """A long-lived process in a sandbox; we write its stdin and read its stdout."""
+    """A long-lived process in a sandbox, driven through its stdin and stdout."""
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin; returns when there is room for more.
+        """Write to the stdin of the process. Return when there is room for more.
+
+        Args:
+            data: Bytes to write.
 
         Raises:
-            EOFError: it reads no more.
+            EOFError: If the process has closed its stdin.
         """
         ...
 
     async def receive(self) -> bytes:
-        """Read what it wrote to stdout, as soon as there is anything; empty at the end."""
+        """Return output of the process as soon as there is any; b"" at the end of its stdout."""
         ...
 
     async def kill(self) -> None:
-        """End it and everything it started; returns when they are gone. May be called again."""
+        """Kill the process and everything that it started. Return when they have ended."""
         ...
 
     async def wait(self) -> str:
-        """Wait until it has ended, and say how, in words for an error message."""
+        """Wait until the process has ended. Return how it ended, worded for an error message."""
         ...
 
     def errors(self) -> str:
-        """Head and tail of what it wrote to stderr so far."""
+        """Return the head and the tail of what the process has written to stderr so far."""
         ...
 
 
 class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "write_file", "read_file")):
-    """An isolated place that lives from `open` to `close`; an async context manager.
+    """An isolated place for commands and files, from `open` to `close`. An async context manager.
 
-    `isinstance(item, Sandbox)` is true of look-alikes too: objects with `limits`, `open`, `close`, `run`,
+    `isinstance(item, Sandbox)` is also true for objects that merely have `limits`, `open`, `close`, `run`,
     `write_file` and `read_file`; see `ensure_sandbox`.
 
-    name: how people choose it. limits: of the whole sandbox.
+    Attributes:
+        name: Name by which users select this kind of sandbox.
+        limits: Limits of the whole sandbox.
     """
 
     name: ClassVar[str] = ""
     isolated: ClassVar[bool] = True
-    """Whether code that means harm is kept from the host."""
+    """True if hostile code is kept from the host."""
     network: ClassVar[frozenset[Network]] = frozenset({"none"})
-    """The kinds of network that `limits.network` may ask for; others are a ValueError at construction."""
+    """Values that `limits.network` may have; any other raises ValueError in the constructor."""
     fork: ClassVar[bool] = False
-    """Whether it can be cloned with the memory of what runs in it; where not, cells are run again."""
+    """True if clones keep the memory of the interpreter; otherwise a clone runs all cells again."""
     files: ClassVar[bool] = True
-    """Whether what one command writes into /work is there for the next one."""
+    """True if files that one command writes to /work are there for the next command."""
     losses: int = 0
-    """How often all that it held was lost, files too; each time it went on empty."""
-    cannot: ClassVar[frozenset[str]] = frozenset()
-    """What it does not stop, of `CLAIMS`. The conformance cases hold it to all the rest."""
+    """Number of times that the sandbox lost all processes and files and continued empty."""
+    not_stopped: ClassVar[frozenset[str]] = frozenset()
+    """Names from `THREATS` that this sandbox does not stop. The conformance cases test all others."""
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         self.limits = limits or ResourceLimits()
         if self.limits.network not in self.network:
             kinds = " or ".join(repr(kind) for kind in sorted(self.network))
-            raise ValueError(f"{type(self).__name__} offers the network {kinds}, not {self.limits.network!r}")
+            raise ValueError(
+                f"{type(self).__name__} supports the networks {kinds}; got {self.limits.network!r}"
+            )
 
     @property
     @abstractmethod
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Say of each limit, by name, whether it holds here; "memory_total" is that of all processes."""
+        """Map each limit to whether it is enforced here; "memory_total" is that of all processes together."""
 
     @abstractmethod
     def fresh(self) -> Sandbox:
-        """Make another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
 
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Return whether the sandbox can be used."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Make ready; opening what is open does nothing.
+        """Open the sandbox. Do nothing if it is open.
 
         Raises:
-            SandboxError: it cannot work on this machine; the message says what is missing.
+            SandboxError: If it cannot work on this machine. The message says what is missing.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """End all processes and remove all files; closing what is closed does nothing."""
+        """End all processes and remove all files. Do nothing if the sandbox is closed."""
 
     @abstractmethod
     async def run(
@@ -147,53 +159,74 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
         cwd: str | None = None,
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
-        """Run one command to its end. `limits` can only narrow those of the sandbox; `cwd` is a path inside.
+        """Run one command and wait until it ends.
+
+        Args:
+            argv: The command and its arguments.
+            stdin: Standard input of the command; None for empty input.
+            cwd: Working folder, a path inside the sandbox; None for /work.
+            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
 
         Raises:
-            SandboxError: the sandbox failed, not the command.
-            ValueError: argv is empty or holds a null character.
+            SandboxError: If the sandbox failed. A command that fails is a result.
+            ValueError: If `argv` is empty or contains a null character.
         """
 
     @abstractmethod
     async def spawn(self, argv: Sequence[str]) -> Process:
-        """Start a long-lived process; it ends with the sandbox at the latest.
+        """Start a long-lived process. It ends with the sandbox at the latest.
+
+        Args:
+            argv: The command and its arguments.
 
         Raises:
-            SandboxError: the sandbox failed.
+            SandboxError: If the sandbox failed.
         """
 
     async def was_ended_outside(self, ended: str) -> bool:
-        """Return whether something outside ended a process of `spawn`, for sure: code inside cannot.
+        """Return whether something outside, which code inside cannot reach, ended a process of `spawn`.
 
         Args:
-            ended: How it ended, from `Process.wait`.
+            ended: How the process ended, from `Process.wait`.
         """
         return False
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file below /work, or below a folder in `fs_write_roots`, making its folders.
+        """Write a file below /work or below a folder of `limits.fs_write_roots`, and create its folders.
+
+        Args:
+            path: Path inside; relative paths start at /work.
+            data: Content of the file.
 
         Raises:
-            PermissionError: the path lies elsewhere, or goes through a link.
+            PermissionError: If the path lies elsewhere or goes through a link.
         """
 
     @abstractmethod
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file below /work, or below a folder that the limits grant, or its first `max_bytes`.
+        """Read a file below /work or below a folder that the limits grant.
+
+        Args:
+            path: Path inside; relative paths start at /work.
+            max_bytes: Maximum number of bytes to read, from the start; None for the whole file.
 
         Raises:
-            FileNotFoundError, IsADirectoryError: as for any file.
-            PermissionError: the path lies elsewhere, goes through a link, or is no regular file.
+            FileNotFoundError: If there is no such file.
+            IsADirectoryError: If the path is a folder.
+            PermissionError: If the path lies elsewhere, goes through a link, or is not a regular file.
         """
 
     async def clones(self, n: int) -> Sequence[Sandbox]:
-        """Make open sandboxes of the same kind that hold the same files below /work.
+        """Create open sandboxes of the same kind with copies of the files below /work.
 
-        With `fork`, they hold the live interpreter too.
+        If `fork` is True, they also have copies of the running interpreter.
+
+        Args:
+            n: Number of sandboxes.
 
         Raises:
-            SandboxError: they cannot be made.
+            SandboxError: If they cannot be created.
         """
         clones: list[Sandbox] = []
         try:
@@ -209,10 +242,13 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
         return clones
 
     async def copy_files(self, other: Sandbox) -> None:
-        """Let the /work of another open sandbox hold what ours holds, besides what it has.
+        """Copy the files below /work into another open sandbox. Its other files stay.
+
+        Args:
+            other: The sandbox to copy to.
 
         Raises:
-            SandboxError: it holds more than the other one takes.
+            SandboxError: If the files do not fit into the other sandbox.
         """
         await self._pack_up("sh", "-c", _PACK, "sh", WORK, _ARCHIVE)
         await other.write_file(_ARCHIVE, await self.read_file(_ARCHIVE))
@@ -227,7 +263,7 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
 
     @property
     def python_argv(self) -> tuple[str, ...]:
-        """The command that starts Python inside."""
+        """Return the command that starts Python inside."""
         return ("python3",)
 
     async def __aenter__(self) -> Self:
@@ -243,20 +279,28 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
         return f"{type(self).__name__}()"
 
 
-def checked(argv: Sequence[str]) -> list[str]:
-    """Refuse a command that cannot be passed on.
+def check_argv(argv: Sequence[str]) -> list[str]:
+    """Check a command and return it as a list.
+
+    Args:
+        argv: The command and its arguments.
 
     Raises:
-        ValueError: it is empty, no list of strings, or holds a null character.
+        ValueError: If it is empty, is not a sequence of strings, or contains a null character or half of a
+            surrogate pair.
     """
     if isinstance(argv, str) or not argv:
-        raise ValueError("a command is a non-empty list of strings, e.g. ['ls', '-l']")
+        raise ValueError(
+            f"expected a command as a non-empty list of strings, e.g. ['ls', '-l']; got {argv!r}"
+        )
     words = list(argv)
     for word in words:
         if "\0" in word:
-            raise ValueError("a command cannot hold a null character")
+            raise ValueError(f"a command cannot contain a null character; got {word[:100]!r}")
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise ValueError("a command cannot hold half of a surrogate pair") from None
+            raise ValueError(
+                f"a command cannot contain half of a surrogate pair; got {word[:100]!a}"
+            ) from None
     return words

@@ -1,4 +1,4 @@
-"""What the supervisors of all kinds of interpreters are told."""
+"""Programs and settings that start trusted code inside sandboxes: supervisors, shells with limits, Python."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from typing import Any
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 FLOOD_BYTES = 64 << 20
-"""A cell that prints more than this is stopped."""
+"""A cell that prints more bytes than this is stopped."""
 GRACE_S = 1.0
-"""How long interrupted code may take to react."""
+"""Seconds that interrupted code may take to react."""
 IDLE_S = 1800.0
-"""An interpreter that nobody used for so long forgets its state, and gives its memory back."""
+"""An interpreter that is unused for this many seconds forgets its state and releases its memory."""
 
 
 def supervisor_settings(limits: ResourceLimits) -> dict[str, Any]:
-    """Return the settings of an interpreter's supervisor that every kind of sandbox has."""
+    """Return the settings that the supervisor of an interpreter has in every kind of sandbox.
+
+    Args:
+        limits: Limits of the sandbox.
+    """
     return {
         "limits": {},
         "memory_total_bytes": limits.memory_total_bytes,
@@ -35,11 +39,16 @@ def supervisor_settings(limits: ResourceLimits) -> dict[str, Any]:
 
 
 OPEN_FILES = 256
-"""How many files a process may have open; with those that it has sent, fewer than its user may."""
+"""Maximum number of open files of a process. With files in flight over sockets, less than its user may have.
+"""
 
 
 def ulimits(limits: ResourceLimits) -> list[str]:
-    """Give the shell's commands that limit a process, without core files; a limit that is lower stays."""
+    """Return shell commands that limit a process and disable core files. A limit that is already lower stays.
+
+    Args:
+        limits: Limits to set.
+    """
     lines = ["ulimit -c 0", f"ulimit -n {OPEN_FILES}"]
     if limits.cpu_seconds is not None:
         lines.append(f"ulimit -t {math.ceil(limits.cpu_seconds)}")
@@ -51,11 +60,15 @@ def ulimits(limits: ResourceLimits) -> list[str]:
 
 
 def shim(limits: ResourceLimits) -> str:
-    """The shell script that sets the limits inside and then becomes the command; 127 if there is none.
+    """Return the shell script that sets the limits inside and then becomes the command.
 
-    It goes to the folder in its first argument; that there is none is the model's mistake, hence 126, and
-    no failure of the sandbox's. The number of processes must be limited inside: outside, it would count all
-    of that user's. dash says -p for it where bash says -u.
+    The first argument of the script is the folder to run in, the others are the command. The script exits
+    with 126 if there is no such folder, because that is a mistake of the model and not a failure of the
+    sandbox, and with 127 if there is no such command. The number of processes is limited inside, because
+    outside the limit would count all processes of the user. The option for it is -u in bash and -p in dash.
+
+    Args:
+        limits: Limits to set.
     """
     lines = ulimits(limits)
     if limits.max_processes is not None:
@@ -76,17 +89,25 @@ for name, text in {modules!r}:
 
 @functools.cache
 def source_of(*names: str) -> str:
-    """Make a text that defines these modules, each able to import those before it."""
+    """Return a program text that defines modules of `inside`. Each can import those before it.
+
+    Args:
+        names: Names of the modules, in the order of their imports.
+    """
     folder = resources.files(PACKAGE)
     texts = [(name, folder.joinpath(f"{name}.py").read_text("utf-8")) for name in names]
     return _START.format(package=PACKAGE, modules=texts)
 
 
 def program(*names: str) -> str:
-    """Make a program for `python -I -S -B -c`: these modules, of which the last one's `main` is run.
+    """Return a program for `python -I -S -B -c` that runs `main` of a module of `inside`.
 
-    -I matters: without it the folder that Python starts in, or a variable,
-    could put a file of the model's in place of a module that trusted code imports.
+    Without -I, the current folder or an environment variable could replace a module that trusted code imports
+    by a file of the model.
+
+    Args:
+        names: Modules that the program defines, in the order of their imports; `main` is that of the last
+            one.
     """
     return source_of(*names) + "module.main()\n"
 
@@ -96,7 +117,7 @@ _ALONE = (
     "interpreter", "commands", "cloning", "supervisor",
 )  # fmt: skip
 _MODULES = {"supervisor": _ALONE, "zygote": (*_ALONE, "script", "zygote")}
-"""What a program needs, in an order in which each comes behind those that it imports."""
+"""Modules that a program needs, each after those that it imports."""
 
 BOOT = """
 import sys
@@ -121,19 +142,25 @@ exec(start["text"])
 function = getattr(sys.modules[start["package"] + "." + start["module"]], start["function"])
 function(start["settings"], base64.b64decode(start["filter"]), *start["arguments"])
 """
-"""What Python inside is started with: it reads the rest from stdin.
+"""The program that Python is started with inside; it reads everything else from stdin.
 
-First of all it forgets the folder that it starts in, where the model may have put modules. Where it may, it
-then starts itself anew without randomized addresses, on which the order of sets of objects depends.
+It first removes the current folder from the import path, because the model may have written modules there.
+If it is allowed to, it restarts itself without address randomization, on which the order of sets of objects
+depends.
 """
 
 
 def start_message(
     module: str, function: str, settings: Mapping[str, Any], program: bytes = b"", *arguments: int
 ) -> bytes:
-    """Make what `BOOT` reads: the programs, and which of their functions to call.
+    """Return the message that `BOOT` reads: the modules to define and the function to call.
 
-    program: a seccomp filter, empty for none.
+    Args:
+        module: Module of `inside` whose function is called.
+        function: Name of the function.
+        settings: First argument of the function, as JSON.
+        program: A seccomp filter, the second argument of the function; b"" for no filter.
+        arguments: Further arguments of the function.
     """
     start = {
         "text": source_of(*_MODULES[module]),

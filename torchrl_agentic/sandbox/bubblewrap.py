@@ -1,21 +1,21 @@
-"""A sandbox of Linux namespaces, set up by bubblewrap: new ones per command, one folder for the files.
+"""`BubblewrapSandbox`: Linux namespaces for each command, created by bubblewrap, with one folder for files.
 
 Stops:
-- reading or writing host files, other than /usr and the roots that were granted, as root too
+- reading or writing host files, other than /usr and granted folders, even if the trainer is root
 - seeing or signalling host processes; keeping processes alive after the command or the sandbox has ended
-- the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
+- using a network that was not granted: TCP, UDP, abstract and netlink sockets, sockets by path
 - gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
 - typing into the trainer's terminal; reading the trainer's environment, arguments or open files
 - one process using more memory, processor time or file size than its limits; more processes than its limit
-- output without end costing the trainer memory
+- unlimited output using memory of the trainer
 Does not stop:
-- a cell and its threads using the processor up to its deadline; many short processes behind one another
-- many processes together using max_processes × memory_bytes where no control group can be made
-- many files together filling the host's disk
-- locks on files below /usr, which others who lock them notice; using up the timers of its user
-- learning under which paths of the host lies what it is shown, such as the packages: /proc/self/mountinfo
+- a cell and its threads using the processor up to its deadline; many short processes one after another
+- many processes together using max_processes × memory_bytes where no control group can be created
+- many files together filling the disk of the host
+- locks on files below /usr, which other programs that lock them notice; using up the timers of its user
+- learning the paths on the host of folders that it is shown, such as packages: /proc/self/mountinfo
 - bugs in the kernel: for code of strangers, put a virtual machine around it
-- code learning about the machine: processor, kernel version, load
+- learning about the machine: processor, kernel version, load
 """
 
 from __future__ import annotations
@@ -33,10 +33,16 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups, seccomp
-from torchrl_agentic.sandbox.base import WORK, SandboxResult, checked
+from torchrl_agentic.sandbox.base import WORK, SandboxResult, check_argv
 from torchrl_agentic.sandbox.bootstrap import shim
-from torchrl_agentic.sandbox.cancellation import off_loop
-from torchrl_agentic.sandbox.process import Served, as_nobody, exit_or_signal, serve, start
+from torchrl_agentic.sandbox.cancellation import run_in_thread
+from torchrl_agentic.sandbox.process import (
+    ServerProcess,
+    as_nobody,
+    signed_exit_code,
+    start_command,
+    start_server,
+)
 from torchrl_agentic.sandbox.python_runtime import env_inside, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, check_roots
@@ -47,8 +53,9 @@ from torchrl_agentic.text import read_json
 BWRAP = "bwrap"
 TMPFS_BYTES = 64 << 20
 INSTALL = (
-    "bubblewrap is the program 'bwrap': apt install bubblewrap (Debian, Ubuntu), dnf install bubblewrap "
-    "(Fedora). In a container it needs user namespaces: docker run --security-opt seccomp=unconfined "
+    "Install bubblewrap (the program 'bwrap'): apt install bubblewrap (Debian, Ubuntu), dnf install "
+    "bubblewrap (Fedora). In a container it needs user namespaces: docker run "
+    "--security-opt seccomp=unconfined "
     "--security-opt apparmor=unconfined"
 )
 
@@ -67,12 +74,12 @@ _SH = "/bin/sh"
 
 
 class BubblewrapSandbox(FolderSandbox):
-    """Commands in Linux namespaces of their own; files in a private folder, which they see as /work.
+    """Run commands in new Linux namespaces. Their files are in a private folder, which they see as /work.
 
     Args:
-        limits: The network is "none", "loopback" (an interface of its own), or "full" (the host's, its
-            loopback too).
-        bwrap_path: The program bubblewrap: a path, or a name that is looked up in PATH when the sandbox
+        limits: Limits of the sandbox. The network is "none", "loopback" (an interface of its own), or "full"
+            (that of the host, its loopback included).
+        bwrap_path: The bubblewrap program: a path, or a name that is looked up in PATH when the sandbox
             opens.
 
     Raises:
@@ -80,7 +87,7 @@ class BubblewrapSandbox(FolderSandbox):
     """
 
     name: ClassVar[str] = "bubblewrap"
-    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_paths"})
+    not_stopped: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
 
     def __init__(
@@ -93,7 +100,7 @@ class BubblewrapSandbox(FolderSandbox):
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here."""
+        """Map each limit to whether it is enforced here."""
         return {
             "cpu_seconds": True,
             "memory_bytes": True,
@@ -106,14 +113,14 @@ class BubblewrapSandbox(FolderSandbox):
         }
 
     def fresh(self) -> BubblewrapSandbox:
-        """Make another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
         return BubblewrapSandbox(self.limits, bwrap_path=self.bwrap_path)
 
     async def open(self) -> None:
-        """Make ready."""
+        """Create the private folder and check that bubblewrap works."""
         if self._workspace is not None:
             return
-        reason = await off_loop(why_not, self.bwrap_path)
+        reason = await run_in_thread(why_not, self.bwrap_path)
         if reason:
             raise SandboxError(reason)
         self._make_place()
@@ -126,14 +133,21 @@ class BubblewrapSandbox(FolderSandbox):
         cwd: str | None = None,
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
-        """Run one command to its end."""
+        """Run one command and wait until it ends; see `Sandbox.run`.
+
+        Args:
+            argv: The command and its arguments.
+            stdin: Standard input of the command; None for empty input.
+            cwd: Working folder, a path inside the sandbox; None for /work.
+            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
+        """
         effective = self.limits.narrow(limits)
         status_fd, status_end = os.pipe()
         kills_before = self._kills
         try:
             options = ["--json-status-fd", str(status_end)]
-            with self._command(checked(argv), effective, options=options, cwd=cwd) as (command, fds):
-                child = await start(
+            with self._command(check_argv(argv), effective, options=options, cwd=cwd) as (command, fds):
+                child = await start_command(
                     command,
                     env=env_inside(effective),
                     stdin=stdin,
@@ -147,45 +161,45 @@ class BubblewrapSandbox(FolderSandbox):
         finally:
             os.close(status_end)
         try:
-            ended = await self._run_to_end(child, effective)
+            ended = await self._communicate(child, effective)
         finally:
             with os.fdopen(status_fd, "rb") as status:
                 code = _exit_code(status.read(1 << 16))
         if ended.code is not None and code is None and self._kills > kills_before:
-            return result_of(ended, -9)  # bwrap is of that group
+            return result_of(ended, -9)  # bwrap is in that group
         if ended.code is not None and code is None:
-            # bwrap writes an exit code if and only if the program inside ran: this failure is ours.
+            # bwrap writes an exit code if and only if the program inside ran, so the sandbox failed.
             raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
-        return result_of(ended, None if code is None else exit_or_signal(code))
+        return result_of(ended, None if code is None else signed_exit_code(code))
 
-    async def spawn(self, argv: Sequence[str]) -> Served:
-        """Start a long-lived process; its processor time has no limit, since it serves many calls.
+    async def spawn(self, argv: Sequence[str]) -> ServerProcess:
+        """Start a long-lived process. Its processor time is unlimited, because it serves many calls.
 
-        It is process 1 of its namespace: what it starts cannot signal it, and ends with it.
+        It is process 1 of its PID namespace: its children cannot signal it, and end with it.
         """
         limits = replace(self.limits, cpu_seconds=None)
         self._kills_before = self._kills
-        with self._command(checked(argv), limits, options=["--as-pid-1"]) as (command, fds):
-            served = await serve(
+        with self._command(check_argv(argv), limits, options=["--as-pid-1"]) as (command, fds):
+            server = await start_server(
                 command, env=env_inside(limits), pass_fds=fds, drop_root=True, group=self._group
             )
-        return self._keep(served)
+        return self._keep(server)
 
     async def was_ended_outside(self, ended: str) -> bool:
-        """Return whether bubblewrap, which lies outside, got a signal, and not for want of memory inside."""
+        """Return whether a signal killed bubblewrap, which runs outside, and not for lack of memory."""
         return ended.startswith("killed by") and self._kills == self._kills_before
 
     @property
     def _kills(self) -> int:
-        """How many processes in our control group were killed since all of it took too much memory."""
+        """Processes of the control group that the kernel killed because of the memory limit."""
         return 0 if self._group is None else self._group.killed
 
     @property
     def python_argv(self) -> tuple[str, ...]:
-        """The command that starts Python inside.
+        """Return the command that starts Python inside.
 
         Raises:
-            SandboxError: there is none that whoever runs inside may read.
+            SandboxError: If the user that code runs as can read no interpreter.
         """
         return (python_inside(),)
 
@@ -197,25 +211,28 @@ class BubblewrapSandbox(FolderSandbox):
     def _command(
         self, argv: Sequence[str], limits: ResourceLimits, *, options: Sequence[str], cwd: str | None = None
     ) -> Generator[tuple[list[str], list[int]]]:
-        """Make the command that runs another one inside, and the files that it needs open."""
+        """Yield the command that runs another command inside, and the file descriptors that it needs."""
         start_in = "/".join((WORK, *inside(cwd or WORK)))
         first = (_SH, "-c", shim(limits), "sh", start_in)
         with _filter_fd(limits) as fds:
             confined = [word for fd in fds for word in ("--seccomp", str(fd))]
-            # Everything from the model stands behind "--": nothing in it can be taken for an option of
-            # bwrap's.
+            # Everything from the model follows "--", so that nothing in it is an option of bwrap.
             command = [bwrap(self.bwrap_path), *self._options(limits), *options, *confined]
             command += ["--remount-ro", "/", "--"]
             try:
                 yield [*command, *first, *argv], fds
             except OSError as error:
                 if error.errno == errno.E2BIG:
-                    raise ValueError("the command is too long; put what is long into a file") from None
+                    raise ValueError("the command is too long; write long arguments to a file") from None
                 raise SandboxError(f"bubblewrap cannot be started: {error}") from error
 
 
 def granted(limits: ResourceLimits) -> list[str]:
-    """Give the options that show what the limits grant: folders, Python with its packages, the network."""
+    """Return the options for what the limits grant: folders, Python and its packages, the network.
+
+    Args:
+        limits: Limits of the sandbox.
+    """
     options: list[str] = []
     for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
         for root in roots:
@@ -231,7 +248,11 @@ def granted(limits: ResourceLimits) -> list[str]:
 
 
 def families(limits: ResourceLimits) -> tuple[int, ...]:
-    """Say what kinds of sockets may be opened; a loopback is one of the sandbox's own."""
+    """Return the address families of the sockets that may be opened; a loopback belongs to the sandbox alone.
+
+    Args:
+        limits: Limits of the sandbox.
+    """
     return () if limits.network == "none" else seccomp.NETWORK
 
 
@@ -263,24 +284,31 @@ def _exit_code(status: bytes) -> int | None:
 
 @functools.cache
 def bwrap(path: str = BWRAP) -> str:
-    """Return the path of bubblewrap.
+    """Return the absolute path of bubblewrap.
+
+    Args:
+        path: A path, or a name to look up in PATH.
 
     Raises:
-        SandboxError: If it is not installed, or `path` is no program.
+        SandboxError: If it is not installed, or `path` is not a program.
     """
     found = shutil.which(path)
     if found is None:
-        named = "" if path == BWRAP else f"bwrap_path={path!r} is no program that can be run here. "
+        named = "" if path == BWRAP else f"bwrap_path={path!r} is not a program that can be run here. "
         raise SandboxError(named + INSTALL)
     return found
 
 
-_run: Any = subprocess.run  # its overloads know nothing of `user=` in a dict
+_run: Any = subprocess.run  # its overloads do not accept `user=` from a dict
 
 
 @functools.cache
 def why_not(path: str = BWRAP) -> str | None:
-    """Return why bubblewrap does not work here; None if it does. Tries each path once per process."""
+    """Return why bubblewrap does not work here, or None if it does. Test each path once per process.
+
+    Args:
+        path: The bubblewrap program.
+    """
     if sys.platform != "linux":
         return "bubblewrap works on Linux only"
     prefix, identity = as_nobody()

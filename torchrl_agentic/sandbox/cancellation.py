@@ -1,7 +1,4 @@
-"""Blocking file work off the event loop, on a thread of its own.
-
-The loop's default threads are gone at exit.
-"""
+"""Blocking work and cleanup around cancellation: run a function in a thread, run cleanup to completion."""
 
 from __future__ import annotations
 
@@ -15,8 +12,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function on a thread and wait for it; where no thread can be had any more, run it in place."""
+async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking function in a new thread and wait for its result.
+
+    A new thread is used because the event loop's own executor is closed at exit. If no thread can be started
+    any more, the function runs in the calling thread.
+
+    Args:
+        function: The function.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -26,7 +32,7 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(value)  # pyright: ignore[reportArgumentType]  without an error it is a T
+            future.set_result(value)  # pyright: ignore[reportArgumentType]  a T if there is no error
 
     def work() -> None:
         try:
@@ -45,10 +51,13 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 _logger = logging.getLogger(__name__)
 
 
-async def to_the_end(work: Awaitable[T], *, however_often: bool = False) -> T:
-    """Do something to its end also when we are cancelled meanwhile; the cancellation waits for it.
+async def run_to_completion(work: Awaitable[T], *, always_wait: bool = False) -> T:
+    """Run cleanup to completion even if the caller is cancelled; raise the cancellation afterwards.
 
-    however_often: also if we are cancelled once more; otherwise it goes on without us then.
+    Args:
+        work: The cleanup.
+        always_wait: Keep waiting if the caller is cancelled a second time; otherwise the cleanup then
+            continues in the background.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -58,8 +67,8 @@ async def to_the_end(work: Awaitable[T], *, however_often: bool = False) -> T:
             try:
                 await asyncio.wait((task,))
             except asyncio.CancelledError:
-                if not however_often:
+                if not always_wait:
                     raise
         if not task.cancelled() and (error := task.exception()) is not None:
-            _logger.warning("cleaning up failed: %s", error)
+            _logger.warning("cleanup after a cancellation failed: %s", error)
         raise

@@ -1,9 +1,10 @@
-"""Control groups: the kernel bounds what all processes of a sandbox take together, where we may make them.
+"""Control groups: the kernel limits the memory of all processes of a sandbox together.
 
-See cgroups(7). They count what no supervisor can see: memory of the kernel's own, and pages that nobody maps
-any more. As root on a machine of one's own they can mostly be made; in containers they can mostly be read
-only, and under systemd a scope needs Delegate=yes. In version 2 a group with processes of its own, as that of
-the trainer, takes none below it: ours then lie beside it, and its own limit does not count them.
+See cgroups(7). Control groups count memory that no supervisor can see: memory of the kernel, and pages that
+are no longer mapped. Root can usually create them on its own machine; in containers they are mostly
+read-only, and under systemd a scope needs Delegate=yes. In version 2, a group that contains processes, such
+as that of the trainer, cannot have child groups with limits; the groups of sandboxes are then its siblings,
+and its limit does not count them.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ ROOT = Path("/sys/fs/cgroup")
 _MEMORY = "memory"
 _PATIENCE_S = 1.0
 _RESIDUE = 4 << 20
-"""How much may still be charged to a group that is used again: what the kernel keeps for later."""
+"""Bytes that may still be charged to a group that is reused, such as caches of the kernel."""
 _LOOKS = 2
-"""How many groups that were given back are looked at for one to use again."""
+"""Number of returned groups that are examined for reuse."""
 _numbers = itertools.count()
 _looking = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where groups can be made, and the names of their files in this version of control groups.
+    """A folder where groups can be created, and the names of their files in this version of control groups.
 
     Attributes:
-        parent: The folder of the group that ours are made in.
-        entrance: The file that a process writes 0 to, to enter a group. In version 1 that of threads: for the
-            only thread of a process that is the same, and spares waiting until no process forks, some 10 ms.
-        limit: The file with the most bytes that the processes of a group may take.
-        swap: The file that bounds swap; it need not exist.
-        usage: The file with the bytes that a group is charged with now.
-        events: The file that counts how often the kernel killed a process of the group, as `oom_kill N`.
+        parent: The folder of the parent group.
+        entrance: The file to which a process writes 0 to enter a group. In version 1 it is the file of
+            threads, which is equivalent for a process with one thread and avoids a wait of about 10 ms for
+            forks.
+        limit: The file with the maximum number of bytes that the processes of a group may use.
+        swap: The file that limits swap; it may not exist.
+        usage: The file with the number of bytes that are charged to a group now.
+        events: The file that counts the processes of the group that the kernel killed, as `oom_kill N`.
     """
 
     parent: Path
@@ -56,7 +58,12 @@ class Hierarchy:
 
     @classmethod
     def below(cls, parent: Path, *, version: int) -> Hierarchy:
-        """Return the hierarchy of this version with its groups in `parent`."""
+        """Return the hierarchy whose groups are created in a folder.
+
+        Args:
+            parent: The folder of the parent group.
+            version: Version of control groups, 1 or 2.
+        """
         if version == 1:
             return cls(
                 parent,
@@ -76,18 +83,26 @@ class Hierarchy:
         )
 
     def set_limit(self, folder: Path, limit: int) -> None:
-        """Bound the memory of a group, swap included."""
+        """Limit the memory of a group, swap included.
+
+        Args:
+            folder: The folder of the group.
+            limit: Maximum memory in bytes.
+        """
         _write(folder / self.limit, str(limit))
-        with contextlib.suppress(OSError):  # the kernel may not count swap
-            # Version 1 bounds memory and swap together, version 2 swap alone.
+        with contextlib.suppress(OSError):  # the kernel may be built without swap accounting
+            # Version 1 limits memory plus swap, version 2 swap alone.
             _write(folder / self.swap, str(limit) if "memsw" in self.swap else "0")
 
 
 class MemoryGroup:
-    """A group whose processes together take no more memory than so many bytes; one that exceeds it is killed.
+    """A control group with a memory limit. The kernel kills processes of a group that exceeds it.
+
+    Args:
+        limit: Maximum memory of all its processes together, in bytes.
 
     Raises:
-        OSError: If it cannot be made.
+        OSError: If it cannot be created.
     """
 
     def __init__(self, limit: int) -> None:
@@ -105,14 +120,19 @@ class MemoryGroup:
             raise
 
     def entering(self, command: Sequence[str]) -> list[str]:
-        """Return a command that enters the group and then becomes another one."""
+        """Return a command that enters the group and then becomes another command.
+
+        Args:
+            command: The other command and its arguments.
+        """
         return ["/bin/sh", "-c", _ENTER, str(self._entrance), *command]
 
     @contextlib.contextmanager
     def opened(self) -> Generator[tuple[int, int]]:
-        """Open the file that a process writes 0 to, to enter, and that which counts kills.
+        """Yield the descriptors of the file to enter the group by and of the file that counts kills.
 
-        The writer needs no rights of its own: the kernel asks for those of the process that opened the file.
+        A process enters by writing 0 to the first file. It needs no rights of its own: the kernel checks
+        those of the process that opened the file.
         """
         entrance = os.open(self._entrance, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -128,7 +148,7 @@ class MemoryGroup:
 
     @property
     def is_unused(self) -> bool:
-        """Whether no process is in it, and next to no memory is charged to it that others still use."""
+        """Return whether the group has no processes and almost no memory is charged to it."""
         try:
             processes = (self._folder / "cgroup.procs").read_text()
             return not processes and int(self._usage.read_text()) <= _RESIDUE
@@ -137,21 +157,26 @@ class MemoryGroup:
 
     @property
     def killed(self) -> int:
-        """How many of its processes the kernel has killed for want of memory; 0 where it does not say."""
+        """Number of its processes that the kernel killed because of the memory limit; 0 if unknown."""
         try:
             return killed_for_memory(self._events.read_bytes())
         except OSError:  # it was removed
             return 0
 
     def remove(self, patience_s: float = _PATIENCE_S) -> bool:
-        """Remove it once its processes are gone; return False if they are not after `patience_s`."""
+        """Remove the group once its processes have ended. Return False if they have not after `patience_s`.
+
+        Args:
+            patience_s: Maximum seconds to wait.
+        """
         return _remove(self._folder, patience_s)
 
 
 class MemoryGroups:
-    """Groups with one limit, used again once nothing is in them: to make one takes longer than to enter it.
+    """Control groups with the same limit, reused when empty because creating one takes longer. Thread-safe.
 
-    For any thread.
+    Args:
+        limit: Maximum memory of each group, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -164,7 +189,7 @@ class MemoryGroups:
         """Return a group without processes.
 
         Raises:
-            OSError: If none can be made.
+            OSError: If no group can be created.
         """
         with self._lock:
             for _ in range(min(len(self._free), _LOOKS)):
@@ -181,12 +206,16 @@ class MemoryGroups:
         return group
 
     def give_back(self, group: MemoryGroup) -> None:
-        """Note that whoever took a group needs it no more; its processes may still be ending."""
+        """Return a group for reuse. Its processes may still be ending.
+
+        Args:
+            group: A group from `take`.
+        """
         with self._lock:
             self._free.append(group)
 
     def close(self) -> None:
-        """Remove all, as far as no process is in them."""
+        """Remove all groups that have no processes."""
         with self._lock:
             groups = [*self._made]
             self._made.clear()
@@ -213,19 +242,19 @@ def _remove(folder: Path, patience_s: float) -> bool:
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why no group can be made here; None if one can. Tries it, once per process."""
+    """Return why no group can be created here, or None if one can. Test it once per process."""
     if not ROOT.is_dir():
-        return f"there is no {ROOT}"
+        return f"{ROOT} does not exist"
     if _hierarchy() is None:
         return (
-            "control groups of memory cannot be made here: they need root on a machine of one's own, or a "
-            "delegated group, as by 'systemd-run --user --scope -p Delegate=yes'"
+            "memory control groups cannot be created here; run as root on your own machine, or in a "
+            "delegated group: systemd-run --user --scope -p Delegate=yes COMMAND"
         )
     return None
 
 
 def _hierarchy() -> Hierarchy | None:
-    """Return the first hierarchy that takes a group with a process in it; tries once per process."""
+    """Return the first hierarchy in which a group with a process can be created. Test it once per process."""
     with _looking:
         return _find_hierarchy()
 
@@ -243,11 +272,11 @@ def _find_hierarchy() -> Hierarchy | None:
 
 
 def candidates(ours: str, root: Path) -> list[Hierarchy]:
-    """Return where groups might be made: in our own group of memory, then in each one above it.
+    """Return where groups might be created: in the memory group of this process, then in each group above it.
 
     Args:
         ours: The text of /proc/self/cgroup.
-        root: Where the hierarchies are mounted.
+        root: The folder where the hierarchies are mounted.
     """
     found: list[Hierarchy] = []
     for line in ours.splitlines():
@@ -266,8 +295,8 @@ def candidates(ours: str, root: Path) -> list[Hierarchy]:
 
 
 def _takes(hierarchy: Hierarchy) -> bool:
-    """Return whether a group can be made here, limited, and entered; hands memory on to groups first."""
-    with contextlib.suppress(OSError):  # it is on already, or cannot be switched on while there are processes
+    """Return whether a group can be created here, limited and entered. Enable the memory controller first."""
+    with contextlib.suppress(OSError):  # it is enabled already, or cannot be while the group has processes
         _write(hierarchy.parent / "cgroup.subtree_control", "+memory")
     probe = hierarchy.parent / f"torchrl_agentic-{os.getpid()}-{next(_numbers)}"
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -285,7 +314,7 @@ def _takes(hierarchy: Hierarchy) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file of the kernel's; what is not there is not made."""
+    """Write to a control file of the kernel; do not create it."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -294,7 +323,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove empty groups of programs that were killed before they could."""
+    """Remove empty groups of programs that were killed."""
     for folder in parent.glob("torchrl_agentic-*-*"):
         owner = folder.name.split("-")[1]
         if owner.isdigit() and not Path("/proc", owner).exists():

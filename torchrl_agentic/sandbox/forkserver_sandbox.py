@@ -1,32 +1,33 @@
-"""Namespaces of their own for each trajectory, forked in milliseconds from a process with everything loaded.
+"""`ForkServerSandbox`: namespaces for each trajectory, forked in milliseconds.
 
-All of a trajectory's cells, commands and files live in them; an outer bubblewrap holds 128 such sets.
+The process that forks them has libraries loaded. All cells, commands and files of a trajectory are in its
+namespaces. An outer bubblewrap contains up to 128 trajectories.
 
 Stops:
-- reading or writing host files, other than /usr, the packages of the running Python, and granted roots
+- reading or writing host files, other than /usr, the packages of the running Python, and granted folders
 - seeing or signalling processes of the host or of another trajectory; reading their files or memory
 - keeping processes alive after the command or the sandbox has ended
-- the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
+- using a network that was not granted: TCP, UDP, abstract and netlink sockets, sockets by path
 - gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
 - typing into the trainer's terminal; reading the trainer's environment, arguments or open files
 - one process using more memory or file size than its limits; a command, or a process or thread that a cell
-  leaves, more processor time: what a cell leaves is looked at at least four times in the time of its limit
-- all processes of a trajectory together, with files they write and the kernel's own memory for them, using
-  more memory than their limit, where a control group can be made; files that tools write, or a clone begins
-  with, count against the limit of files alone
+  leaves running, using more processor time: leftovers are checked at least four times within their limit
+- all processes of a trajectory together, with files they write and kernel memory used for them, exceeding the
+  memory limit, where a control group can be created; files that tools write, or that a clone starts with,
+  count against the limit of files only
 - more processes, or more bytes and files in /work, /tmp and /dev/shm together, than the limits
-- output without end costing the trainer memory or time
-- forged or broken messages doing more than spoiling the answer to the cell that sent them
+- unlimited output using memory or time of the trainer
+- forged or malformed messages doing more than spoiling the answer to the cell that sent them
 Does not stop:
-- where no control group can be made, memory that no process maps: what is mapped is looked at five times a
+- where no control group can be created: memory that no process maps; mapped memory is checked five times a
   second
-- locks on files below /usr, which others who lock them notice
-- a cell and its threads using the processor up to its deadline; many short processes behind one another
-- trajectories noticing each other by the load they cause, or by the number of open files that they send along
-  sockets, which the kernel bounds by user; all of a zygote ending with it
-- learning under which paths of the host lies what it is shown, such as the packages: /proc/self/mountinfo
+- locks on files below /usr, which other programs that lock them notice
+- a cell and its threads using the processor up to its deadline; many short processes one after another
+- trajectories noticing each other by their load, or by the number of open files in flight over sockets, which
+  the kernel limits per user; all trajectories of a zygote ending with it
+- learning the paths on the host of folders that it is shown, such as packages: /proc/self/mountinfo
 - bugs in the kernel: for code of strangers, put a virtual machine around it
-- code learning about the machine: processor, kernel version, load
+- learning about the machine: processor, kernel version, load
 """
 
 from __future__ import annotations
@@ -45,56 +46,57 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import bubblewrap, cgroups, seccomp
-from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, checked
+from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, check_argv
 from torchrl_agentic.sandbox.bootstrap import supervisor_settings
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside import namespaces, rights
-from torchrl_agentic.sandbox.inside.files import WORK, inside, located
+from torchrl_agentic.sandbox.inside.files import WORK, inside, locate
 from torchrl_agentic.sandbox.inside.mounts import FOLDERS
 from torchrl_agentic.sandbox.link import Link, LinkLost, SocketStream
-from torchrl_agentic.sandbox.process import Streams, connected, how
+from torchrl_agentic.sandbox.process import StdioStreams, describe_exit, stdio_pipes
 from torchrl_agentic.sandbox.python_runtime import env_inside, find_python, python_inside
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, below, check_roots
 from torchrl_agentic.sandbox.workspace import MAX_READ
-from torchrl_agentic.sandbox.zygote_pool import START_S, Kind, Pool, Trajectory, pool_of
+from torchrl_agentic.sandbox.zygote_pool import START_S, Trajectory, ZygotePool, ZygoteSpec, shared_pool
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
 ZYGOTE_S = 0.5
-"""How much later than its trajectories the end of a zygote may show."""
+"""Maximum seconds from the end of the trajectories of a zygote until its own end is visible."""
 CLONES_AT_ONCE = 8
-"""More are made in several goes: all of them count against the limit of processes meanwhile."""
+"""Maximum number of clones per request; while they are made, all count against the limit of processes."""
 PRELOADED = ("numpy",)
-"""What is loaded before trajectories are forked, where it is installed, unless something else is named."""
+"""Modules that are imported before trajectories are forked, if they are installed and none are named."""
 OPEN_FILES = 256
-"""How many files a process may have open; with those that it may have sent, less than its user may have."""
+"""Maximum number of open files of a process. With files in flight over sockets, less than its user may have.
+"""
 OURS = 1
-"""How many processes are not the code's: the supervisor, or that which starts a command."""
-ALL_GONE = "all that ran in it and all its files are gone"
+"""Number of processes that are not the code's own: the supervisor, or the process that starts a command."""
+ALL_GONE = "its processes and files are lost"
 _NO_START = 126
 _ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, IsADirectoryError, PermissionError)}
 _NESTED = ("--dir", WORK, "--chdir", "/", "--remount-ro", "/", "--")
 
 
 class ForkServerSandbox(Sandbox):
-    """A trajectory's namespaces, with an interpreter that is live at once, commands, and files in memory.
+    """Namespaces of a trajectory, with a running interpreter, commands, and files in memory.
 
     Args:
-        limits: network is "none", "loopback" (an interface of its own), or "full" (the host's, its loopback
-            too).
-        preload: modules that are imported once for all; the model's imports of them cost nothing. None:
-            numpy, where it is installed.
-        seed: of `random` and of numpy's global generator; the same code then gives the same output. Who asks
-            the kernel for randomness gets it: `secrets`, `numpy.random.default_rng()`.
+        limits: Limits of the sandbox. The network is "none", "loopback" (an interface of its own), or "full"
+            (that of the host, its loopback included).
+        preload: Modules that are imported once, before trajectories are forked; importing them inside takes
+            no time. None for numpy, if it is installed.
+        seed: Seed of `random` and of numpy's global generator, so that the same code has the same output.
+            `secrets` and `numpy.random.default_rng()` use randomness of the kernel and are not seeded.
 
     Raises:
         ValueError: If code inside could not use a folder that the limits grant; see `check_roots`.
     """
 
     name: ClassVar[str] = "forkserver"
-    cannot: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_paths"})
+    not_stopped: ClassVar[frozenset[str]] = frozenset({"file_locks", "host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
     fork: ClassVar[bool] = True
 
@@ -105,54 +107,55 @@ class ForkServerSandbox(Sandbox):
         check_roots(self.limits, OWN_FOLDERS)
         self.preload = None if preload is None else tuple(preload)
         self.seed = seed
-        self._pool: Pool | None = None
+        self._pool: ZygotePool | None = None
         self._trajectory: Trajectory | None = None
         self._stream: SocketStream | None = None
         self._link: Link | None = None
         self._renewing = asyncio.Lock()
         self._reopens = False
-        """Whether the lost one has been cleared away, and no fresh one has come yet."""
+        """True if the lost trajectory has been closed and its replacement has not started yet."""
         self.has_run_code = False
-        """Whether anything of the model's has run in it, which may then be the cause of a loss."""
+        """True if code of the model has run here, which may then be the cause of a loss."""
         self.interpreter_taken = False
         self.has_live_clone = False
-        """Whether the interpreter here is the copy of another sandbox's; known when it is `settled`."""
+        """True if the interpreter here is a copy of that of another sandbox; valid after `wait_for_cloning`.
+        """
         self.cloning: asyncio.Task[None] | None = None
-        """What is copying this one, or making it a copy: whatever is asked of it waits for that."""
+        """Task that is copying this sandbox, or making it a copy; other requests wait for it."""
         self.lost = ""
-        """Why it could not become a copy."""
+        """Why this sandbox could not become a copy; "" if it could."""
 
     @property
     def limits_enforced(self) -> dict[str, bool]:
-        """Say of each limit, by name, whether it holds here; that of processor time for commands only."""
+        """Map each limit to whether it is enforced here; that of processor time holds for commands only."""
         names = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
         held = dict.fromkeys((*names, "network", "seccomp"), True)
         return {**held, "memory_total": cgroups.why_not() is None}
 
     def fresh(self) -> ForkServerSandbox:
-        """Make another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
         return ForkServerSandbox(self.limits, preload=self.preload, seed=self.seed)
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Return whether the sandbox can be used."""
         return self._link is not None or self._reopens or self.cloning is not None
 
     @property
     def connection(self) -> Link | None:
-        """The connection with the supervisor as it is, whole or lost; None while there is none."""
+        """The connection to the supervisor, which may be lost; None if there is none."""
         return self._link
 
     async def link(self) -> Link:
-        """Return the connection with the supervisor inside; wait for it while a copy is made.
+        """Return the connection to the supervisor inside; wait for it while a copy is being made.
 
-        Where that was lost, a fresh trajectory takes the place of the lost one, without its files.
+        If the connection was lost, a fresh trajectory without files replaces the lost one.
 
         Raises:
-            SandboxError: The sandbox is not open, could not become a copy, or was lost through no fault of
-                code inside: then the next call gets the fresh one.
+            SandboxError: If the sandbox is not open, could not become a copy, or was lost through no fault of
+                code inside. In the last case the next call gets the fresh trajectory.
         """
-        await self.settled()
+        await self.wait_for_cloning()
         if self._reopens or (self._link is not None and self._link.is_lost):
             await self._renew()
         if self._link is None:
@@ -160,18 +163,18 @@ class ForkServerSandbox(Sandbox):
         return self._link
 
     async def _renew(self) -> None:
-        """Go on with a fresh trajectory, unless somebody else has seen to that.
+        """Replace a lost trajectory by a fresh one, unless a concurrent call has done so.
 
         Raises:
-            SandboxError: The lost one ended with its zygote, which nothing inside can reach, or before
-                anything of the model's had run in it; or there can be no fresh one.
+            SandboxError: If the trajectory was lost together with its zygote, which nothing inside can reach,
+                or before code of the model had run in it; or if no fresh one can be created.
         """
         async with self._renewing:
             is_innocent = False
             if self._link is not None and self._link.is_lost:
                 assert self._trajectory is not None
                 is_innocent = not self.has_run_code or await self._trajectory.zygote.has_ended(ZYGOTE_S)
-                await to_the_end(self._close())
+                await run_to_completion(self._close())
                 self.losses += 1
                 self.has_run_code, self._reopens = False, True
             if self._reopens:
@@ -181,16 +184,17 @@ class ForkServerSandbox(Sandbox):
                 self._reopens = False
             if is_innocent:
                 raise SandboxError(
-                    "the sandbox was lost from outside, with all that it held; a fresh one is there"
+                    "the sandbox was ended from outside and its processes and files are lost; it is open "
+                    "again, without them"
                 )
 
-    async def settled(self) -> None:
-        """Wait until nothing is being copied, unless it is for the copying that this is asked."""
+    async def wait_for_cloning(self) -> None:
+        """Wait until no copy is being made. Return at once in the task that makes the copy."""
         while self.cloning not in (None, asyncio.current_task()):
-            await asyncio.wait((self.cloning,))  # then there may be the next one
+            await asyncio.wait((self.cloning,))  # another may have started
 
     async def open(self) -> None:
-        """Fork a trajectory, or take one that stands ready."""
+        """Fork a trajectory, or take a spare one."""
         if not self.is_open:
             await self._open()
 
@@ -198,26 +202,26 @@ class ForkServerSandbox(Sandbox):
         reason = self.lost or cannot_work()
         if reason:
             raise SandboxError(reason)
-        self._pool = pool_of(_kind(self.limits, self.preload))
+        self._pool = shared_pool(_zygote_spec(self.limits, self.preload))
         link = self._connect(await self._pool.acquire())
         try:
             async with asyncio.timeout(START_S):
                 await link.ask("start", seed=self.seed)
         except TimeoutError:
-            await to_the_end(self._close())
-            raise SandboxError("an interpreter does not start") from None
+            await run_to_completion(self._close())
+            raise SandboxError(f"the interpreter did not start within {START_S:g} s") from None
         except BaseException:
-            await to_the_end(self._close())
+            await run_to_completion(self._close())
             raise
         self._pool.refill()
 
     async def close(self) -> None:
-        """End all processes; with them go all files."""
+        """End all processes. The files end with them."""
         self._reopens = False
-        await to_the_end(self._close())
+        await run_to_completion(self._close())
 
     async def _close(self) -> None:
-        await self.settled()
+        await self.wait_for_cloning()
         link, self._link = self._link, None
         if link is None:
             return
@@ -242,7 +246,7 @@ class ForkServerSandbox(Sandbox):
         cwd: str | None = None,
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
-        """Run one command to its end, as process 1's child in a PID namespace of its own."""
+        """Run one command in a PID namespace of its own and wait until it ends."""
         effective, link = self.limits.narrow(limits), await self.link()
         had_run, self.has_run_code = self.has_run_code, True
         began = time.monotonic()
@@ -267,7 +271,7 @@ class ForkServerSandbox(Sandbox):
         if not found["started"] and not stopped:
             if not had_run:
                 raise SandboxError(f"a command could not be started: {stderr.strip() or 'no reason given'}")
-            stderr += "\n[the command was ended before it began]"
+            stderr += "\n[the command was ended before it started]"
         if stopped == "memory":
             total = self.limits.memory_total_bytes or 0
             stderr += f"\n[stopped: all processes together used more than {total >> 20} MiB]"
@@ -281,16 +285,16 @@ class ForkServerSandbox(Sandbox):
         )
 
     async def spawn(self, argv: Sequence[str]) -> Process:
-        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+        """Start a long-lived process. Its processor time is unlimited, because it serves many calls."""
         limits = replace(self.limits, cpu_seconds=None, wall_seconds=None)
-        async with connected() as (standard, connection):
+        async with stdio_pipes() as (standard, connection):
             header, link = self._command(argv, limits, None), await self.link()
             self.has_run_code = True
             number, answer = await link.begin("command", fds=standard, **header)
         return _Spawned(link, number, answer, connection)
 
     async def was_ended_outside(self, ended: str) -> bool:
-        """Return whether it ended with the whole sandbox, through no fault of code inside."""
+        """Return whether the process ended with the whole sandbox, through no fault of code inside."""
         try:
             await self.link()
         except SandboxError:
@@ -299,20 +303,20 @@ class ForkServerSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""
-        located(path, map(os.path.abspath, self.limits.fs_write_roots))
+        locate(path, map(os.path.abspath, self.limits.fs_write_roots))
         with _memory_file(data) as fds:
             await self._ask_about_file("write", fds=fds, path=path)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file inside, 64 MiB at most."""
-        located(path, map(os.path.abspath, (*self.limits.fs_read_roots, *self.limits.fs_write_roots)))
+        """Read a file inside, at most 64 MiB of it."""
+        locate(path, map(os.path.abspath, (*self.limits.fs_read_roots, *self.limits.fs_write_roots)))
         wanted = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ)
         with _memory_file(b"") as (fd,):
             await self._ask_about_file("read", fds=[fd], path=path, max_bytes=wanted)
             return os.pread(fd, wanted, 0)
 
     async def _ask_about_file(self, op: str, **request: Any) -> None:
-        """Ask for a file to be read or written; of the fresh trajectory if this one ends meanwhile."""
+        """Request reading or writing a file; repeat it in the fresh trajectory if this one ends meanwhile."""
         try:
             answer = await (await self.link()).ask(op, **request)
         except LinkLost:
@@ -320,22 +324,25 @@ class ForkServerSandbox(Sandbox):
         _raise(answer)
 
     def take_interpreter(self) -> None:
-        """Take the interpreter for oneself.
+        """Reserve the interpreter of this sandbox for the caller.
 
         Raises:
-            SandboxError: somebody else has it.
+            SandboxError: If it is reserved already.
         """
         if self.interpreter_taken:
             raise SandboxError(
-                "the interpreter of this sandbox is in use; for a second one take SubprocessRepl(sandbox)"
+                "the interpreter of this sandbox is in use; create a second one with SubprocessRepl(sandbox)"
             )
         self.interpreter_taken = True
 
     async def clones(self, n: int) -> Sequence[Sandbox]:
-        """Make open copies, with the memory of the interpreter and all files below /work and /tmp.
+        """Create open copies, with the memory of the interpreter and all files below /work and /tmp.
 
-        Commands and background processes end, here too. Where the interpreter has something that would be
-        shared, or runs a cell, the copies have the files alone: see `has_live_clone`.
+        Commands and background processes end, also in this sandbox. If the interpreter runs a cell, or has
+        something that copies would share, the copies have the files only; see `has_live_clone`.
+
+        Args:
+            n: Number of copies.
         """
         clones: list[Sandbox] = []
         try:
@@ -361,22 +368,22 @@ class ForkServerSandbox(Sandbox):
             except BaseException as error:
                 self._pool.release(*made)
                 if isinstance(error, asyncio.CancelledError):
-                    await link.close()  # nobody says any more whether the interpreter is still there
-                    self.has_run_code = False  # and that is no fault of code inside
+                    await link.close()  # the answer would say whether the interpreter still exists
+                    self.has_run_code = False  # its loss is not the fault of code inside
                 raise
         if "error" in found:
             self._pool.release(*made)
-            logger.info("a sandbox is cloned without its interpreter: %s", found["error"])
+            logger.info("cloning a sandbox without its interpreter: %s", found["error"])
             return await super().clones(n)
         try:
-            await to_the_end(self._move(link, made[0]))
+            await run_to_completion(self._move(link, made[0]))
         except BaseException:
             self._pool.release(*made[1:])
             raise
-        return [self._around(trajectory) for trajectory in made[1:]]
+        return [self._wrap_clone(trajectory) for trajectory in made[1:]]
 
     async def _move(self, link: Link, trajectory: Trajectory) -> None:
-        """Go on as another trajectory: we are a clone ourselves by now."""
+        """Continue as another trajectory: after cloning, this sandbox is a clone too."""
         stream, before = self._stream, self._trajectory
         assert self._pool is not None
         assert stream is not None
@@ -386,15 +393,19 @@ class ForkServerSandbox(Sandbox):
         stream.close()
         self._pool.release(before)
 
-    def _around(self, trajectory: Trajectory) -> ForkServerSandbox:
+    def _wrap_clone(self, trajectory: Trajectory) -> ForkServerSandbox:
         clone = self.fresh()
         clone._pool = self._pool
         clone._connect(trajectory)
         clone.has_live_clone, clone.has_run_code = True, self.has_run_code
         return clone
 
-    def become(self, made: ForkServerSandbox) -> None:
-        """Take over what another one with the same settings has opened; to be used instead of it."""
+    def adopt(self, made: ForkServerSandbox) -> None:
+        """Take over the open trajectory of another sandbox with the same settings.
+
+        Args:
+            made: The other sandbox; it is not used afterwards.
+        """
         self._pool, self._trajectory = made._pool, made._trajectory
         self._stream, self._link = made._stream, made._link
         self.interpreter_taken, self.has_live_clone = made.interpreter_taken, made.has_live_clone
@@ -402,7 +413,7 @@ class ForkServerSandbox(Sandbox):
 
     @property
     def python_argv(self) -> tuple[str, ...]:
-        """The command that starts Python inside."""
+        """Return the command that starts Python inside."""
         return (python_inside(),)
 
     def _connect(self, trajectory: Trajectory) -> Link:
@@ -413,7 +424,7 @@ class ForkServerSandbox(Sandbox):
 
     def _command(self, argv: Sequence[str], limits: ResourceLimits, cwd: str | None) -> dict[str, Any]:
         return {
-            "argv": checked(argv),
+            "argv": check_argv(argv),
             "folder": "/".join((WORK, *inside(cwd or WORK))),
             "env": dict(env_inside(limits)),
             "limits": _limits(limits),
@@ -422,28 +433,28 @@ class ForkServerSandbox(Sandbox):
         }
 
 
-class _Spawned(Streams):
-    """A long-lived process of a trajectory's."""
+class _Spawned(StdioStreams):
+    """A long-lived process in a trajectory."""
 
     def __init__(self, link: Link, number: int, answer: asyncio.Future[Any], connection: Any) -> None:
         super().__init__(*connection)
         self._link, self._number, self._answer = link, number, answer
 
     async def kill(self) -> None:
-        """End it and everything it started."""
+        """Kill the process and everything that it started."""
         with contextlib.suppress(SandboxError):
             if not self._answer.done():
                 await self._link.begin("stop_command", which=self._number)
             await asyncio.shield(asyncio.wait((self._answer,)))
-        self.hang_up()
+        self.disconnect()
 
     async def wait(self) -> str:
-        """Wait until it has ended, and say how."""
+        """Wait until the process has ended. Return how it ended."""
         try:
             found, _ = await asyncio.shield(self._answer)
         except SandboxError:
             return "lost with its sandbox"
-        return how(-9 if found["code"] is None else found["code"])
+        return describe_exit(-9 if found["code"] is None else found["code"])
 
 
 async def _stop(link: Link, number: int, answer: asyncio.Future[Any]) -> None:
@@ -461,7 +472,7 @@ def _raise(answer: tuple[dict[str, Any], list[bytes]]) -> None:
 
 @contextlib.contextmanager
 def _memory_file(data: bytes | None) -> Any:
-    """Put data into a file without a name, at its start; give its descriptor, or none for no data."""
+    """Yield the descriptor of an anonymous file with this content, at its start; an empty tuple for None."""
     if data is None:
         yield ()
         return
@@ -485,15 +496,15 @@ def _limits(limits: ResourceLimits) -> dict[str, int | None]:
     }
 
 
-def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
-    # With a loopback it has a network namespace of its own; else it shares names of sockets with its zygote.
+def _zygote_spec(limits: ResourceLimits, preload: Sequence[str] | None) -> ZygoteSpec:
+    # With a loopback it has its own network namespace; otherwise it shares socket names with its zygote.
     scope = seccomp.SCOPED if limits.network == "loopback" else rights.landlock_version()
     program = seccomp.program(families=bubblewrap.families(limits), enters=True, landlock=scope)
-    assert program is not None  # without a filter for this processor, the canary fails
+    assert program is not None  # `cannot_work` has checked the processor
     python = find_python()
     shown = () if python is None or python[1] is None else (python[1],)
     roots = below((*shown, *limits.fs_read_roots, *limits.fs_write_roots), FOLDERS)
-    return Kind(
+    return ZygoteSpec(
         command=(
             bubblewrap.bwrap(),
             *bubblewrap.NAMESPACES,
@@ -522,15 +533,15 @@ def _kind(limits: ResourceLimits, preload: Sequence[str] | None) -> Kind:
 
 @functools.cache
 def cannot_work() -> str | None:
-    """Say why no trajectory can be forked here; None if one can. Tries it, once per process."""
+    """Return why no trajectory can be forked here, or None if one can. Test it once per process."""
     reason = bubblewrap.why_not()
     if reason is not None:
         return reason
     if seccomp.program() is None:
-        return f"the fork server knows no system call filter for {platform.machine()}"
+        return f"the fork server has no system call filter for {platform.machine()}"
     if rights.landlock_version() < 2:
-        return "the fork server needs a kernel with Landlock, version 2 or later (Linux 5.19)"
+        return "the fork server needs a kernel with Landlock version 2 or later (Linux 5.19)"
     try:
-        return pool_of(_kind(ResourceLimits(), None)).try_out()
+        return shared_pool(_zygote_spec(ResourceLimits(), None)).probe()
     except SandboxError as error:
         return str(error)

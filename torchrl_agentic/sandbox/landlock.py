@@ -1,27 +1,27 @@
-"""A sandbox for where no namespaces can be made: Landlock, seccomp, limits, and a process that cleans up.
+"""`LandlockSandbox`: Landlock, seccomp and limits, for machines where namespaces cannot be created.
 
 Stops:
-- reading or writing host files, other than /usr and the roots that were granted, as root too
+- reading or writing host files, other than /usr and granted folders, even if the trainer is root
 - moving, linking or mounting its way out of its folder
 - signalling, tracing or reading any process but its own; changing their limits or priorities
 - keeping processes alive after the command or the sandbox has ended
-- the network, unless it was granted: TCP, UDP, abstract and netlink sockets, sockets by path
+- using a network that was not granted: TCP, UDP, abstract and netlink sockets, sockets by path
 - shared memory, semaphores and message queues that outlive it or that others use; watching folders
 - gaining rights: capabilities, setuid programs, new namespaces, mounts, ptrace, keyrings, bpf, io_uring
 - typing into the trainer's terminal; reading the trainer's environment, arguments or open files
 - one process using more memory, processor time or file size than its limits; more processes than its limit
-- output without end costing the trainer memory
+- unlimited output using memory of the trainer
 Does not stop:
-- learning of any path whether it exists, its size and its owner; of any process, that it exists
-- what a cell leaves running taking processor time as long as its interpreter lives
-- changing rights, times and attributes of files by their path, where the user is the trainer's: not as root
-- with the network "full": the host's loopback, its abstract sockets with Landlock before version 6, its
-  sockets by path
-- many processes together using max_processes × memory_bytes where no control group can be made
-- many files together filling the host's disk
-- locks on files below /usr, which others who lock them notice
+- learning whether any path exists, its size and its owner; learning which processes exist
+- processes that a cell leaves running using processor time as long as its interpreter lives
+- changing rights, times and attributes of files by their path, if the trainer is not root
+- with the network "full": using the loopback of the host, its sockets by path and, with Landlock before
+  version 6, its abstract sockets
+- many processes together using max_processes × memory_bytes where no control group can be created
+- many files together filling the disk of the host
+- locks on files below /usr, which other programs that lock them notice
 - bugs in the kernel: for code of strangers, put a virtual machine around it
-- code learning about the machine: processor, kernel version, load
+- learning about the machine: processor, kernel version, load
 """
 
 from __future__ import annotations
@@ -40,11 +40,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups, seccomp
-from torchrl_agentic.sandbox.base import SandboxResult, checked
+from torchrl_agentic.sandbox.base import SandboxResult, check_argv
 from torchrl_agentic.sandbox.bootstrap import OPEN_FILES, program
-from torchrl_agentic.sandbox.cancellation import off_loop
+from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.cgroups import MemoryGroup
-from torchrl_agentic.sandbox.process import AskedCommand, AskedServed, as_nobody, serve, start
+from torchrl_agentic.sandbox.process import (
+    GracefulCommand,
+    GracefulServer,
+    as_nobody,
+    start_command,
+    start_server,
+)
 from torchrl_agentic.sandbox.python_runtime import env_on_host, find_packages, find_python, python_inside
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import check_roots
@@ -55,8 +61,8 @@ if TYPE_CHECKING:
     from torchrl_agentic.sandbox.inside.confine import Order
 
 INSTALL = (
-    "Landlock needs Linux 5.13 or later on x86-64 or aarch64, with 'landlock' in /sys/kernel/security/lsm; "
-    "in a container its system calls and seccomp(2) must be allowed, as Docker 23 and later do"
+    "Landlock needs Linux 5.13 or later on x86-64 or aarch64, and 'landlock' in /sys/kernel/security/lsm; "
+    "in a container its system calls and seccomp(2) must be allowed, as by Docker 23 and later"
 )
 
 _READ = (
@@ -70,17 +76,21 @@ _READ_FOR_NAMES = (
 
 
 class LandlockSandbox(FolderSandbox):
-    """Commands that reach nothing but a private folder, which they see under its path on the host.
+    """Run commands that can reach only a private folder, which they see under its path on the host.
 
-    Where we are root they run as nobody. They have no /tmp, no /dev/shm and no /proc; HOME and TMPDIR are the
-    folder. network in the limits: "none", or "full" (the host's, its loopback too).
+    If the trainer is root, they run as nobody. They have no /tmp, no /dev/shm and no /proc; HOME and TMPDIR
+    are the private folder.
+
+    Args:
+        limits: Limits of the sandbox. The network is "none" or "full" (that of the host, its loopback
+            included).
 
     Raises:
         ValueError: If code inside could not use a folder that the limits grant; see `check_roots`.
     """
 
     name: ClassVar[str] = "landlock"
-    cannot: ClassVar[frozenset[str]] = frozenset(
+    not_stopped: ClassVar[frozenset[str]] = frozenset(
         {"file_locks", "host_metadata", "host_paths", "leftover_cpu"}
     )
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
@@ -92,7 +102,7 @@ class LandlockSandbox(FolderSandbox):
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here."""
+        """Map each limit to whether it is enforced here."""
         return {
             "cpu_seconds": True,
             "memory_bytes": True,
@@ -105,14 +115,14 @@ class LandlockSandbox(FolderSandbox):
         }
 
     def fresh(self) -> LandlockSandbox:
-        """Make another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
         return LandlockSandbox(self.limits)
 
     async def open(self) -> None:
-        """Make ready."""
+        """Create the private folder and check that Landlock works."""
         if self._workspace is not None:
             return
-        reason = await off_loop(why_not)
+        reason = await run_in_thread(why_not)
         if reason:
             raise SandboxError(reason)
         self._version = _landlock_version()
@@ -126,14 +136,21 @@ class LandlockSandbox(FolderSandbox):
         cwd: str | None = None,
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
-        """Run one command to its end."""
+        """Run one command and wait until it ends; see `Sandbox.run`.
+
+        Args:
+            argv: The command and its arguments.
+            stdin: Standard input of the command; None for empty input.
+            cwd: Working folder, a path inside the sandbox; None for /work.
+            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
+        """
         effective = self.limits.narrow(limits)
         status_fd, status_end = os.pipe()
         try:
             os.set_blocking(status_fd, False)
-            order = self._order(checked(argv), effective, cwd=cwd, status_fd=status_end)
+            order = self._order(check_argv(argv), effective, cwd=cwd, status_fd=status_end)
             with _starting(order, self._group) as (command, fds):
-                child = await start(
+                child = await start_command(
                     command,
                     env={},
                     cwd="/",
@@ -147,7 +164,7 @@ class LandlockSandbox(FolderSandbox):
         finally:
             os.close(status_end)
         try:
-            ended = await self._run_to_end(AskedCommand(child), effective)
+            ended = await self._communicate(GracefulCommand(child), effective)
         finally:
             with os.fdopen(status_fd, "rb") as status:
                 completed = bool(status.read(1))
@@ -155,19 +172,19 @@ class LandlockSandbox(FolderSandbox):
             raise SandboxError(f"the sandbox failed: {ended.stderr.text().strip() or 'no reason given'}")
         return result_of(ended, ended.code)
 
-    async def spawn(self, argv: Sequence[str]) -> AskedServed:
-        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+    async def spawn(self, argv: Sequence[str]) -> GracefulServer:
+        """Start a long-lived process. Its processor time is unlimited, because it serves many calls."""
         limits = replace(self.limits, cpu_seconds=None)
-        with _starting(self._order(checked(argv), limits), self._group) as (command, fds):
-            served = await serve(command, env={}, cwd="/", pass_fds=fds, drop_root=True)
-        return self._keep(AskedServed(served))
+        with _starting(self._order(check_argv(argv), limits), self._group) as (command, fds):
+            server = await start_server(command, env={}, cwd="/", pass_fds=fds, drop_root=True)
+        return self._keep(GracefulServer(server))
 
     @property
     def python_argv(self) -> tuple[str, ...]:
-        """The command that starts Python inside.
+        """Return the command that starts Python inside.
 
         Raises:
-            SandboxError: there is none that whoever runs inside may read.
+            SandboxError: If the user that code runs as can read no interpreter.
         """
         return (python_inside(),)
 
@@ -206,13 +223,13 @@ def _order(
     if found is not None and found[1] is not None:
         read.append(found[1])
     read += find_packages()
-    # A call may narrow it to a loopback, which would be the host's: then there is none.
+    # A call may narrow "full" to "loopback". That would be the loopback of the host, so there is no network.
     online = limits.network == "full"
     if online:
         read += filter(os.path.exists, _READ_FOR_NAMES)
     families = seccomp.NETWORK if online else ()
     filter_ = seccomp.program(families=families, landlock=version, has_namespaces=False)
-    assert filter_ is not None, "why_not() has looked at the processor"
+    assert filter_ is not None, "why_not() checks the processor"
     gate, starts = seccomp.gate(landlock=version)
     return {
         "argv": [word.encode() for word in argv],
@@ -241,10 +258,10 @@ def _order(
 
 @contextlib.contextmanager
 def _starting(order: Order, group: MemoryGroup | None) -> Generator[tuple[list[str], list[int]]]:
-    """Make the command that carries an order out, and the descriptors that it needs.
+    """Yield the command that carries out an order, and the descriptors that it needs.
 
-    Nothing of the order stands in the command, where every user of the machine could read it. group: what the
-    command of the order enters; the process that looks after it stays outside.
+    The order is in a file and not in the command, which every user of the machine can read. The command of
+    the order enters `group`; its supervisor stays outside.
     """
     fds = [os.memfd_create("order")]
     try:
@@ -264,24 +281,24 @@ def _starting(order: Order, group: MemoryGroup | None) -> Generator[tuple[list[s
 
 
 def _landlock_version() -> int:
-    from torchrl_agentic.sandbox.inside.rights import landlock_version  # is there on Linux only
+    from torchrl_agentic.sandbox.inside.rights import landlock_version  # works on Linux only
 
     return landlock_version()
 
 
-_run: Any = subprocess.run  # its overloads know nothing of `user=` in a dict
+_run: Any = subprocess.run  # its overloads do not accept `user=` from a dict
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Say why this does not work here; None if it does. Tries it, once per process."""
+    """Return why this sandbox does not work here, or None if it does. Test it once per process."""
     if sys.platform != "linux" or seccomp.program() is None:
         return (
-            "the Landlock sandbox works on Linux on x86-64 and aarch64 only, not on "
-            f"{sys.platform}, {platform.machine()}"
+            "the Landlock sandbox works on Linux on x86-64 and aarch64 only; this is "
+            f"{sys.platform} on {platform.machine()}"
         )
     if not _landlock_version():
-        return f"this kernel has no Landlock, or it is not switched on. {INSTALL}"
+        return f"this kernel has no Landlock, or it is disabled. {INSTALL}"
     secret = "/etc/passwd"
     prefix, identity = as_nobody()
     try:

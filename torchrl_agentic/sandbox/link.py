@@ -1,4 +1,4 @@
-"""The host's side of the connection with a supervisor: requests go in, each gets its answer."""
+"""`Link`: the host's side of the connection to a supervisor. It matches answers to requests."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from torchrl_agentic.sandbox.inside.wire import BadMessage, Splitter, pack
 from torchrl_agentic.text import read_json
 
 MAX_ANSWER = 9 << 20
-"""The longest answer that is taken, in bytes, besides output: a cell's images above all."""
+"""Maximum bytes of an answer, output excluded; mostly the images of a cell."""
 MAX_REQUEST = 72 << 20
-"""The longest request that is sent, in bytes."""
+"""Maximum bytes of a request."""
 
 Header = dict[str, Any]
 Answer: TypeAlias = "asyncio.Future[tuple[Header, list[bytes]]]"
 
 
 class LinkLost(SandboxError):
-    """The other side of a link is gone, says what makes no sense, or was given up.
+    """The supervisor is gone, has sent an invalid message, or was given up.
 
-    Code inside can bring that about, unless `cause` says otherwise.
+    Code inside can cause this, unless `cause` is set.
+
+    Args:
+        cause: See `cause`.
 
     Attributes:
-        cause: Error of the stream itself, say of a remote service; None if the stream merely ended.
+        cause: Error of the stream itself, such as that of a remote service; None if the stream merely ended.
     """
 
     def __init__(self, cause: SandboxError | None = None) -> None:
@@ -38,56 +41,74 @@ class LinkLost(SandboxError):
 
 
 class Stream(Protocol):
-    """What a link sends and receives over."""
+    """A byte stream that a link uses."""
 
     def try_send(self, data: bytes, fds: Sequence[int]) -> int:
-        """Send what can be sent at once, and open files along with its first byte; give how much that was.
+        """Send as much as possible without waiting, and return the number of bytes sent.
+
+        Args:
+            data: Bytes to send.
+            fds: Descriptors of open files to send with the first byte.
 
         Raises:
-            SandboxError: nothing was sent, but something may be later.
-            EOFError, OSError: the other side is gone.
+            SandboxError: If nothing could be sent now, but may be later.
+            EOFError: If the other side is gone.
+            OSError: If the other side is gone.
         """
         ...
 
     async def send(self, data: bytes) -> None:
-        """Send all of it.
+        """Send all bytes.
+
+        Args:
+            data: Bytes to send.
 
         Raises:
-            EOFError, OSError: the other side is gone.
+            EOFError: If the other side is gone.
+            OSError: If the other side is gone.
         """
         ...
 
     async def receive(self) -> bytes:
-        """Wait for some bytes; empty at the end."""
+        """Wait for bytes and return them; b"" at the end."""
         ...
 
 
 class SocketStream:
-    """A stream over a socket, along which open files can be sent."""
+    """A stream over a Unix socket, which can carry open files.
+
+    Args:
+        connection: The socket.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         connection.setblocking(False)
 
     def try_send(self, data: bytes, fds: Sequence[int]) -> int:
-        """Send what can be sent at once."""
+        """Send as much as possible without waiting; see `Stream.try_send`.
+
+        Args:
+            data: Bytes to send.
+            fds: Descriptors of open files to send with the first byte.
+        """
         try:
             return socket.send_fds(self._socket, [data], list(fds)) if fds else self._socket.send(data)
         except BlockingIOError:
             if fds:
-                raise SandboxError("the sandbox has more to do than it can be told") from None
+                raise SandboxError("the sandbox is busy: its queue of requests is full") from None
             return 0
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
-                raise SandboxError("too many open files are on their way") from None
+                raise SandboxError("too many open files are in flight over sockets") from None
             raise
 
     async def send(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     def finish(self) -> None:
-        """Let the other side see the end, and go on reading."""
+        """Close the sending direction. Receiving still works."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -96,14 +117,16 @@ class SocketStream:
         self._socket.close()
 
     async def receive(self) -> bytes:
-        """Wait for some bytes."""
+        """Wait for bytes and return them."""
         return await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16)
 
 
 class Link:
-    """Requests to a supervisor, any number at the same time.
+    """A connection to a supervisor that can carry many requests at the same time.
 
-    output_bytes: how much it keeps of each stream.
+    Args:
+        stream: The stream to the supervisor.
+        output_bytes: Maximum bytes that the supervisor keeps of each output stream.
     """
 
     def __init__(self, stream: Stream, *, output_bytes: int) -> None:
@@ -114,12 +137,12 @@ class Link:
         self._sending = asyncio.Lock()
         self._ended = False
         self.cause: SandboxError | None = None
-        """Error of the stream that it was lost by, if that was the cause; see `LinkLost`."""
+        """Error of the stream that caused the loss, or None; see `LinkLost`."""
         self._reader = asyncio.create_task(self._read())
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be asked any more."""
+        """True if no more requests can be made."""
         return self._ended
 
     async def ask(
@@ -127,21 +150,37 @@ class Link:
     ) -> tuple[Header, list[bytes]]:
         """Send a request and wait for its answer.
 
+        Args:
+            op: Name of the operation.
+            fields: Binary fields of the request.
+            fds: Descriptors of open files to send.
+            header: Arguments of the operation, as JSON.
+
+        Returns:
+            The header and the binary fields of the answer.
+
         Raises:
-            LinkLost: The other side is gone, or ends meanwhile.
-            SandboxError: The other side could not do it.
-            ValueError: the request is too long.
+            LinkLost: If the supervisor is gone, or ends meanwhile.
+            SandboxError: If the supervisor could not do it.
+            ValueError: If the request is too long.
         """
         return await (await self.begin(op, *fields, fds=fds, **header))[1]
 
     async def begin(
         self, op: str, *fields: bytes, fds: Sequence[int] = (), **header: Any
     ) -> tuple[int, Answer]:
-        """Send a request; give its number, and the answer to come.
+        """Send a request. Return its number and a future of its answer.
+
+        Args:
+            op: Name of the operation.
+            fields: Binary fields of the request.
+            fds: Descriptors of open files to send.
+            header: Arguments of the operation, as JSON.
 
         Raises:
-            LinkLost: The other side is gone.
-            SandboxError: Nothing was sent, but something may be later.
+            LinkLost: If the supervisor is gone.
+            SandboxError: If nothing could be sent now, but may be later.
+            ValueError: If the request is too long.
         """
         if self._ended:
             raise LinkLost(self.cause)
@@ -150,7 +189,7 @@ class Link:
         body = json.dumps({**header, "op": op, "id": number, "files": len(fds)}).encode("ascii")
         data = pack(body, *fields)
         if len(data) > MAX_REQUEST:
-            raise ValueError(f"a request of {len(data) >> 20} MiB; at most {MAX_REQUEST >> 20} MiB are taken")
+            raise ValueError(f"a request has {len(data) >> 20} MiB; the maximum is {MAX_REQUEST >> 20}")
         answer: Answer = asyncio.get_running_loop().create_future()
         await self._sending.acquire()
         try:
@@ -166,7 +205,7 @@ class Link:
         if sent == len(data):
             self._sending.release()
         else:
-            # Not given up when the caller is: what is sent next would be taken for the rest of this.
+            # Continues if the caller is cancelled: the next request must not become the rest of this one.
             await asyncio.shield(asyncio.ensure_future(self._finish(data[sent:])))
         return number, answer
 
@@ -179,14 +218,14 @@ class Link:
             self._sending.release()
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading and fail all requests that wait."""
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
         self._lose()
 
     async def ended(self) -> None:
-        """Wait until the other side has hung up."""
+        """Wait until the supervisor has closed the connection."""
         await asyncio.wait((self._reader,))
 
     async def _read(self) -> None:
@@ -203,17 +242,17 @@ class Link:
             self._lose()
 
     def _take(self, message: list[bytes]) -> None:
-        """Hand an answer to whoever asked.
+        """Resolve the future of the request that a message answers.
 
         Raises:
-            BadMessage: It is no answer.
+            BadMessage: If it is not an answer.
         """
         try:
             body, *fields = message
             header: Any = read_json(body)
             waiting = self._waiting.pop(header["id"], None)
         except (ValueError, TypeError, KeyError):
-            raise BadMessage("no answer") from None
+            raise BadMessage("not an answer") from None
         if waiting is None or waiting.done():
             return
         if "failed" in header:
@@ -227,4 +266,4 @@ class Link:
         for answer in waiting.values():
             if not answer.done():
                 answer.set_exception(LinkLost(self.cause))
-                answer.exception()  # looked at, so that asyncio does not complain if nobody else does
+                answer.exception()  # retrieved, so that asyncio does not log it as never retrieved

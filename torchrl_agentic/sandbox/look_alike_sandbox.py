@@ -1,4 +1,4 @@
-"""`ensure_sandbox` and `ensure_template`, which adapt sandboxes that do not derive from `Sandbox`."""
+"""`ensure_sandbox` and `ensure_template`: adapt objects that behave like a `Sandbox`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 
-class DuckSandbox(Sandbox):
-    """A look-alike of a sandbox behind the interface.
+class SandboxAdapter(Sandbox):
+    """Adapts an object that behaves like a sandbox to `Sandbox`.
 
-    Its `fresh` is the object's, or else a deep copy of the object as it was when it was adapted. What else
-    the object may have is used: `is_open`, `limits_enforced`, `isolated`, `spawn`, `python_argv`.
+    `fresh` calls that of the object, or else makes a deep copy of the object as it was when it was adapted.
+    The optional members `is_open`, `limits_enforced`, `isolated`, `spawn` and `python_argv` are used if it
+    has them.
     """
 
     def __init__(self, target: Any) -> None:
@@ -28,11 +29,11 @@ class DuckSandbox(Sandbox):
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Return what the object says of its limits; nothing if it says nothing."""
+        """Return `limits_enforced` of the object; empty if it has none."""
         return getattr(self.target, "limits_enforced", {})
 
     def fresh(self) -> Sandbox:
-        """Return another one with the same settings, not open yet.
+        """Return a new, unopened sandbox with the same settings.
 
         Raises:
             TypeError: If the object has no `fresh` and cannot be copied.
@@ -41,7 +42,7 @@ class DuckSandbox(Sandbox):
 
     @property
     def is_open(self) -> bool:
-        """Return what the object says, or else whether `open` was called."""
+        """Return `is_open` of the object, or else whether `open` was called."""
         return bool(getattr(self.target, "is_open", self._is_open))
 
     async def open(self) -> None:
@@ -64,7 +65,7 @@ class DuckSandbox(Sandbox):
         cwd: str | None = None,
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
-        """Run one command to its end."""
+        """Run one command and wait until it ends."""
         return await self.target.run(argv, stdin=stdin, cwd=cwd, limits=limits)
 
     async def spawn(self, argv: Sequence[str]) -> Process:
@@ -94,11 +95,11 @@ class DuckSandbox(Sandbox):
 
 
 class Template:
-    """Makes objects like one that people brought: by its `fresh`, or as copies of how it was at first.
+    """Creates objects like a given one: by its `fresh`, or as copies of its initial state.
 
     Args:
         target: The object.
-        shared: What copies do not copy but refer to, or replace by what `make` is given.
+        shared: Objects that copies refer to instead of copying them, unless `make` is given replacements.
     """
 
     def __init__(self, target: Any, *shared: Any) -> None:
@@ -109,7 +110,7 @@ class Template:
         self.reason = ""
         if not callable(self._fresh):
             if getattr(target, "is_open", False) is True:
-                self.reason = "it is open already"
+                self.reason = "it is already open"
                 return
             try:
                 self._untouched = copy.deepcopy(target, {id(item): item for item in shared})
@@ -117,7 +118,11 @@ class Template:
                 self.reason = f"it cannot be copied ({error})"
 
     def make(self, *given: Any) -> Any:
-        """Return another object; `given` takes the place of what is shared, or is handed to `fresh`.
+        """Return a new object.
+
+        Args:
+            given: Replacements of the shared objects, in their order; arguments of `fresh` if the object has
+                it.
 
         Raises:
             TypeError: If the object has no `fresh` and cannot be copied.
@@ -129,47 +134,51 @@ class Template:
         return copy.deepcopy(self._untouched, memo)
 
     def check(self) -> None:
-        """Raise TypeError if no other object can be made."""
+        """Check that new objects can be made.
+
+        Raises:
+            TypeError: If the object has no `fresh` and cannot be copied.
+        """
         if self.reason:
             raise TypeError(
-                f"each trajectory needs a {self._kind} of its own, but this one lacks fresh, and"
+                f"each trajectory needs its own {self._kind}, but this one has no fresh(), and"
                 f" {self.reason}:"
-                " define fresh(), which returns another one with the same settings, not open yet"
+                " define fresh(), which returns a new, unopened one with the same settings"
             )
 
 
-_adapted: WeakValueDictionary[int, DuckSandbox] = WeakValueDictionary()
-"""By the identity of the object: tools that are given the same one share its adapter, and so their files."""
+_adapted: WeakValueDictionary[int, SandboxAdapter] = WeakValueDictionary()
+"""Adapters by the identity of the object: tools with the same object share its adapter and its files."""
 
 
 def ensure_sandbox(item: Any, *, also: Sequence[str] = ()) -> Sandbox:
-    """Return a `Sandbox` for what people bring: a Sandbox itself, or a look-alike.
+    """Return a `Sandbox` for an object: the object itself, or an adapter.
 
     Args:
-        item: A Sandbox, or an object with `limits` and the coroutine functions `open`, `close`, `run`,
-            `write_file` and `read_file`, which take the arguments of those of `Sandbox`.
-        also: What else the caller uses, such as "spawn".
+        item: A `Sandbox`, or an object with `limits` and the coroutine functions `open`, `close`, `run`,
+            `write_file` and `read_file`, with the same arguments as those of `Sandbox`.
+        also: Further members that the caller uses, such as "spawn".
 
     Raises:
-        TypeError: If it is none of these. The message names what a look-alike lacks.
+        TypeError: If it is neither. The message names the missing members.
     """
     if derives(item, Sandbox):
         return item
     _check(item, [*lacking(item, Sandbox), *also])
     adapter = _adapted.get(id(item))
     if adapter is None:
-        adapter = _adapted[id(item)] = DuckSandbox(item)
+        adapter = _adapted[id(item)] = SandboxAdapter(item)
     return adapter
 
 
 def ensure_template(item: Any) -> Sandbox:
-    """Return a `Sandbox` whose `fresh` works, for tools that open one for each trajectory.
+    """Return a `Sandbox` whose `fresh` works, for tools that open a sandbox for each trajectory.
 
     Raises:
-        TypeError: If it is none, or if nothing says how to make another one like it.
+        TypeError: If `item` is not a sandbox, or if no new one can be made from it.
     """
     sandbox = ensure_sandbox(item)
-    if derives(sandbox, DuckSandbox):
+    if derives(sandbox, SandboxAdapter):
         sandbox.template.check()
     return sandbox
 
@@ -177,7 +186,7 @@ def ensure_template(item: Any) -> Sandbox:
 def _check(item: Any, members: Sequence[str]) -> None:
     """Raise TypeError if an object lacks members."""
     if isinstance(item, type):
-        raise TypeError(f"{item.__name__} is a class; a sandbox is an object: write {item.__name__}(...)")
+        raise TypeError(f"expected a sandbox, got the class {item.__name__}: write {item.__name__}(...)")
     missing = [name for name in members if not hasattr(item, name)]
     if missing:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Reading a pipe on the event loop, in bounded memory."""
+"""Processes of sandboxes on this host: start, drive and kill them, with bounded memory for output."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from torchrl_agentic.sandbox.cgroups import MemoryGroup
 from torchrl_agentic.sandbox.inside.capture import CHUNK, Capture
 from torchrl_agentic.sandbox.workspace import NOBODY
 
-__all__ = ["Capture", "Drain"]
+__all__ = ["Capture", "PipeReader"]
 
 
-class Drain:
-    """Reads a pipe into a Capture whenever there is something, until its end."""
+class PipeReader:
+    """Reads a pipe into a `Capture` whenever it is readable, until its end.
+
+    Args:
+        fd: Descriptor of the pipe; it is closed at the end.
+        capture: Where the output is kept.
+    """
 
     def __init__(self, fd: int, capture: Capture) -> None:
         self.fd = fd
@@ -33,9 +38,13 @@ class Drain:
         self._loop.add_reader(fd, self.pull)
 
     def pull(self, rounds: int = 16) -> None:
-        """Read what is there now, in no more than some rounds, so that a flood does not hold up others."""
+        """Read what is there now, with at most `rounds` reads, so that a flood does not block the event loop.
+
+        Args:
+            rounds: Maximum number of reads.
+        """
         if self.ended.is_set():
-            return  # the number of the pipe may be somebody else's by now
+            return  # the descriptor may belong to another file by now
         for _ in range(rounds):
             try:
                 data = os.read(self.fd, CHUNK)
@@ -49,7 +58,7 @@ class Drain:
             self.capture.add(data)
 
     def stop(self) -> None:
-        """Read no more, and close the pipe."""
+        """Stop reading and close the pipe."""
         if not self.ended.is_set():
             self._loop.remove_reader(self.fd)
             os.close(self.fd)
@@ -57,14 +66,21 @@ class Drain:
 
 
 MAX_ERRORS = 4096
-"""How much is kept of what a long-lived process writes to stderr."""
+"""Maximum bytes that are kept of the stderr of a long-lived process."""
 END_S = 1.0
-"""How long the processes behind a killed one may take to be gone."""
+"""Maximum seconds to wait for the descendants of a killed process to end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a process ended. code: as Popen's, None where it was stopped at its time."""
+class CompletedCommand:
+    """How a command ended.
+
+    Attributes:
+        code: Exit code as in `Popen.returncode`; None if the command was stopped at its timeout.
+        stdout: Captured stdout.
+        stderr: Captured stderr.
+        wall_s: Duration in seconds.
+    """
 
     code: int | None
     stdout: Capture
@@ -73,36 +89,44 @@ class Ended:
 
 
 class Child:
-    """A running process, the first of a process group of its own."""
+    """A running process that leads its own process group.
+
+    Args:
+        process: The process.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     async def kill(self) -> None:
-        """Kill it and its process group, and reap it. Not given up when the caller is cancelled."""
+        """Kill the process and its process group, and reap it. Complete even if the caller is cancelled."""
         await asyncio.shield(self._kill())
 
     async def _kill(self) -> None:
         group = self.process.pid
         if self.process.returncode is None:
-            # A bwrap that sets up has a child in a session of its own, which does not always end with it.
-            # While the parent is stopped, the number of its child is nobody else's.
+            # While bwrap starts, it has a child in its own session, which does not always end with it.
+            # While the parent is stopped, the PID of its child cannot be reused.
             _signal_group(group, signal.SIGSTOP)
             for child in _children(group):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(child, signal.SIGKILL)
-        # Also after it has ended: what it left in the background is of its group.
+        # Also if it has ended: its background processes are in its group.
         _signal_group(group, signal.SIGKILL)
         await self.process.wait()
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and its process group, unless it has ended."""
+        """Send a signal to the process and its process group, unless the process has ended.
+
+        Args:
+            number: Number of the signal.
+        """
         if self.process.returncode is None:
             _signal_group(self.process.pid, number)
 
     async def wait(self) -> str:
-        """Wait until it has ended, and say how."""
-        return how(await self.process.wait())
+        """Wait until the process has ended. Return how it ended."""
+        return describe_exit(await self.process.wait())
 
 
 def _signal_group(group: int, number: int) -> None:
@@ -111,7 +135,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Give the children of a process, where the kernel says which."""
+    """Return the PIDs of the children of a process, if the kernel reports them."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return list(map(int, file.read().split()))
@@ -119,8 +143,12 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def how(code: int) -> str:
-    """Say how a process ended, from its exit code."""
+def describe_exit(code: int) -> str:
+    """Return a description of an exit code, such as "killed by SIGKILL".
+
+    Args:
+        code: Exit code; -n for signal n.
+    """
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"
@@ -128,17 +156,21 @@ def how(code: int) -> str:
     return f"exit code {code}"
 
 
-def exit_or_signal(code: int) -> int:
-    """Read an exit code as shells and bubblewrap give it, 128 + n for signal n; negative for a signal."""
+def signed_exit_code(code: int) -> int:
+    """Convert an exit code of a shell or of bubblewrap, where 128 + n means signal n, to -n for signal n.
+
+    Args:
+        code: The exit code.
+    """
     return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code
 
 
 @functools.cache
 def as_nobody() -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Say how to give up being root: a command to put in front, or arguments for Popen.
+    """Return how to drop root: a command prefix, or arguments for Popen.
 
-    With arguments, Popen has to copy the page tables of a trainer that may hold gigabytes: 12 ms for a small
-    one, during which the event loop stands still, against 0.2 ms with setpriv.
+    With arguments, Popen has to copy the page tables of the trainer, which may use gigabytes: that blocks the
+    event loop for 12 ms even for a small trainer, against 0.2 ms with setpriv.
     """
     if os.geteuid() != 0:
         return (), {}
@@ -148,8 +180,14 @@ def as_nobody() -> tuple[tuple[str, ...], dict[str, Any]]:
     return (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"), {}
 
 
-class Command(Child):
-    """A running process with pipes on stdout and stderr. Made by `start`."""
+class CommandProcess(Child):
+    """A running process with pipes on stdout and stderr, created by `start_command`.
+
+    Args:
+        process: The process.
+        stdout_fd: Our end of its stdout.
+        stderr_fd: Our end of its stderr.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, stdout_fd: int, stderr_fd: int) -> None:
         super().__init__(process)
@@ -157,47 +195,60 @@ class Command(Child):
         self.stderr_fd = stderr_fd
 
 
-class Streams:
-    """What connects us with a long-lived process: its stdin and stdout as one socket, and its stderr."""
+class StdioStreams:
+    """The host's ends of the stdio of a long-lived process: a socket for stdin and stdout, a pipe for stderr.
+
+    Args:
+        reader: Reads its stdout.
+        writer: Writes its stdin.
+        stderr_fd: Our end of its stderr.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stderr_fd: int) -> None:
         self._reader, self._writer = reader, writer
-        self._stderr = Drain(stderr_fd, Capture(MAX_ERRORS))
+        self._stderr = PipeReader(stderr_fd, Capture(MAX_ERRORS))
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin."""
+        """Write to the stdin of the process."""
         try:
             self._writer.write(data)
             await self._writer.drain()
         except (ConnectionError, RuntimeError):
-            raise EOFError("the process reads no more") from None
+            raise EOFError("the process has closed its stdin") from None
 
     async def receive(self) -> bytes:
-        """Read what it wrote to stdout; empty at the end."""
+        """Return output of the process; b"" at the end."""
         try:
             return await self._reader.read(1 << 16)
         except ConnectionError:
             return b""
 
     def finish(self) -> None:
-        """Let it see the end of its stdin, and go on reading what it writes."""
+        """Close the stdin of the process. Its output can still be read."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write_eof()
 
     def errors(self) -> str:
-        """Head and tail of what it wrote to stderr so far."""
+        """Return the head and the tail of what the process has written to stderr so far."""
         self._stderr.pull()
         return self._stderr.capture.text()
 
-    def hang_up(self) -> None:
-        """Close the connection; what was written to stderr before can still be had."""
+    def disconnect(self) -> None:
+        """Close the connection. `errors` still returns what was written before."""
         self._stderr.pull()
         self._stderr.stop()
         self._writer.close()
 
 
-class Served(Child, Streams):
-    """A running process that we talk to over its stdin and stdout. Made by `serve`."""
+class ServerProcess(Child, StdioStreams):
+    """A running process that is driven through its stdin and stdout, created by `start_server`.
+
+    Args:
+        process: The process.
+        reader: Reads its stdout.
+        writer: Writes its stdin.
+        stderr_fd: Our end of its stderr.
+    """
 
     def __init__(
         self,
@@ -207,14 +258,14 @@ class Served(Child, Streams):
         stderr_fd: int,
     ) -> None:
         Child.__init__(self, process)
-        Streams.__init__(self, reader, writer, stderr_fd)
+        StdioStreams.__init__(self, reader, writer, stderr_fd)
 
     async def _kill(self) -> None:
         await super()._kill()
-        self.hang_up()
+        self.disconnect()
 
 
-async def start(
+async def start_command(
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -223,13 +274,20 @@ async def start(
     pass_fds: Sequence[int] = (),
     drop_root: bool = False,
     group: MemoryGroup | None = None,
-) -> Command:
-    """Start a process in a session of its own, with exactly this environment and these files open.
+) -> CommandProcess:
+    """Start a process in a new session, with exactly this environment and these open files.
 
-    drop_root: where we are root, give that up before the program starts. group: the control group to be in.
+    Args:
+        argv: The command and its arguments.
+        env: Its environment.
+        cwd: Its working folder; None for that of this process.
+        stdin: Its standard input; None for /dev/null.
+        pass_fds: Descriptors that it inherits, besides stdin, stdout and stderr.
+        drop_root: If this process is root, run the command as nobody.
+        group: Control group to start it in; None for that of this process.
 
     Raises:
-        OSError: the program cannot be started.
+        OSError: If the program cannot be started.
     """
     with _pipe() as (stdout_fd, stdout_end), _pipe() as (stderr_fd, stderr_end):
         stdin_fd = None
@@ -243,10 +301,10 @@ async def start(
         finally:
             if stdin_fd is not None:
                 os.close(stdin_fd)
-    return Command(process, stdout_fd, stderr_fd)
+    return CommandProcess(process, stdout_fd, stderr_fd)
 
 
-async def serve(
+async def start_server(
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -254,25 +312,33 @@ async def serve(
     pass_fds: Sequence[int] = (),
     drop_root: bool = False,
     group: MemoryGroup | None = None,
-) -> Served:
-    """Start a process as `start` does, with a connection to us in place of its stdin and stdout.
+) -> ServerProcess:
+    """Start a process as `start_command` does, with its stdin and stdout connected to us.
+
+    Args:
+        argv: The command and its arguments.
+        env: Its environment.
+        cwd: Its working folder; None for that of this process.
+        pass_fds: Descriptors that it inherits, besides stdin, stdout and stderr.
+        drop_root: If this process is root, run the command as nobody.
+        group: Control group to start it in; None for that of this process.
 
     Raises:
-        OSError: the program cannot be started.
+        OSError: If the program cannot be started.
     """
-    async with connected() as (standard, connection):
+    async with stdio_pipes() as (standard, connection):
         process = await _execute(argv, env, cwd, standard, pass_fds, drop_root, group)
-    return Served(process, *connection)
+    return ServerProcess(process, *connection)
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter, int]
 
 
 @contextlib.asynccontextmanager
-async def connected() -> AsyncGenerator[tuple[tuple[int, int, int], Connection]]:
-    """Make stdin, stdout and stderr for a process to be started, and our ends of them: see `Streams`.
+async def stdio_pipes() -> AsyncGenerator[tuple[tuple[int, int, int], Connection]]:
+    """Yield stdin, stdout and stderr for a new process, and our ends of them as arguments of `StdioStreams`.
 
-    Its ends are closed afterwards, ours only if something failed.
+    The ends of the process are closed afterwards, ours only after an error.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -319,7 +385,7 @@ async def _execute(
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # Cancelled itself, it would kill the first process alone; a bwrap that sets up leaves its child then.
+        # If this were cancelled, asyncio would kill only the first process and leave the child of bwrap.
         await asyncio.shield(_undo(starting))
         raise
 
@@ -331,7 +397,7 @@ async def _undo(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
 
 @contextlib.contextmanager
 def _pipe() -> Generator[tuple[int, int]]:
-    """Make a pipe; its end for writing is closed afterwards, that for reading only if something failed."""
+    """Yield both ends of a new pipe. Close the writing end afterwards, the other after an error."""
     reading, writing = os.pipe()
     try:
         yield reading, writing
@@ -342,11 +408,17 @@ def _pipe() -> Generator[tuple[int, int]]:
         os.close(writing)
 
 
-async def run_to_end(child: Command, *, timeout: float | None, output_bytes: int) -> Ended:
-    """Wait for a process and keep its output; kill it at its time, and when the caller is cancelled."""
+async def communicate(child: CommandProcess, *, timeout: float | None, output_bytes: int) -> CompletedCommand:
+    """Wait for a process and capture its output. Kill it at its timeout, and if the caller is cancelled.
+
+    Args:
+        child: The process.
+        timeout: Maximum seconds; None for no limit.
+        output_bytes: Maximum bytes to keep of stdout, and of stderr.
+    """
     began = time.monotonic()
     out, err = Capture(output_bytes), Capture(output_bytes)
-    drains = (Drain(child.stdout_fd, out), Drain(child.stderr_fd, err))
+    drains = (PipeReader(child.stdout_fd, out), PipeReader(child.stderr_fd, err))
     code: int | None = None
     try:
         async with asyncio.timeout(timeout):
@@ -355,19 +427,23 @@ async def run_to_end(child: Command, *, timeout: float | None, output_bytes: int
         pass
     finally:
         await child.kill()
-        # The pipes end when the last process that holds them is gone; one that hides outside our reach may
-        # keep them.
+        # The pipes end with the last process that has them open. The wait is bounded, because a process
+        # that has left the group may keep them open.
         await asyncio.wait([asyncio.ensure_future(drain.ended.wait()) for drain in drains], timeout=END_S)
         for drain in drains:
             drain.pull()
             drain.stop()
-    return Ended(code, out, err, time.monotonic() - began)
+    return CompletedCommand(code, out, err, time.monotonic() - began)
 
 
-class AskedCommand(Command):
-    """A command that is asked to end before it is killed."""
+class GracefulCommand(CommandProcess):
+    """A command that gets SIGTERM before it is killed, so that it can end its own children.
 
-    def __init__(self, command: Command) -> None:
+    Args:
+        command: The command.
+    """
+
+    def __init__(self, command: CommandProcess) -> None:
         super().__init__(command.process, command.stdout_fd, command.stderr_fd)
 
     async def _kill(self) -> None:
@@ -375,13 +451,17 @@ class AskedCommand(Command):
         await super()._kill()
 
 
-class AskedServed(Child):
-    """A long-lived process that is asked to end before it is killed."""
+class GracefulServer(Child):
+    """A long-lived process that gets SIGTERM before it is killed, so that it can end its own children.
 
-    def __init__(self, served: Served) -> None:
-        super().__init__(served.process)
-        self.send, self.receive, self.errors = served.send, served.receive, served.errors
-        self._served = served
+    Args:
+        server: The process.
+    """
+
+    def __init__(self, server: ServerProcess) -> None:
+        super().__init__(server.process)
+        self.send, self.receive, self.errors = server.send, server.receive, server.errors
+        self._served = server
 
     async def _kill(self) -> None:
         await _ask(self.process)

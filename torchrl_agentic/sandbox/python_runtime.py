@@ -1,4 +1,4 @@
-"""Which Python a sandbox can offer, with which packages, and in what environment."""
+"""Python inside sandboxes: which interpreter, which packages, which environment."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ BASE_ENV = {
 
 @functools.cache
 def find_python() -> tuple[str, str | None] | None:
-    """Give the interpreter to use inside, and the folder that must be shown for it; None if there is none.
+    """Return the interpreter to use inside, and the folder to show for it or None; None if there is none.
 
-    Ours where whoever runs inside may read it, else the system's.
+    It is the running Python if the user that code runs as can read it, otherwise the system's.
     """
     prefix = Path(sys.base_prefix).resolve()
     own = prefix / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -50,27 +50,27 @@ def find_python() -> tuple[str, str | None] | None:
 
 
 def python_inside() -> str:
-    """Give the path of the interpreter to use inside.
+    """Return the path of the interpreter to use inside.
 
     Raises:
-        SandboxError: there is none that whoever runs inside may read.
+        SandboxError: If the user that code runs as can read no interpreter.
     """
     found = find_python()
     if found is None:
         raise SandboxError(
-            f"no Python that code in a sandbox may run: {sys.base_prefix} is for root alone, and there is no "
-            "/usr/bin/python3"
+            f"code in a sandbox can run no Python: only root may read {sys.base_prefix}, and there is no "
+            "/usr/bin/python3; install Python where other users may read it"
         )
     return found[0]
 
 
 @functools.cache
 def find_packages() -> Mapping[str, str]:
-    """Give the folders of packages of the running Python, and where to show them inside.
+    """Map the folders of packages of the running Python to the paths where they are shown inside.
 
-    That is its own folder, that of the user, and those that `.pth` files add, as far as they are folders of
-    packages: a project that is installed as editable is not shown, with whatever else lies in it. Only if the
-    interpreter inside is of the same version; what may not be read inside is left out with a warning.
+    These are its own folder, that of the user, and folders of packages that `.pth` files add. A project that
+    is installed as editable is not shown, because its folder may contain anything. The result is empty if the
+    interpreter inside has another version. Folders that cannot be read inside are left out with a warning.
     """
     found = find_python()
     if found is None:
@@ -81,8 +81,8 @@ def find_packages() -> Mapping[str, str]:
     if inside != version:
         if folders:
             logger.warning(
-                "code in sandboxes sees no packages of this Python: %s is for root alone, so %s runs inside,"
-                " which is another version. Install Python where others than root may read it",
+                "code in sandboxes has no packages of this Python: only root may read %s, so %s runs inside,"
+                " which is another version. Install Python where other users may read it",
                 sys.base_prefix,
                 found[0],
             )
@@ -93,15 +93,15 @@ def find_packages() -> Mapping[str, str]:
             shown.append(folder)
         else:
             logger.warning(
-                "code in sandboxes does not see the packages in %s: it runs as nobody, since this program"
-                " runs as root, and may not go there: chmod o+rx it and all above it, or move it",
+                "code in sandboxes cannot use the packages in %s: this program runs as root, so code runs as"
+                " nobody, who may not read that folder. Run chmod o+rx on it and its parents, or move it",
                 folder,
             )
     return {folder: f"{_PACKAGES}/{number}" for number, folder in enumerate(shown)}
 
 
 def package_folders() -> list[str]:
-    """Return the folders of packages that the running Python imports from, in that order, below /usr none."""
+    """Return the folders of packages that the running Python imports from, except those below /usr."""
     own = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     added = [path for path in sys.path if path in own or os.path.basename(path) in _PACKAGE_FOLDERS]
     return [
@@ -112,17 +112,26 @@ def package_folders() -> list[str]:
 
 
 def clean_env() -> Mapping[str, str]:
-    """Give the environment of code inside: nothing of ours but where the packages are shown."""
+    """Return the default environment of code inside: constants, and the paths of the packages."""
     return _with_packages(find_packages().values())
 
 
 def env_inside(limits: ResourceLimits) -> Mapping[str, str]:
-    """Give the environment of code that sees paths inside: that of the limits, else `clean_env`."""
+    """Return the environment of code that sees the paths inside: that of the limits, or else `clean_env`.
+
+    Args:
+        limits: Limits of the sandbox.
+    """
     return clean_env() if limits.env is None else limits.env
 
 
 def env_on_host(limits: ResourceLimits, folder: str) -> Mapping[str, str]:
-    """Give the environment of code that sees the host's paths: that of the limits, or for this folder."""
+    """Return the environment of code that sees the paths of the host.
+
+    Args:
+        limits: Limits of the sandbox; their `env` is used if it is set.
+        folder: The private folder, for HOME and temporary files.
+    """
     if limits.env is not None:
         return limits.env
     return {**_with_packages(find_packages()), "HOME": folder, "TMPDIR": folder, "MPLCONFIGDIR": folder}
@@ -134,7 +143,7 @@ def _with_packages(folders: Iterable[str]) -> Mapping[str, str]:
 
 
 def _readable(folder: Path) -> bool:
-    """Whether those who are not root can reach it, if we are root and give that up inside."""
+    """Return whether code inside can read a folder: it runs as nobody if this process is root."""
     if os.geteuid() != 0:
         return True
     reached = all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))

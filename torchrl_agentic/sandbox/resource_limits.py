@@ -1,4 +1,4 @@
-"""What code in a sandbox may use."""
+"""`ResourceLimits`: what code in a sandbox may use."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ _NETWORK_ORDER: tuple[Network, ...] = ("none", "loopback", "allowlist", "full")
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """The limits of a sandbox, or of one call in it; None means no limit.
+    """Limits of a sandbox or of one call in it; None means no limit.
 
-    cpu_seconds, memory_bytes: of each process. memory_total_bytes: of all processes together, with the files
-    that a sandbox keeps in memory. wall_seconds: of a command, from its start. disk_bytes: of each file.
-    disk_total_bytes: of all files together.
-    network: "none", or as much as the backend offers. network_allowlist: "host:port", for "allowlist".
-    fs_read_roots: host folders that can be read, besides the system's own. fs_write_roots: host folders that
-    can be written. max_processes: at the same time. env: the environment of the code; nothing of ours is
-    passed on.
-    output_bytes: how much of stdout and of stderr is kept, half from the head and half from the tail.
+    Attributes:
+        cpu_seconds: Processor time of each process, in seconds.
+        memory_bytes: Memory of each process.
+        memory_total_bytes: Memory of all processes together, with files that the sandbox keeps in memory.
+        wall_seconds: Duration of a command, in seconds.
+        disk_bytes: Size of each file.
+        disk_total_bytes: Size of all files together.
+        max_processes: Number of processes at the same time.
+        network: "none", or what the sandbox supports of "loopback", "allowlist" and "full".
+        network_allowlist: "host:port" entries, for the network "allowlist".
+        fs_read_roots: Host folders that can be read, besides those of the system.
+        fs_write_roots: Host folders that can be written.
+        env: Environment of the code; None for the clean default. That of the trainer is never passed on.
+        output_bytes: Bytes kept of stdout and of stderr each, half from the head and half from the tail.
     """
 
     cpu_seconds: float | None = 30.0
@@ -46,30 +52,30 @@ class ResourceLimits:
     disk_total_bytes: int | None = 64 << 20
 
     def __post_init__(self) -> None:
-        """Refuse what no sandbox could keep.
+        """Check the values.
 
         Raises:
-            ValueError: a limit that is not above 0, or no such network.
+            ValueError: If a limit is not above 0, or the network is unknown.
         """
         for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, or None for no limit; got {value}")
         if self.network not in _NETWORK_ORDER:
-            raise ValueError(f"network is one of {', '.join(_NETWORK_ORDER)}; got {self.network!r}")
+            raise ValueError(f"network must be one of {', '.join(_NETWORK_ORDER)}; got {self.network!r}")
 
     def narrow(self, other: ResourceLimits | None) -> ResourceLimits:
-        """Return the tighter of both in each respect; every field of `other` counts, its defaults too.
+        """Return the tighter of both limits in each field; every field of `other` counts, its defaults too.
 
-        To tighten one limit alone, pass `dataclasses.replace(sandbox.limits, wall_seconds=5)`. What `other`
-        asks beyond these limits, other than by a default, is cut back with a warning.
+        To tighten a single limit, pass `dataclasses.replace(sandbox.limits, wall_seconds=5)`. Values of
+        `other` that would widen these limits are cut back, with a warning unless they are defaults.
 
-        Of `env`, the variables that both have remain, with the values of these limits: a call can leave
-        variables out, and neither add nor change one. Where `env` is None here, code gets the clean
-        environment of the backend, which a call does not change.
+        The environment keeps the variables that both have, with the values of these limits: a call can remove
+        variables, but neither add nor change them. If `env` is None here, code gets the clean default
+        environment, which a call does not change.
 
         Args:
-            other: The limits that a call asks for; None for these.
+            other: The limits that a call asks for; None for these limits.
 
         Returns:
             Limits that are at most as wide as these.
@@ -120,14 +126,14 @@ def _tighter(first: T | None, second: T | None) -> T | None:
 def _common_variables(
     ours: Mapping[str, str] | None, asked: Mapping[str, str] | None
 ) -> Mapping[str, str] | None:
-    """Return our variables that were asked for; all of them if nothing was asked."""
+    """Return our variables that are requested; all of them if `asked` is None."""
     if ours is None or asked is None:
         return ours
     return {name: value for name, value in ours.items() if name in asked}
 
 
 def _common(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    """The folders that lie in both unions of folders."""
+    """Return the folders that are in both unions of folders."""
     found: set[str] = set()
     for left in map(os.path.abspath, first):
         for right in map(os.path.abspath, second):

@@ -1,24 +1,25 @@
-"""A sandbox of macOS: `sandbox-exec` with a profile that denies what it does not name.
+"""`SeatbeltSandbox`: for macOS: `sandbox-exec` with a profile that denies everything that it does not allow.
 
-Tested as far as that goes off macOS: the profile, the command, the refusal. Nothing here has run on macOS.
-`sandbox-exec` is marked as deprecated there, and has no successor for programs that are no apps.
+Tested only as far as possible on other systems: the profile, the command, the error messages. It has not run
+on macOS. `sandbox-exec` is deprecated there, but has no successor for programs that are not apps.
 
 Stops:
-- reading or writing host files, other than the system's and the roots that were granted
-- the network, unless it was granted: any socket, those by path too
-- signalling processes outside of its process group; reading arguments, environment or memory of any other
-- having other programs act for it: Mach services but a few by name, Apple events, jobs of launchd
+- reading or writing host files, other than those of the system and granted folders
+- using a network that was not granted: any socket, also by path
+- signalling processes outside its process group; reading arguments, environment or memory of any other
+  process
+- having other programs act for it: Mach services except a few by name, Apple events, jobs of launchd
 - shared memory and semaphores by name; devices; terminals; setuid programs
 - one process using more processor time or file size than its limits
-- output without end costing the trainer memory
+- unlimited output using memory of the trainer
 Does not stop:
 - processes that leave their process group staying alive after the command has ended
-- what a cell leaves running taking processor time as long as its interpreter lives
-- using more memory than the limit, or more processes: macOS counts all of the user's
-- learning of any path whether it exists, its size and its owner
-- many files together filling the host's disk
+- processes that a cell leaves running using processor time as long as its interpreter lives
+- using more memory or more processes than the limits: macOS counts all processes of the user
+- learning whether any path exists, its size and its owner
+- many files together filling the disk of the host
 - bugs in the kernel: for code of strangers, put a virtual machine around it
-- code learning about the machine: processor, memory, release of the system, names of users
+- learning about the machine: processor, memory, release of the system, names of users
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import SandboxResult, checked
+from torchrl_agentic.sandbox.base import SandboxResult, check_argv
 from torchrl_agentic.sandbox.bootstrap import ulimits
-from torchrl_agentic.sandbox.process import Served, serve, start
+from torchrl_agentic.sandbox.process import ServerProcess, start_command, start_server
 from torchrl_agentic.sandbox.python_runtime import env_on_host, find_python
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import Workspace, inside
@@ -69,20 +70,23 @@ _SYSCTL_PREFIXES = ("hw.", "machdep.cpu.")
 
 
 class SeatbeltSandbox(FolderSandbox):
-    """Commands under a profile of Seatbelt, in a private folder that they see under its path on the host.
+    """Run commands under a Seatbelt profile, in a private folder that they see under its path on the host.
 
-    HOME and TMPDIR are that folder; there is no /tmp. network in the limits: "none", or "full" (the host's).
+    HOME and TMPDIR are that folder; there is no /tmp.
+
+    Args:
+        limits: Limits of the sandbox. The network is "none" or "full" (that of the host).
     """
 
     name: ClassVar[str] = "seatbelt"
-    cannot: ClassVar[frozenset[str]] = frozenset(
+    not_stopped: ClassVar[frozenset[str]] = frozenset(
         {"daemons", "file_locks", "host_metadata", "host_paths", "leftover_cpu", "memory", "processes"}
     )
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here."""
+        """Map each limit to whether it is enforced here."""
         return {
             "cpu_seconds": True,
             "memory_bytes": False,
@@ -95,17 +99,17 @@ class SeatbeltSandbox(FolderSandbox):
         }
 
     def fresh(self) -> SeatbeltSandbox:
-        """Make another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
         return SeatbeltSandbox(self.limits)
 
     async def open(self) -> None:
-        """Make ready; that the profile is accepted is tried here, once for all commands."""
+        """Create the private folder and check that the system accepts the profile."""
         if self._workspace is not None:
             return
         if sys.platform != "darwin":
             raise SandboxError(
-                f"Seatbelt works on macOS only, and this is {sys.platform}; on Linux use BubblewrapSandbox, "
-                "or LandlockSandbox where no namespaces can be made"
+                f"Seatbelt works on macOS only; this is {sys.platform}. On Linux use BubblewrapSandbox, "
+                "or LandlockSandbox where namespaces cannot be created"
             )
         self._workspace = Workspace(self.limits)
         try:
@@ -124,47 +128,60 @@ class SeatbeltSandbox(FolderSandbox):
         cwd: str | None = None,
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
-        """Run one command to its end."""
+        """Run one command and wait until it ends; see `Sandbox.run`.
+
+        Args:
+            argv: The command and its arguments.
+            stdin: Standard input of the command; None for empty input.
+            cwd: Working folder, a path inside the sandbox; None for /work.
+            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
+        """
         effective = self.limits.narrow(limits)
         folder = self._folder()
         words = command(
-            checked(argv), folder=folder, cwd=os.path.join(folder, *inside(cwd or ".")), limits=effective
+            check_argv(argv), folder=folder, cwd=os.path.join(folder, *inside(cwd or ".")), limits=effective
         )
         env = env_on_host(effective, folder)
         try:
-            child = await start(words, env=env, cwd="/", stdin=stdin, drop_root=True)
+            child = await start_command(words, env=env, cwd="/", stdin=stdin, drop_root=True)
         except OSError as error:
             raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
-        ended = await self._run_to_end(child, effective)
+        ended = await self._communicate(child, effective)
         return result_of(ended, ended.code)
 
-    async def spawn(self, argv: Sequence[str]) -> Served:
-        """Start a long-lived process; its processor time has no limit, since it serves many calls."""
+    async def spawn(self, argv: Sequence[str]) -> ServerProcess:
+        """Start a long-lived process. Its processor time is unlimited, because it serves many calls."""
         limits = replace(self.limits, cpu_seconds=None)
         folder = self._folder()
-        words = command(checked(argv), folder=folder, cwd=folder, limits=limits)
+        words = command(check_argv(argv), folder=folder, cwd=folder, limits=limits)
         try:
-            served = await serve(words, env=env_on_host(limits, folder), cwd="/", drop_root=True)
+            server = await start_server(words, env=env_on_host(limits, folder), cwd="/", drop_root=True)
         except OSError as error:
             raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
-        return self._keep(served)
+        return self._keep(server)
 
     @property
     def python_argv(self) -> tuple[str, ...]:
-        """The command that starts Python inside."""
+        """Return the command that starts Python inside."""
         found = find_python()
         return super().python_argv if found is None else (found[0],)
 
     def _folder(self) -> str:
-        """The folder, without links: Seatbelt compares real paths, and /var is a link on macOS."""
+        """Return the real path of the private folder: Seatbelt compares real paths, and /var is a link."""
         return os.path.realpath(self._opened().path)
 
 
 def command(argv: Sequence[str], *, folder: str, cwd: str, limits: ResourceLimits) -> list[str]:
-    """Make the command that runs another one under the profile.
+    """Return the command that runs another one under the profile.
 
-    Paths are parameters, never part of the profile, in which a quote or a parenthesis would be a rule of its
-    own. What is the model's comes after the shell script, where nothing is taken for an option.
+    Paths are parameters of the profile and not part of its text, where a quote or a parenthesis could add a
+    rule. Words of the model follow the shell script, where none is taken for an option.
+
+    Args:
+        argv: The other command and its arguments.
+        folder: The private folder.
+        cwd: Working folder of the command.
+        limits: Limits of the command.
     """
     found = find_python()
     read = [*READ, *map(os.path.realpath, limits.fs_read_roots)]
@@ -184,10 +201,13 @@ def command(argv: Sequence[str], *, folder: str, cwd: str, limits: ResourceLimit
 
 
 def profile(*, read: int, write: int, services: Sequence[str], network: bool) -> str:
-    """Write the profile, in Seatbelt's language; of rules that match, the last one counts.
+    """Return a profile in Seatbelt's language. Of the rules that match, the last one applies.
 
-    read, write: how many folders there are of each; they are the parameters READ_0, …, WRITE_0, ….
-    services: the Mach services that can be looked up.
+    Args:
+        read: Number of folders that can be read: the parameters READ_0, READ_1, …
+        write: Number of folders that can be written: the parameters WRITE_0, WRITE_1, …
+        services: Mach services that can be looked up.
+        network: Allow the network.
     """
     writable = [f'(subpath (param "WRITE_{number}"))' for number in range(write)]
     readable = [f'(subpath (param "READ_{number}"))' for number in range(read)]
@@ -217,10 +237,10 @@ def profile(*, read: int, write: int, services: Sequence[str], network: bool) ->
 
 
 def _shim(limits: ResourceLimits) -> str:
-    """The shell script that sets the limits and then becomes the command; 127 if there is none.
+    """Return the shell script that sets the limits and then becomes the command; 127 if there is none.
 
-    No command begins with a dash: exec would take it for an option of its own in bash, which has no other
-    way to say so that dash understands.
+    It rejects commands that begin with a dash, because bash would take them for an option of exec, and dash
+    has no syntax to prevent that.
     """
     lines = [*ulimits(replace(limits, memory_bytes=None)), 'cd -- "$1"', "shift"]
     missing = 'case $1 in -*) echo "$1: not found" >&2; exit 127;; esac'

@@ -1,6 +1,7 @@
-"""Classic BPF over `struct seccomp_data`: the few instructions that a filter of system calls is made of.
+"""Filters of system calls: classic BPF programs over `struct seccomp_data`.
 
-See seccomp(2) and linux/filter.h. Blocks fall through to what stands behind them, so no jump is ever long.
+See seccomp(2) and linux/filter.h. A block that does not return continues with the next one, so that no jump
+is longer than a block.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torchrl_agentic.sandbox.system_calls import TABLE, numbers
 
 _LOAD, _AND, _JUMP_EQUAL, _JUMP_FROM_ON, _JUMP_WITH_ANY, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 NUMBER, ARCH, ARG0, ARG1, ARG3 = 0, 4, 16, 24, 40
-"""Where to load from: the number of the system call, the architecture, the low halves of the arguments."""
+"""Offsets in `struct seccomp_data`: number of the system call, architecture, low halves of arguments."""
 
 
 def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
@@ -25,55 +26,80 @@ def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
 ALLOW = _instruction(_RETURN, 0, 0, 0x7FFF0000)
 KILL = _instruction(_RETURN, 0, 0, 0x80000000)
 ASK = _instruction(_RETURN, 0, 0, 0x7FC00000)
-"""Let the process decide that listens."""
+"""Let the process that listens decide."""
 
 
 def refuse(error: int) -> bytes:
-    """End with an error number."""
+    """Return with an error number."""
     return _instruction(_RETURN, 0, 0, 0x00050000 | error)
 
 
 def load(offset: int) -> bytes:
-    """Load a word to look at."""
+    """Load a word."""
     return _instruction(_LOAD, 0, 0, offset)
 
 
 def mask(bits: int) -> bytes:
-    """Keep some bits of the loaded word."""
+    """Clear the other bits of the loaded word."""
     return _instruction(_AND, 0, 0, bits)
 
 
 def when(value: int, block: bytes) -> bytes:
-    """Run a block if the loaded word equals a value, else go on behind it."""
+    """Run a block if the loaded word equals a value.
+
+    Args:
+        value: The value.
+        block: Instructions.
+    """
     return _instruction(_JUMP_EQUAL, 0, len(block) // 8, value) + block
 
 
 def unless(value: int, block: bytes) -> bytes:
-    """Run a block unless the loaded word equals a value."""
+    """Run a block unless the loaded word equals a value.
+
+    Args:
+        value: The value.
+        block: Instructions.
+    """
     return _instruction(_JUMP_EQUAL, len(block) // 8, 0, value) + block
 
 
 def from_on(value: int, block: bytes) -> bytes:
-    """Run a block if the loaded word is a value or greater."""
+    """Run a block if the loaded word is greater than or equal to a value.
+
+    Args:
+        value: The value.
+        block: Instructions.
+    """
     return _instruction(_JUMP_FROM_ON, 0, len(block) // 8, value) + block
 
 
 def below(value: int, block: bytes) -> bytes:
-    """Run a block if the loaded word is less than a value."""
+    """Run a block if the loaded word is less than a value.
+
+    Args:
+        value: The value.
+        block: Instructions.
+    """
     return _instruction(_JUMP_FROM_ON, len(block) // 8, 0, value) + block
 
 
 def with_any(bits: int, block: bytes) -> bytes:
-    """Run a block if the loaded word has any of these bits."""
+    """Run a block if the loaded word has any of these bits.
+
+    Args:
+        bits: The bits.
+        block: Instructions.
+    """
     return _instruction(_JUMP_WITH_ANY, 0, len(block) // 8, bits) + block
 
 
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 NETWORK = (AF_UNIX, AF_INET, AF_INET6)
-"""The address families of a network that was granted."""
+"""Address families of a network that was granted."""
 SCOPED = SCOPES_SIGNALS
-"""The version of Landlock from which on it keeps signals, and names of abstract sockets, inside."""
-_TRUNCATE_COVERED = 3  # by Landlock, from this version on
+"""First version of Landlock that restricts signals and abstract sockets to the sandbox."""
+_TRUNCATE_COVERED = 3  # first version of Landlock that covers truncate(2)
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -101,17 +127,17 @@ def program(
     has_namespaces: bool = True,
     machine: str | None = None,
 ) -> bytes | None:
-    """Return the filter, an array of `struct sock_filter`; None for a processor that the table does not know.
+    """Return the filter, an array of `struct sock_filter`; None if the table does not have this processor.
 
     Args:
-        families: The address families that socket(2) may open. socketpair(2) opens Unix sockets in any case.
-        enters: Whether setns(2) stays usable, for a clone that moves into namespaces whose files it is
-            handed; code without such files or capabilities can do nothing with it.
-        landlock: The version of Landlock that confines the code, or `SCOPED` where namespaces keep signals
-            and names of sockets apart. What an older version leaves open is denied.
-        has_namespaces: Whether namespaces of its own keep files, paths of sockets among them, and processes
-            apart, rather than Landlock. Then process 1 is what looks after the code, or the code itself.
-        machine: The kind of processor, as `platform.machine` names it; None: this one.
+        families: Address families that socket(2) may open. socketpair(2) opens Unix sockets in any case.
+        enters: Allow setns(2), for a clone that enters namespaces whose files it is given; code without such
+            files or capabilities cannot use it.
+        landlock: Version of Landlock that confines the code, or `SCOPED` if namespaces separate signals and
+            socket names. The filter denies what an older version leaves open.
+        has_namespaces: True if namespaces, rather than Landlock, separate processes, files and sockets by
+            path. Process 1 is then the supervisor of the code, or the code itself.
+        machine: Kind of processor, as `platform.machine` names it; None for this one.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
@@ -137,9 +163,13 @@ def _program(
 
 
 def gate(*, landlock: int, machine: str | None = None) -> tuple[bytes, list[int]]:
-    """Return the filter that hands calls to `inside.gate`, and the numbers of those that start processes.
+    """Return the filter that hands calls to `inside.gate`, and the numbers of the calls that start processes.
 
-    The others send signals, where Landlock does not scope them.
+    The other calls send signals, where Landlock does not restrict them.
+
+    Args:
+        landlock: Version of Landlock that confines the code.
+        machine: Kind of processor, as `platform.machine` names it; None for this one.
     """
     known = numbers(machine or platform.machine())
     starts = [known[name] for name in ("clone", "fork", "vfork") if name in known]
@@ -149,8 +179,8 @@ def gate(*, landlock: int, machine: str | None = None) -> tuple[bytes, list[int]
 
 
 def _checks(families: tuple[int, ...], enters: bool, landlock: int, has_namespaces: bool) -> dict[str, bytes]:
-    """Return what is done with each checked call. The low halves of arguments count, as for the kernel."""
-    # Libraries set priorities of their threads, whose numbers a filter does not know.
+    """Return the block for each checked call. Only the low halves of arguments count, as in the kernel."""
+    # Libraries set priorities of their threads, whose ids a filter does not know.
     not_above = when(0, ALLOW) + (when(1, _NO) + ALLOW if has_namespaces else _NO)
     scheduling = load(ARG0) + not_above
     checks: dict[str, bytes] = dict.fromkeys(("prlimit64", *_SCHEDULING), scheduling)
@@ -172,7 +202,7 @@ def _checks(families: tuple[int, ...], enters: bool, landlock: int, has_namespac
         "ioctl": _refusing(ARG1, (_TIOCSTI, _TIOCLINUX, *device_owner)),
         "fcntl": _refusing(ARG1, (_F_SETLEASE, _F_NOTIFY, _F_SETDELEG, *owner)),
         "mmap": load(ARG3) + with_any(_MAP_HUGETLB, _NO) + ALLOW,
-        # A filter of the code's own that asks a process of its own would be asked in place of ours.
+        # A listener of the code itself would be asked instead of the gate.
         "seccomp": load(ARG1) + with_any(_NEW_LISTENER, _NO) + ALLOW,
         "truncate": ALLOW if has_namespaces or landlock >= _TRUNCATE_COVERED else _NO,
         "pidfd_send_signal": ALLOW if landlock >= SCOPED else _NO,
@@ -184,7 +214,7 @@ def _refusing(argument: int, values: tuple[int, ...]) -> bytes:
 
 
 def _runs(ends: dict[int, bytes]) -> bytes:
-    """Return the code for what each number ends with, equal ones in a row together; others are ENOSYS."""
+    """Return the code for the result of each number, ENOSYS for others; equal neighbours are merged."""
     unknown, code = refuse(errno.ENOSYS), b""
     last = max(ends)
     for number in range(last + 1):

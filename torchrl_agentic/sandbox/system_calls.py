@@ -1,9 +1,9 @@
-"""What happens to each system call of code in a sandbox: it is allowed, checked, or denied, and why.
+"""The verdict on each system call of code in a sandbox, with its reason: allowed, checked, or denied.
 
-All tiers on Linux build their filter from this table, see `seccomp`. A call that is not in it, because it is
-newer than the table, is answered as if the kernel did not have it. Numbers are those of x86-64 and aarch64,
-`-` where there is no such call; source: the kernel's `syscall_64.tbl` and `asm-generic/unistd.h`, up to Linux
-6.18.
+All sandboxes on Linux build their filters from this table, see `seccomp`. A call that is missing, because it
+is newer than the table, gets the error of a kernel that does not have it. Numbers are those of x86-64 and
+aarch64, `-` if there is no such call. Source: `syscall_64.tbl` and `asm-generic/unistd.h` of the kernel, up
+to Linux 6.18.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Literal
 
 Verdict = Literal["allowed", "checked", "denied"]
 MACHINES = ("x86_64", "aarch64")
-"""The processors whose numbers the table has, as `platform.machine` names them."""
+"""Processors whose numbers the table has, as `platform.machine` names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """System calls that are treated alike.
+    """System calls with the same verdict.
 
     Attributes:
-        subject: What they are about.
+        subject: What the calls are about.
         verdict: What the filter does with them; see `seccomp` for how it checks arguments.
-        why: The reason, for readers.
+        why: Reason of the verdict.
         numbers: Their names, each with its numbers: `"pipe 22/-, pipe2 293/59"`.
     """
 
@@ -35,7 +35,7 @@ class Calls:
     numbers: str
 
     def of(self, machine: str) -> Mapping[str, int]:
-        """Return the numbers by name, of the calls that exist on a processor of this kind."""
+        """Return the numbers by name, for the calls that exist on a processor of this kind."""
         column = MACHINES.index(machine)
         pairs = (entry.split() for entry in self.numbers.split(","))
         found = {name: numbers.split("/")[column] for name, numbers in pairs}
@@ -123,9 +123,9 @@ TABLE = (
         """,
     ),
     Calls(
-        "who it is",
+        "user, group and system information",
         "allowed",
-        "No capability is left that would make more of it.",
+        "Without capabilities they give no rights.",
         """
         getuid 102/174, geteuid 107/175, getresuid 118/148, setuid 105/146, setreuid 113/145, setresuid
         117/147, setfsuid 122/151, getgid 104/176, getegid 108/177, getresgid 120/150, setgid 106/144,
@@ -134,9 +134,9 @@ TABLE = (
         """,
     ),
     Calls(
-        "sockets that are open",
+        "open sockets",
         "allowed",
-        "Opening one is checked.",
+        "Opening a socket is checked.",
         """
         connect 42/203, accept 43/202, accept4 288/242, sendto 44/206, recvfrom 45/207, sendmsg 46/211,
         recvmsg 47/212, sendmmsg 307/269, recvmmsg 299/243, shutdown 48/210, bind 49/200, listen 50/201,
@@ -156,7 +156,7 @@ TABLE = (
     Calls(
         "confining itself further",
         "allowed",
-        "It takes rights away.",
+        "It only removes rights.",
         """
         landlock_create_ruleset 444/444, landlock_add_rule 445/445, landlock_restrict_self 446/446
         """,
@@ -170,10 +170,9 @@ TABLE = (
         """,
     ),
     Calls(
-        "new processes, by a structure in memory",
+        "new processes, with flags in memory",
         "checked",
-        "A filter cannot see the flags: the call is answered as if it did not exist, and the C library "
-        "falls back to clone.",
+        "A filter cannot read the flags. The call returns ENOSYS, and the C library falls back to clone.",
         """
         clone3 435/435
         """,
@@ -181,7 +180,7 @@ TABLE = (
     Calls(
         "entering namespaces",
         "checked",
-        "Only in a tier whose clones are handed the files of theirs.",
+        "Only in sandboxes whose clones are given the files of their namespaces.",
         """
         setns 308/268
         """,
@@ -197,8 +196,8 @@ TABLE = (
     Calls(
         "pairs of sockets",
         "checked",
-        "Unix sockets only; no datagram sockets where names of sockets are shared with others, since "
-        "those can be sent anywhere.",
+        "Unix sockets only; no datagram sockets where socket names are shared with others, because they "
+        "can send to any name.",
         """
         socketpair 53/199
         """,
@@ -206,7 +205,7 @@ TABLE = (
     Calls(
         "control of devices",
         "checked",
-        "Not typing into a terminal; where signals are not scoped, not choosing who gets one.",
+        "No typing into a terminal; where signals are not scoped, no choice of who gets one.",
         """
         ioctl 16/29
         """,
@@ -214,8 +213,8 @@ TABLE = (
     Calls(
         "control of open files",
         "checked",
-        "Not watching folders, nor leases, which hold up whoever opens a file; where signals are not "
-        "scoped, not choosing who gets one.",
+        "No watching of folders, and no leases, which block other programs that open a file; where signals "
+        "are not scoped, no choice of who gets one.",
         """
         fcntl 72/25
         """,
@@ -223,7 +222,7 @@ TABLE = (
     Calls(
         "mapping memory",
         "checked",
-        "Not huge pages that the administrator set aside: no limit counts them.",
+        "No huge pages that the administrator reserved: no limit counts them.",
         """
         mmap 9/222
         """,
@@ -231,8 +230,8 @@ TABLE = (
     Calls(
         "limits and priorities",
         "checked",
-        "Not of what looks after the code, which is of the same user; without namespaces of the "
-        "calling process only, as 0.",
+        "Not those of the supervisor, which runs as the same user; without namespaces only those of the "
+        "calling process, as 0.",
         """
         prlimit64 302/261, sched_setparam 142/118, sched_setscheduler 144/119, sched_setaffinity 203/122,
         sched_setattr 314/274, setpriority 141/140, ioprio_set 251/30
@@ -241,13 +240,13 @@ TABLE = (
     Calls(
         "filters of its own",
         "checked",
-        "Not with a listener, which would be asked in place of ours.",
+        "No listener, which would be asked instead of the supervisor.",
         """
         seccomp 317/277
         """,
     ),
     Calls(
-        "cutting files by path",
+        "truncating files by path",
         "checked",
         "Not before version 3 of Landlock, which does not cover it.",
         """
@@ -285,8 +284,8 @@ TABLE = (
     Calls(
         "memory that no process owns",
         "denied",
-        "It outlives the process or counts for none: System V and POSIX queues, segments and semaphores, "
-        "files without a name, pages given to pipes.",
+        "It outlives the process or is not counted: System V and POSIX queues, segments and semaphores, "
+        "anonymous files, pages given to pipes.",
         """
         shmget 29/194, shmat 30/196, shmctl 31/195, shmdt 67/197, semget 64/190, semop 65/193, semctl
         66/191, semtimedop 220/192, msgget 68/186, msgsnd 69/189, msgrcv 70/188, msgctl 71/187, mq_open
@@ -298,8 +297,7 @@ TABLE = (
     Calls(
         "watching files",
         "denied",
-        "It names the files that others open, and takes from an account that all of a user's processes "
-        "share.",
+        "It reveals the files that others open, and uses up a quota that all processes of a user share.",
         """
         inotify_init 253/-, inotify_init1 294/26, inotify_add_watch 254/27, inotify_rm_watch 255/28,
         fanotify_init 300/262, fanotify_mark 301/263, cachestat 451/451
@@ -308,7 +306,7 @@ TABLE = (
     Calls(
         "asynchronous I/O",
         "denied",
-        "Its requests come from an account of the whole machine; io_uring passes filters by.",
+        "Its requests use up a quota of the whole machine; io_uring bypasses filters.",
         """
         io_setup 206/0, io_destroy 207/1, io_getevents 208/4, io_pgetevents 333/292, io_submit 209/2,
         io_cancel 210/3, io_uring_setup 425/425, io_uring_enter 426/426, io_uring_register 427/427
@@ -317,7 +315,7 @@ TABLE = (
     Calls(
         "keys, programs in the kernel, tracing",
         "denied",
-        "Large parts of the kernel that attacks begin in.",
+        "Large parts of the kernel that attacks often start from.",
         """
         keyctl 250/219, add_key 248/217, request_key 249/218, bpf 321/280, perf_event_open 298/241,
         userfaultfd 323/282, lookup_dcookie 212/18, uprobe 336/-, uretprobe 335/-, lsm_get_self_attr
@@ -327,7 +325,7 @@ TABLE = (
     Calls(
         "the machine",
         "denied",
-        "They belong to its administrator.",
+        "They are for its administrator.",
         """
         kexec_load 246/104, kexec_file_load 320/294, init_module 175/105, finit_module 313/273,
         delete_module 176/106, reboot 169/142, swapon 167/224, swapoff 168/225, acct 163/89, quotactl
@@ -339,14 +337,14 @@ TABLE = (
     Calls(
         "placing memory on nodes",
         "denied",
-        "It looks into how memory is laid out, and can move that of others.",
+        "It reveals the layout of memory, and can move that of others.",
         """
         mbind 237/235, set_mempolicy 238/237, get_mempolicy 239/236, set_mempolicy_home_node 450/450,
         move_pages 279/239, migrate_pages 256/238
         """,
     ),
     Calls(
-        "what is left of old kernels",
+        "calls of old kernels",
         "denied",
         "Nothing uses them.",
         """
@@ -361,7 +359,7 @@ TABLE = (
 
 @functools.cache
 def numbers(machine: str) -> Mapping[str, int]:
-    """Return the numbers of all calls by name on a kind of processor; empty for one that is not known."""
+    """Return the numbers of all calls by name for a kind of processor; empty if it is unknown."""
     if machine not in MACHINES:
         return {}
     return {name: number for calls in TABLE for name, number in calls.of(machine).items()}

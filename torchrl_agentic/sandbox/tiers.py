@@ -1,4 +1,4 @@
-"""The sandbox that is used when none is named."""
+"""`default_sandbox`: the strongest sandbox that works on this machine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ TIERS: tuple[tuple[type[Sandbox], Callable[[], str | None]], ...] = (
     (landlock.LandlockSandbox, landlock.why_not),
     (SeatbeltSandbox, lambda: None if sys.platform == "darwin" else "Seatbelt works on macOS only"),
 )
-"""The sandboxes of this machine from strong to weak, and what says why one does not work here."""
+"""Local sandboxes, strongest first, each with a function that returns why it does not work here, or None."""
 
 
 @functools.cache
 def tiers() -> tuple[tuple[type[Sandbox], str | None], ...]:
-    """Try all tiers, from strong to weak: each with the reason for which it does not work here, if any."""
+    """Test all tiers. Return each with the reason why it does not work here, or None."""
     return tuple((kind, reason()) for kind, reason in TIERS)
 
 
 def default_sandbox(limits: ResourceLimits | None = None) -> Sandbox:
-    """Give the strongest sandbox that works on this machine; it is tried, not guessed.
+    """Return the strongest sandbox that works on this machine, by trying them.
+
+    Args:
+        limits: Limits of the sandbox.
 
     Raises:
-        SandboxError: there is none. The message says what to install, and how to do without one knowingly.
+        SandboxError: If none works. The message says what to install, and how to choose to run without one.
     """
     for kind, why_not in TIERS:
         if why_not() is None:
@@ -39,5 +42,5 @@ def default_sandbox(limits: ResourceLimits | None = None) -> Sandbox:
     reasons = " ".join(f"{kind.name}: {reason}." for kind, reason in tiers())
     raise SandboxError(
         f"no sandbox works here, and model-written code is not run without one. {reasons} If you trust "
-        "the code, say so by name: PythonTool(SubprocessRepl(UnsafeSubprocessSandbox()))"
+        "the code, run it without isolation: PythonTool(SubprocessRepl(UnsafeSubprocessSandbox()))"
     )

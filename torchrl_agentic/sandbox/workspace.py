@@ -1,4 +1,4 @@
-"""The host folder behind a sandbox's /work, read and written without following anybody's links."""
+"""`Workspace`: the host folder behind /work of a sandbox, read and written without following links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrl_agentic.sandbox.inside.files import (
     WORK,
     copy_tree,
     inside,
-    located,
+    locate,
     open_to_read,
     open_to_write,
 )
@@ -22,17 +22,17 @@ from torchrl_agentic.sandbox.roots import NOBODY
 
 __all__ = ["MAX_READ", "NOBODY", "Workspace", "inside"]
 MAX_READ = 64 << 20
-"""What `read` reads at most, whatever was asked."""
+"""Maximum bytes that `read` returns."""
 
 
 class Workspace:
     """A private folder on the host, which a sandbox shows as /work.
 
-    Code inside may rename folders and plant links while we read or write: every step of a path is opened
-    relative to the folder before it, and none may be a link.
+    Code inside may rename folders and create links while the host reads or writes. Therefore each step of a
+    path is opened relative to the folder before it, and none may be a link.
 
     Args:
-        limits: Whose granted folders can be read and written as well.
+        limits: Limits whose granted folders can be read and written as well.
     """
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
@@ -44,7 +44,7 @@ class Workspace:
             os.chown(self.path, NOBODY, NOBODY)
 
     def remove(self) -> None:
-        """Remove it and all that is in it, however deeply nested and whatever rights were taken away."""
+        """Remove the folder with everything in it, also deeply nested folders and those without rights."""
         with contextlib.suppress(RecursionError):
             shutil.rmtree(self.path, onerror=_ignore)
         if os.path.lexists(self.path):
@@ -52,23 +52,34 @@ class Workspace:
                 subprocess.run([*command, "--", self.path], stderr=subprocess.DEVNULL, check=False)
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, making its folders; see `Sandbox.write_file`."""
+        """Write a file and create its folders; see `Sandbox.write_file`.
+
+        Args:
+            path: Path inside.
+            data: Content of the file.
+        """
         folder, steps, user = self._place(path, self._writable)
         with open_to_write(folder, steps, path, _own, user) as fd, os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)
 
     def read(self, path: str, max_bytes: int | None) -> bytes:
-        """Read a file; see `Sandbox.read_file`."""
+        """Read a file; see `Sandbox.read_file`.
+
+        Args:
+            path: Path inside.
+            max_bytes: Maximum number of bytes; None for `MAX_READ`.
+        """
         folder, steps, user = self._place(path, self._readable)
         with open_to_read(folder, steps, path, user) as fd, os.fdopen(fd, "rb", closefd=False) as file:
             return file.read(min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ))
 
     def _place(self, path: str, roots: Sequence[str]) -> tuple[str, tuple[str, ...], int | None]:
-        """Give the host's folder from which a path is walked, the steps, and who has to be allowed to.
+        """Return the host folder where a path starts, its steps, and the user whose rights apply, or None.
 
-        In a granted folder, we may do no more than code inside, which is nobody where we are root.
+        In a granted folder the host may do no more than code inside, which runs as nobody if the trainer is
+        root.
         """
-        root, steps = located(path, roots)
+        root, steps = locate(path, roots)
         if root == WORK and WORK not in roots:
             return self.path, steps, None
         real = os.path.realpath(root)
@@ -77,7 +88,7 @@ class Workspace:
         return real, steps, NOBODY if os.geteuid() == 0 else None
 
     def copy_to(self, other: Workspace) -> None:
-        """Copy all that is in it into another; what is there under the same name is replaced."""
+        """Copy all files to another workspace, replacing those with the same name."""
         with _folder(self.path) as source, _folder(other.path) as target:
             copy_tree(source, target, own=_own)
 
@@ -92,11 +103,11 @@ def _folder(path: str) -> Generator[int]:
 
 
 def _own(fd: int) -> None:
-    """Hand what root made to the user whom code inside runs as."""
+    """Change the owner of a file that root created to the user that code runs as."""
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
         os.fchown(fd, NOBODY, NOBODY)
 
 
 def _ignore(function: object, path: object, error: object) -> None:
-    """Go on with the rest; what is left takes the longer way."""
+    """Continue with the other files; a slower method removes the rest."""
     del function, path, error

@@ -1,4 +1,4 @@
-"""What sandboxes on this host share: a private folder for the files, and processes that are ours to end."""
+"""`FolderSandbox`: base of sandboxes on this host with a private folder and child processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TypeVar
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
-from torchrl_agentic.sandbox.cancellation import off_loop
-from torchrl_agentic.sandbox.process import Child, Command, Ended, run_to_end
+from torchrl_agentic.sandbox.cancellation import run_in_thread
+from torchrl_agentic.sandbox.process import Child, CommandProcess, CompletedCommand, communicate
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.workspace import Workspace
 
@@ -16,9 +16,10 @@ C = TypeVar("C", bound=Child)
 
 
 class FolderSandbox(Sandbox):
-    """A sandbox with its files in a `Workspace`, and its processes in a group that bounds their memory.
+    """A sandbox with files in a `Workspace` and processes in a control group that limits their memory.
 
-    A subclass calls `_make_place` in `open`, and hands the children it starts to `_keep` or `_run_to_end`.
+    A subclass calls `_make_place` in `open`, and passes the children that it starts to `_keep` or
+    `_communicate`.
     """
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
@@ -29,7 +30,7 @@ class FolderSandbox(Sandbox):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Return whether the sandbox can be used."""
         return self._workspace is not None
 
     async def close(self) -> None:
@@ -40,12 +41,12 @@ class FolderSandbox(Sandbox):
         workspace, self._workspace = self._workspace, None
         group, self._group = self._group, None
         if workspace is not None:
-            await off_loop(workspace.remove)
+            await run_in_thread(workspace.remove)
         if group is not None:
-            await off_loop(group.remove)
+            await run_in_thread(group.remove)
 
     def _make_place(self) -> None:
-        """Make the folder for files and, where one can be made, the control group for processes."""
+        """Create the folder for files and, if possible, the control group for processes."""
         total = self.limits.memory_total_bytes
         try:
             if total is not None and cgroups.why_not() is None:
@@ -59,16 +60,16 @@ class FolderSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""
-        await off_loop(self._opened().write, path, data)
+        await run_in_thread(self._opened().write, path, data)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         """Read a file inside."""
-        return await off_loop(self._opened().read, path, max_bytes)
+        return await run_in_thread(self._opened().read, path, max_bytes)
 
     async def copy_files(self, other: Sandbox) -> None:
-        """Let the /work of another open sandbox hold what ours holds, besides what it has."""
+        """Copy the files below /work into another open sandbox."""
         if isinstance(other, FolderSandbox):
-            await off_loop(self._opened().copy_to, other._opened())
+            await run_in_thread(self._opened().copy_to, other._opened())
         else:
             await super().copy_files(other)
 
@@ -78,23 +79,25 @@ class FolderSandbox(Sandbox):
         return self._workspace
 
     def _keep(self, child: C) -> C:
-        """Take note of a child, to end it at `close`; those that have ended are forgotten."""
+        """Register a child, so that `close` ends it, and forget those that have ended."""
         self._children = {other for other in self._children if other.process.returncode is None} | {child}
         return child
 
-    async def _run_to_end(self, child: Command, limits: ResourceLimits) -> Ended:
-        """Wait for a child within its limits, and let `close` end it meanwhile."""
+    async def _communicate(self, child: CommandProcess, limits: ResourceLimits) -> CompletedCommand:
+        """Wait for a child within its limits. `close` ends it meanwhile."""
         self._keep(child)
         try:
-            return await run_to_end(child, timeout=limits.wall_seconds, output_bytes=limits.output_bytes)
+            return await communicate(child, timeout=limits.wall_seconds, output_bytes=limits.output_bytes)
         finally:
             self._children.discard(child)
 
 
-def result_of(ended: Ended, code: int | None) -> SandboxResult:
-    """Make the result of a command.
+def result_of(ended: CompletedCommand, code: int | None) -> SandboxResult:
+    """Return the result of a command.
 
-    code: negative for a signal; None where it was killed before it had one.
+    Args:
+        ended: The command.
+        code: Its exit code, -n for signal n; None if it was killed before it had one.
     """
     return SandboxResult(
         stdout=ended.stdout.text(),

@@ -1,4 +1,4 @@
-"""The processes that trajectories are forked from, one per 128 of them, shared by all sandboxes of a kind."""
+"""`ZygotePool`: the processes that trajectories are forked from, up to 128 from each."""
 
 from __future__ import annotations
 
@@ -20,34 +20,39 @@ from typing import Any
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.bootstrap import BOOT, start_message
-from torchrl_agentic.sandbox.cancellation import off_loop
+from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.cgroups import MemoryGroup, MemoryGroups
 from torchrl_agentic.sandbox.inside.wire import pack
 from torchrl_agentic.sandbox.inside.zygote import READY
 from torchrl_agentic.sandbox.process import as_nobody
 
 TRAJECTORIES = 128
-"""How many trajectories live in one zygote at most: they are lost with it."""
+"""Maximum number of live trajectories of a zygote; they are lost with it."""
 RECYCLED_AFTER = 8192
-"""After how many trajectories a zygote is replaced by a new one."""
+"""Number of trajectories after which a zygote is replaced."""
 SPARES = 4
-"""How many trajectories stand ready, for whoever comes next."""
+"""Number of trajectories that are forked in advance."""
 START_S = 60.0
 ROOM_S = 60.0
-"""How long opening waits for memory, or for another trajectory to end."""
+"""Maximum seconds that `acquire` waits for free memory."""
 RESERVE = 512 << 20
-"""How many bytes of memory are left to others: below this, no trajectory is admitted."""
+"""Bytes of memory that stay free: below this, no trajectory is started."""
 
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="torchrl_agentic-zygotes")
-"""Starts all zygotes: the kernel ends them with the thread that started them, so it must not end before."""
+"""Starts all zygotes. The thread must not end, because the kernel would end its zygotes with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What the trajectories of a zygote have in common.
+class ZygoteSpec:
+    """Settings that the trajectories of a zygote have in common.
 
-    command: of the outer sandbox, up to the program in it. settings, program: see `inside.supervisor`.
-    memory_bytes: how much each may take, by a control group; None for none.
+    Attributes:
+        command: Command of the outer sandbox, up to the program that it runs.
+        python: Path of the interpreter inside.
+        env: Environment of the zygote.
+        settings: See `inside.supervisor`.
+        program: Seccomp filter of code; see `inside.supervisor`.
+        memory_bytes: Maximum memory of each trajectory, by a control group; None for no control groups.
     """
 
     command: tuple[str, ...]
@@ -59,7 +64,7 @@ class Kind:
 
     @property
     def key(self) -> str:
-        """Tell it from other kinds."""
+        """Return a text that is equal for equal specs."""
         parts = (
             self.command,
             self.python,
@@ -73,7 +78,13 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What there is of a trajectory outside. connection: with its supervisor. group: bounds its memory."""
+    """The host's part of a trajectory.
+
+    Attributes:
+        zygote: The zygote that it was forked from.
+        connection: Socket to its supervisor.
+        group: Control group that limits its memory, or None.
+    """
 
     zygote: Zygote
     connection: socket.socket
@@ -81,28 +92,29 @@ class Trajectory:
 
 
 class Zygote:
-    """A process that forks trajectories. Starts at construction, on the thread of `_spawner`.
+    """A process that forks trajectories. Create it on the thread of `_spawner`; it starts at construction.
+
+    Args:
+        spec: What its trajectories have in common.
 
     Raises:
-        SandboxError: it cannot start.
+        SandboxError: If it cannot start.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, spec: ZygoteSpec) -> None:
         self.live = 0
         self.made = 0
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stdin, start = socket.socketpair()
         self._errors, errors_end = os.pipe()
         os.set_blocking(self._errors, False)
-        os.set_blocking(
-            errors_end, False
-        )  # nobody reads unless something fails, and nobody shall wait for us
+        os.set_blocking(errors_end, False)  # it is read only after a failure, so writers must not block
         prefix, identity = as_nobody()
-        command = (*prefix, *kind.command, kind.python, "-s", "-B", "-c", BOOT)
-        popen: Any = subprocess.Popen  # its overloads know nothing of `user=` in a dict
+        command = (*prefix, *spec.command, spec.python, "-s", "-B", "-c", BOOT)
+        popen: Any = subprocess.Popen  # its overloads do not accept `user=` from a dict
         try:
             self._process: subprocess.Popen[bytes] = popen(
-                command, env=dict(kind.env), stdin=stdin, stdout=subprocess.DEVNULL, stderr=errors_end,
+                command, env=dict(spec.env), stdin=stdin, stdout=subprocess.DEVNULL, stderr=errors_end,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 **identity,
@@ -115,51 +127,59 @@ class Zygote:
             fd = theirs.fileno()
             theirs.close()
         try:
-            start.sendall(start_message("zygote", "main", kind.settings, kind.program, fd))
+            start.sendall(start_message("zygote", "main", spec.settings, spec.program, fd))
             self._control.settimeout(START_S)
             if self._control.recv(len(READY)) != READY:
                 raise OSError
         except OSError:
-            raise SandboxError(f"the fork server does not start: {self.close()}") from None
+            raise SandboxError(f"the fork server did not start: {self.close()}") from None
         finally:
             start.close()
         self._control.setblocking(False)
 
     @property
     def has_room(self) -> bool:
-        """Whether it should make another trajectory."""
+        """Return whether it should fork another trajectory now."""
         return self.live < TRAJECTORIES and not self.is_worn
 
     @property
     def is_worn(self) -> bool:
-        """Whether it should make no more trajectories."""
+        """Return whether it should fork no more trajectories."""
         return self.made >= RECYCLED_AFTER
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether the process runs."""
         return self._process.poll() is None
 
     async def has_ended(self, within_s: float) -> bool:
-        """Return whether it ends within so many seconds, or has."""
+        """Return whether the process has ended, or ends within `within_s`.
+
+        Args:
+            within_s: Maximum seconds to wait.
+        """
         try:
-            await off_loop(self._process.wait, within_s)
+            await run_in_thread(self._process.wait, within_s)
         except subprocess.TimeoutExpired:
             return False
         return True
 
     def spawn(self, trajectory: Trajectory, fds: Sequence[int]) -> None:
-        """Fork a trajectory, whose supervisor is told to start; fds: see `Pool.prepare`.
+        """Fork a trajectory and request its supervisor to start.
+
+        Args:
+            trajectory: The trajectory.
+            fds: Descriptors for its supervisor, from `ZygotePool.prepare`.
 
         Raises:
-            OSError: the zygote has died, or has more to do than it can be told.
+            OSError: If the zygote has died, or its queue of requests is full.
         """
         socket.send_fds(self._control, [b"."], list(fds))
         trajectory.connection.sendall(pack(b'{"op": "start", "id": 0}'))
         self.made += 1
 
     def close(self) -> str:
-        """End it and all its trajectories; give what it had to say about an error."""
+        """End the process and all its trajectories. Return what it wrote to stderr, or its exit code."""
         self._control.close()
         try:
             self._process.wait(1.0)
@@ -173,28 +193,32 @@ class Zygote:
         return said.decode("utf-8", "replace").strip()[-2000:] or f"exit code {self._process.returncode}"
 
 
-class Pool:
-    """The zygotes of one kind, and trajectories that stand ready. For any thread and event loop."""
+class ZygotePool:
+    """The zygotes of one spec, and spare trajectories. For any thread and event loop.
 
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
+    Args:
+        spec: What the trajectories have in common.
+    """
+
+    def __init__(self, spec: ZygoteSpec) -> None:
+        self._spec = spec
         self._zygotes: list[Zygote] = []
         self._spares: collections.deque[Trajectory] = collections.deque()
-        self._groups = None if kind.memory_bytes is None else MemoryGroups(kind.memory_bytes)
+        self._groups = None if spec.memory_bytes is None else MemoryGroups(spec.memory_bytes)
         self._lock = threading.Lock()
 
     async def acquire(self) -> Trajectory:
-        """Give a new trajectory.
+        """Return a new trajectory.
 
         Raises:
-            SandboxError: a zygote cannot start, or there was no memory for a trajectory for too long.
+            SandboxError: If a zygote cannot start, or memory was short for `ROOM_S`.
         """
         until = time.monotonic() + ROOM_S
         while (available := available_memory()) < RESERVE:
             if time.monotonic() > until:
                 raise SandboxError(
-                    f"no memory for another interpreter: {available >> 20} MiB are available, of which "
-                    f"{RESERVE >> 20} are left to others"
+                    f"no memory for another interpreter: {available >> 20} MiB are available, and "
+                    f"{RESERVE >> 20} MiB must stay free"
                 )
             await asyncio.sleep(0.05)
         while (spare := self._next_spare()) is not None:
@@ -212,8 +236,8 @@ class Pool:
         with self._lock:
             return self._spares.popleft() if self._spares else None
 
-    def try_out(self) -> str | None:
-        """Fork a trajectory and hear from it; say why that fails, if it does."""
+    def probe(self) -> str | None:
+        """Fork a trajectory and wait for its first answer. Return why that fails, or None."""
         try:
             spare = _spawner.submit(self._spawn).result()
             spare.connection.settimeout(START_S)
@@ -229,14 +253,20 @@ class Pool:
     def prepare(
         self, zygote: Zygote, n: int, handed: contextlib.ExitStack
     ) -> tuple[list[Trajectory], list[int]]:
-        """Make what `n` trajectories of a zygote need outside: connections, and control groups.
+        """Create what `n` trajectories of a zygote need on the host: connections and control groups.
+
+        Args:
+            zygote: The zygote.
+            n: Number of trajectories.
+            handed: Closes the files for the new processes.
 
         Returns:
-            The trajectories, and the files to hand to those who fork them: for each its end of the connection
-            and, with a group, the two files of `MemoryGroup.opened`. `handed` closes them.
+            The trajectories, and the descriptors for the processes that fork them: for each trajectory its
+                end of the
+            connection and, with a control group, the two files of `MemoryGroup.opened`.
 
         Raises:
-            OSError: If there are too many open files, or no group can be made.
+            OSError: If there are too many open files, or a control group cannot be created.
         """
         made: list[Trajectory] = []
         fds: list[int] = []
@@ -259,7 +289,11 @@ class Pool:
         return made, fds
 
     def release(self, *trajectories: Trajectory) -> None:
-        """Take note that trajectories have ended."""
+        """Release what trajectories that have ended used on the host.
+
+        Args:
+            trajectories: The trajectories.
+        """
         for trajectory in trajectories:
             trajectory.connection.close()
             if trajectory.group is not None and self._groups is not None:
@@ -270,12 +304,12 @@ class Pool:
                 self._submit(self._retire, trajectory.zygote)
 
     def refill(self) -> None:
-        """Let trajectories stand ready again, when whoever was waiting has been served."""
+        """Fork spare trajectories in the background, after those that callers wait for."""
         if len(self._spares) < SPARES:
             self._submit(self._refill)
 
     def close(self) -> None:
-        """End all zygotes, and the trajectories in them."""
+        """End all zygotes and their trajectories."""
         with self._lock:
             zygotes, self._zygotes = self._zygotes, []
             spares = [*self._spares]
@@ -287,16 +321,16 @@ class Pool:
             self._groups.close()
 
     def _take_back(self, spawned: Future[Trajectory]) -> None:
-        """Keep a trajectory for others that nobody waits for any more."""
+        """Keep a trajectory as a spare if its caller was cancelled."""
         if not spawned.cancelled() and spawned.exception() is None:
             self._spares.append(spawned.result())
 
     def _submit(self, work: Any, *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the program is ending
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
             _spawner.submit(work, *args)
 
     def _spawn(self) -> Trajectory:
-        """Fork a trajectory from a zygote with room, a new one if need be."""
+        """Fork a trajectory from a zygote with room, or from a new zygote."""
         while True:
             with self._lock:
                 dead = [zygote for zygote in self._zygotes if not zygote.is_alive]
@@ -304,7 +338,7 @@ class Pool:
             for one in dead:
                 self._discard(one)
             if zygote is None:
-                zygote = Zygote(self._kind)
+                zygote = Zygote(self._spec)
                 with self._lock:
                     self._zygotes.append(zygote)
             with contextlib.ExitStack() as handed:
@@ -341,14 +375,14 @@ class Pool:
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """Return whether the other side of a socket has not hung up."""
+    """Return whether the other side of a socket still has it open."""
     poll = select.poll()
     poll.register(connection, 0)
     return not poll.poll(0)
 
 
 def _begin_anew() -> None:
-    """Leave behind what belongs to the process that we were forked from."""
+    """Drop, in a forked child, what belongs to the parent process."""
     global _spawner, _pools_lock
     _spawner = ThreadPoolExecutor(1, thread_name_prefix="torchrl_agentic-zygotes")
     _pools_lock = threading.Lock()
@@ -356,14 +390,14 @@ def _begin_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_anew)
-_pools: dict[str, Pool] = {}
+_pools: dict[str, ZygotePool] = {}
 _pools_lock = threading.Lock()
 
 
-def pool_of(kind: Kind) -> Pool:
-    """Give this process's pool of a kind; a forked process has its own."""
+def shared_pool(spec: ZygoteSpec) -> ZygotePool:
+    """Return the pool of this process for a spec; a forked process has its own."""
     with _pools_lock:
-        return _pools.setdefault(kind.key, Pool(kind))
+        return _pools.setdefault(spec.key, ZygotePool(spec))
 
 
 @atexit.register
@@ -377,7 +411,7 @@ def close_pools() -> None:
 
 
 def available_memory() -> int:
-    """Say how many bytes of memory could still be taken, by the machine's and the container's account."""
+    """Return the bytes of memory that are available, according to the machine and to the container."""
     found: list[int] = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", "rb") as file:
         for line in file:

@@ -1,1 +1,1 @@
-"""Services for machines without a cloud: what `torchrl-agentic serve` starts, as Starlette applications."""
+"""Sandbox and search servers for machines without a cloud: the applications of `torchrl-agentic serve`."""

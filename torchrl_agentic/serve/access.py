@@ -1,4 +1,4 @@
-"""Why a server does not do what it is asked to; each has a status of HTTP."""
+"""Which requests a server accepts: tokens, hosts, queue and memory; each refusal has an HTTP status."""
 
 from __future__ import annotations
 
@@ -16,56 +16,61 @@ from typing import ClassVar
 from torchrl_agentic.tools.service import check_token
 
 
-class Refused(Exception):
-    """A request that is not served; the message is for whoever sent it."""
+class RequestRefused(Exception):
+    """A request that is refused. The message is sent to the client."""
 
     status: ClassVar[int] = 422
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer has besides."""
+        """Additional headers of the response."""
         return {}
 
 
-class BadRequest(Refused):
-    """A request that asks for what cannot be."""
+class BadRequest(RequestRefused):
+    """A request that cannot be carried out."""
 
 
-class Forbidden(Refused):
-    """A request that comes from where none are taken."""
+class Forbidden(RequestRefused):
+    """A request from a source that is not accepted."""
 
     status: ClassVar[int] = 403
 
 
-class Unsupported(Refused):
-    """A body of a kind that is not taken."""
+class UnsupportedMediaType(RequestRefused):
+    """A body of a media type that is not accepted."""
 
     status: ClassVar[int] = 415
 
 
-class Unauthorized(Refused):
+class Unauthorized(RequestRefused):
     """A request without the token."""
 
     status: ClassVar[int] = 401
 
     @property
     def headers(self) -> dict[str, str]:
-        """Say what is needed."""
+        """The authentication scheme to use."""
         return {"WWW-Authenticate": "Bearer"}
 
 
-class Overloaded(Refused):
-    """More is asked than can wait. retry_after_s: when it is worth asking again, in whole seconds."""
+class Overloaded(RequestRefused):
+    """A request beyond the capacity of the server.
+
+    Args:
+        retry_after_s: Seconds until a retry makes sense.
+        what: What the server lacks.
+    """
 
     status: ClassVar[int] = 429
 
     def __init__(self, retry_after_s: int, what: str = "too many runs are waiting") -> None:
-        super().__init__(f"{what}; ask again in {retry_after_s} s")
+        super().__init__(f"{what}; retry in {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
     @property
     def headers(self) -> dict[str, str]:
-        """Say when."""
+        """When to retry."""
         return {"Retry-After": str(self.retry_after_s)}
 
 
@@ -74,18 +79,19 @@ _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\s:@/\[\]]+))(?P<port
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use a server. Pages in a browser may not, whatever is set here.
+    """Who may use a server. Web pages in a browser may not in any case.
 
-    A page can send requests to servers on the machine of its reader. A browser says so in `Origin` and
-    `Sec-Fetch-Site`, and does not send JSON to another site that has not allowed it. A page whose own name
-    was bound to the address of the server later on ("DNS rebinding") is told by that name in `Host`.
+    A page can send requests to servers on the machine of its reader. A browser marks them with `Origin` and
+    `Sec-Fetch-Site`, and does not send JSON to another site that has not allowed it. A page whose host name
+    was later bound to the address of the server ("DNS rebinding") is recognised by that name in `Host`.
 
     Args:
-        token: What requests have to send as `Authorization: Bearer …`; None: nothing.
-        hosts: Names and addresses that `Host` may have besides those of loopback, without a port; None: any.
+        token: Token that requests must send as `Authorization: Bearer …`; None for no token.
+        hosts: Names and addresses without a port that `Host` may have besides those of loopback; None for
+            any.
 
     Raises:
-        ValueError: If the token or a host cannot be one.
+        ValueError: If the token or a host is invalid.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -98,15 +104,15 @@ class Access:
             found = _HOST.fullmatch(host.lower())
             if found is None or found["port"] is not None:
                 raise ValueError(
-                    f"{host!r} is no allowed host; expected a name or an address, without a port"
+                    f"{host!r} cannot be an allowed host; expected a name or an address, without a port"
                 )
 
     def check(self, headers: Mapping[str, Sequence[str]], *, needs_token: bool) -> None:
         """Check the headers of a request.
 
         Args:
-            headers: Values of headers by their names in small letters.
-            needs_token: Whether this request has to send the token, if there is one.
+            headers: Values of headers by lower-case names.
+            needs_token: True if this request must send the token, if there is one.
 
         Raises:
             Forbidden: If it comes from a web page, or is meant for another host.
@@ -115,20 +121,20 @@ class Access:
         host = _only(headers, "host")
         if not self._is_served(host):
             raise Forbidden(
-                f"no requests to the host {host[:200]!r} are served here; ask localhost, or allow that host "
-                "when the server starts (--allowed-host)"
+                f"requests to the host {host[:200]!r} are not accepted; use localhost, or start the server "
+                "with --allowed-host for that host"
             )
         for origin in headers.get("origin", ()):
-            # Where any host is served, the name of a page may have been bound to this address.
+            # If any host is accepted, the name of a page may have been bound to this address.
             if self.hosts is None or origin not in (f"http://{host}", f"https://{host}"):
-                raise Forbidden("requests of web pages are not served")
+                raise Forbidden("requests of web pages are not accepted")
         if any(site.lower() not in ("same-origin", "none") for site in headers.get("sec-fetch-site", ())):
-            raise Forbidden("requests of web pages are not served")
+            raise Forbidden("requests of web pages are not accepted")
         if needs_token and self.token is not None:
             scheme, _, given = _only(headers, "authorization").partition(" ")
             is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
             if not (is_right and scheme.lower() == "bearer"):
-                raise Unauthorized("a token is needed: send the header Authorization: Bearer …")
+                raise Unauthorized("a token is required: send the header Authorization: Bearer …")
 
     def _is_served(self, host: str) -> bool:
         found = _HOST.fullmatch(host.lower())
@@ -141,7 +147,7 @@ class Access:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a name or an address always means the machine that asks."""
+    """Return whether a name or an address always means the machine of the client."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -149,22 +155,31 @@ def is_loopback(name: str) -> bool:
 
 
 def _only(headers: Mapping[str, Sequence[str]], name: str) -> str:
-    """Return the value of a header that is there once, or ""."""
+    """Return the value of a header that occurs once, otherwise ""."""
     values = headers.get(name, ())
     return values[0] if len(values) == 1 else ""
 
 
 _NEWEST = 0.1
-"""How much the latest run counts in the mean."""
+"""Weight of the latest run in the mean."""
 
 
-class Admission:
-    """At most `max_concurrency` runs at once, first come, first served, and at most `max_queue` that wait."""
+class RequestQueue:
+    """Runs a limited number of requests at once, in order of arrival, and keeps a limited number waiting.
+
+    Args:
+        max_concurrency: Maximum number of running requests.
+        max_queue: Maximum number of waiting requests.
+
+    Raises:
+        ValueError: If `max_concurrency` is below 1 or `max_queue` below 0.
+    """
 
     def __init__(self, *, max_concurrency: int, max_queue: int) -> None:
         if max_concurrency < 1 or max_queue < 0:
             raise ValueError(
-                f"max_concurrency is 1 or more, max_queue 0 or more; got {max_concurrency}, {max_queue}"
+                "max_concurrency must be at least 1 and max_queue at least 0; "
+                f"got {max_concurrency}, {max_queue}"
             )
         self.max_concurrency, self.max_queue = max_concurrency, max_queue
         self._inside = self._running = 0
@@ -173,15 +188,15 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place, or send their bodies still."""
+        """Number of requests that wait for a place, or are still sending their bodies."""
         return self._inside - self._running
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
-        """Join those that run or wait, before a body is read.
+        """Count the block as running or waiting; enter before a body is read.
 
         Raises:
-            Overloaded: too many wait already.
+            Overloaded: If too many requests wait already.
         """
         if self._inside >= self.max_concurrency + self.max_queue:
             raise Overloaded(self.retry_after_s())
@@ -193,7 +208,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncGenerator[None]:
-        """Wait for a place, and hold it; for those that have entered."""
+        """Wait for a place, and occupy it during the block. Requires `entered`."""
         await self._places.acquire()
         self._running += 1
         began = time.monotonic()
@@ -205,17 +220,21 @@ class Admission:
             self.note(time.monotonic() - began)
 
     def retry_after_s(self) -> int:
-        """Say when the queue will be shorter, going by how long the latest runs took."""
+        """Return the seconds until the queue is likely shorter, from the durations of the latest runs."""
         return max(1, math.ceil((self._mean_s or 0.0) * (self.waiting + 1) / self.max_concurrency))
 
     def note(self, seconds: float) -> None:
-        """Take note of how long a run took."""
+        """Record the duration of a run, in seconds."""
         old = seconds if self._mean_s is None else self._mean_s
         self._mean_s = old + _NEWEST * (seconds - old)
 
 
-class Budget:
-    """The bytes that all requests together may take."""
+class MemoryBudget:
+    """The memory that all requests together may use.
+
+    Args:
+        max_bytes: Maximum number of bytes.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -223,13 +242,16 @@ class Budget:
 
     @contextlib.contextmanager
     def hold(self, count: int) -> Generator[Callable[[int], None]]:
-        """Take so many bytes; yield what gives all but so many of them back.
+        """Reserve bytes during the block. Yield a function that reduces the reservation.
+
+        Args:
+            count: Number of bytes.
 
         Raises:
-            Overloaded: others have taken too much of them.
+            Overloaded: If too many bytes are reserved already.
         """
         if self.held + count > self.max_bytes:
-            raise Overloaded(1, f"requests that are under way take {self.held} of {self.max_bytes} bytes")
+            raise Overloaded(1, f"current requests use {self.held} of {self.max_bytes} bytes")
         self.held += count
 
         def keep(rest: int) -> None:

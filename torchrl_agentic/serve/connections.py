@@ -1,4 +1,4 @@
-"""Bounds what clients may take of an HTTP server: how many connections, and how long each may dawdle."""
+"""Limits of clients of an HTTP server: number of connections, and time for each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except ImportError:
     raise MissingExtra("a server", "uvicorn", "serve") from None
 
 GRACE_S = 5
-"""How long requests that run may take when the server is told to end."""
+"""Maximum seconds that running requests may take when the server shuts down."""
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: 34\r\n\r\n"
@@ -28,15 +28,15 @@ _FULL = (
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """What clients may take of a server.
+    """Limits of clients of a server.
 
     Args:
-        max_connections: Number of open connections; more are answered with status 503 and closed.
-        header_s: Seconds for the headers of a request, from the beginning of the connection or from their
-            first byte. Between two requests, uvicorn's `timeout_keep_alive` counts.
+        max_connections: Number of open connections; further ones get status 503 and are closed.
+        header_s: Seconds for the headers of a request, from the start of the connection or from their first
+            byte. Between two requests, uvicorn's `timeout_keep_alive` applies.
         body_s: Seconds for the body of a request; a little more than the `body_timeout_s` of the application,
             which still answers.
-        answer_s: Seconds for which a client may read nothing of its answer.
+        answer_s: Seconds for which a client may read nothing of its response.
 
     Raises:
         ValueError: If a number is not above 0.
@@ -61,7 +61,7 @@ def make_server(app: Any, bounds: ConnectionBounds = DEFAULT_BOUNDS) -> uvicorn.
 
     Args:
         app: An ASGI application.
-        bounds: What its clients may take.
+        bounds: Limits of its clients.
     """
     http: Any = functools.partial(_BoundedProtocol, bounds=bounds)
     config = uvicorn.Config(
@@ -77,7 +77,7 @@ def make_server(app: Any, bounds: ConnectionBounds = DEFAULT_BOUNDS) -> uvicorn.
 
 
 class _BoundedProtocol(H11Protocol):
-    """A connection that is cut when its client takes too long; uvicorn bounds the time between requests."""
+    """A connection that is closed if its client is too slow; uvicorn limits the time between requests."""
 
     def __init__(self, *args: Any, bounds: ConnectionBounds, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -88,9 +88,9 @@ class _BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        # The deadline of an answer runs while any of it is left, also when the connection is to be closed.
+        # The deadline of a response runs while any of it is unsent, also if the connection is to be closed.
         transport.set_write_buffer_limits(high=0)
-        # asyncio does so for sockets alone that name their protocol; without, an answer takes 40 ms longer.
+        # asyncio does this only for sockets that name their protocol; without it a response takes 40 ms more.
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,7 +124,7 @@ class _BoundedProtocol(H11Protocol):
             self._answer_deadline.cancel()
 
     def _await_request(self) -> None:
-        """Set the deadline of what the client has to send next; leave it alone while that is the same."""
+        """Set the deadline for the next data of the client, unless it is the same as before."""
         state = self.conn.their_state
         seconds = None
         if state is h11.SEND_BODY:

@@ -1,4 +1,4 @@
-"""What is sent to and from the server that runs code: the JSON of Sandbox Fusion."""
+"""Requests and responses of the server that runs code: the JSON of Sandbox Fusion, and its languages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.inside.files import inside
 
 Json: TypeAlias = dict[str, Any]
-"""A JSON object as it goes over the wire."""
+"""A JSON object."""
 Name = Literal[
     "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust",
     "cuda", "lua", "R", "perl", "D_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest",
     "verilog", "python_gpu", "lean", "swift", "racket",
 ]  # fmt: skip
-"""The languages that the protocol knows; which of them run here is another question."""
+"""Languages of the protocol; not all of them run here."""
 
 
 def _decoded(data: object) -> object:
@@ -30,27 +30,27 @@ def _decoded(data: object) -> object:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"a file is sent as base64: {error}") from None
+        raise ValueError(f"expected the content of a file in base64: {error}") from None
 
 
 def _below_work(path: str) -> str:
     try:
         steps = inside(path)
     except PermissionError as error:
-        raise ValueError(f"{error}; files are written below it, by relative paths") from None
+        raise ValueError(f"{error}; give paths of files relative to it") from None
     if not steps:
         raise ValueError(f"{path!r} is a folder, not a file")
     return path
 
 
 MAX_ITEMS = 1024
-"""How many cells a request may have, how many files, and how many that it wants back."""
+"""Maximum number of cells of a request, of its files, and of files that it fetches."""
 
 
 def _counted(files: object) -> object:
-    """Refuse too many before any is checked: for a dict, `max_length` comes after all of its items."""
+    """Check the number of files before their contents, because `max_length` is checked after them."""
     if isinstance(files, dict) and len(files) > MAX_ITEMS:
-        raise ValueError(f"at most {MAX_ITEMS} files; got {len(files)}")
+        raise ValueError(f"expected at most {MAX_ITEMS} files; got {len(files)}")
     return files
 
 
@@ -62,8 +62,13 @@ Files = Annotated[
 Items = Annotated[list[str], Field(max_length=MAX_ITEMS)]
 
 
-class RunCode(BaseModel):
-    """A program to run. files: what lies beside it. fetch_files: what is sent back of it."""
+class RunCodeRequest(BaseModel):
+    """A program to run.
+
+    Attributes:
+        files: Files to write beside it, by path.
+        fetch_files: Paths of files to return.
+    """
 
     code: str
     language: Name
@@ -75,8 +80,12 @@ class RunCode(BaseModel):
     fetch_files: Items = Field(default_factory=list)
 
 
-class RunJupyter(BaseModel):
-    """Cells to run one after the other in a new interpreter. cell_timeout: of each cell; 0 for none."""
+class RunJupyterRequest(BaseModel):
+    """Cells to run one after another in a new interpreter.
+
+    Attributes:
+        cell_timeout: Maximum seconds of each cell; 0 for no limit.
+    """
 
     cells: Items
     cell_timeout: Seconds = 0.0
@@ -91,8 +100,13 @@ class RunJupyter(BaseModel):
 class CommandResult:
     """How a command ended.
 
-    status: "Error" if it could not be run, through no fault of its own. return_code: negative for a signal,
-    None if it was stopped at its time.
+    Attributes:
+        status: "Finished", "TimeLimitExceeded", or "Error" if it could not be run through no fault of its
+            own.
+        execution_time: Its duration in seconds.
+        return_code: Exit code, -n for signal n; None if it was stopped at its timeout.
+        stdout: Standard output.
+        stderr: Standard error.
     """
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
@@ -103,13 +117,18 @@ class CommandResult:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself, with nothing to complain about."""
+        """Return whether it ended by itself, with exit code 0."""
         return self.status == "Finished" and self.return_code == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The files that were asked for. missing: a sentence for each that cannot be had."""
+    """Files that were requested.
+
+    Attributes:
+        files: Their contents, by path.
+        missing: A sentence for each that is not returned.
+    """
 
     files: Mapping[str, bytes]
     missing: tuple[str, ...] = ()
@@ -121,7 +140,13 @@ NOTHING = Fetched({})
 def code_answer(
     compiled: CommandResult | None, ran: CommandResult | None, fetched: Fetched = NOTHING
 ) -> Json:
-    """Make the answer to `/run_code`."""
+    """Return the response to `/run_code`.
+
+    Args:
+        compiled: Result of the compilation; None if there was none.
+        ran: Result of the run; None if there was none.
+        fetched: Files to return.
+    """
     status, message = _verdict([each for each in (compiled, ran) if each is not None], fetched)
     return {
         "status": status,
@@ -133,7 +158,13 @@ def code_answer(
 
 
 def jupyter_answer(driver: CommandResult | None, cells: list[Json], fetched: Fetched = NOTHING) -> Json:
-    """Make the answer to `/run_jupyter`."""
+    """Return the response to `/run_jupyter`.
+
+    Args:
+        driver: Result of the interpreter; None if there was none.
+        cells: Results of the cells.
+        fetched: Files to return.
+    """
     status, message = _verdict([] if driver is None else [driver], fetched)
     return {
         "status": status,
@@ -145,7 +176,12 @@ def jupyter_answer(driver: CommandResult | None, cells: list[Json], fetched: Fet
 
 
 def refusal(answer: Json, message: str) -> Json:
-    """Say in an answer why nothing was run, or what was lost, without blaming the code."""
+    """Change a response to an error of the sandbox, which does not blame the code.
+
+    Args:
+        answer: The response.
+        message: Why nothing was run, or what was lost.
+    """
     return {**answer, "status": "SandboxError", "message": message}
 
 
@@ -170,9 +206,13 @@ _LOOK = 'for name in "$@"; do if command -v "$name" >/dev/null; then echo "$name
 class Language:
     """How programs of a language are run.
 
-    file: what the program is saved as; {file} in the commands. compile: empty if it is not compiled.
-    memory_flag: how the runtime is told how many MiB it may use, as {memory}; such runtimes reserve far more
-    addresses than they use. overhead_mb: for all others, what their libraries may map besides.
+    Attributes:
+        file: File name of the program, {file} in the commands.
+        run: Command that runs it.
+        compile: Command that compiles it; empty for none.
+        memory_flag: Option that limits the memory of its runtime to {memory} MiB, for runtimes that reserve
+            far more address space than they use.
+        overhead_mb: MiB that libraries of other languages may map besides.
     """
 
     file: str
@@ -183,11 +223,16 @@ class Language:
 
     @property
     def needs(self) -> str:
-        """The program that must be there."""
+        """The program that must be installed."""
         return (self.compile or self.run)[0]
 
     def command(self, file: str, memory_mb: int | None) -> tuple[str, ...]:
-        """Give the command that runs a file."""
+        """Return the command that runs a file.
+
+        Args:
+            file: Name of the file.
+            memory_mb: Maximum memory in MiB; None for no limit.
+        """
         flags = (self.memory_flag.format(memory=memory_mb),) if self.memory_flag and memory_mb else ()
         command, *rest = (word.format(file=file) for word in self.run)
         return (command, *flags, *rest)
@@ -204,14 +249,14 @@ LANGUAGES: Mapping[str, Language] = {
     "ruby": Language("main.rb", ("ruby", "{file}"), overhead_mb=256),
     "rust": Language("main.rs", ("./a.out",), ("rustc", "-O", "-o", "a.out", "{file}")),
 }
-"""Python is not among them: its command is the sandbox's own."""
+"""Languages by name. Python is not among them, because its command is that of the sandbox."""
 
 
 async def languages_in(sandbox: Sandbox) -> Mapping[str, Language]:
-    """Look which languages an open sandbox has.
+    """Return the languages that an open sandbox has.
 
     Raises:
-        SandboxError: it is lost.
+        SandboxError: If it is lost.
     """
     python = Language("main.py", (*sandbox.python_argv, "{file}"), overhead_mb=256)
     known = {PYTHON: python, **LANGUAGES}

@@ -1,4 +1,4 @@
-"""What our servers have in common: who is served, JSON that is checked and bounded, clients that leave."""
+"""`json_app`: common part of the servers: access, bounded JSON bodies, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.serve.access import Access, Admission, Budget, Refused, Unsupported
+from torchrl_agentic.serve.access import (
+    Access,
+    MemoryBudget,
+    RequestQueue,
+    RequestRefused,
+    UnsupportedMediaType,
+)
 
 try:
     from starlette.applications import Starlette
@@ -30,16 +36,21 @@ Model = TypeVar("Model", bound=BaseModel)
 CLIENT_GONE = 499
 PING = "/v1/ping"
 _PIECE = 1 << 16
-"""How much of an answer is sent at once: the rest waits here until the client has read."""
+"""Bytes of a response that are sent at once; the rest waits here until the client has read them."""
 _MAX_ERRORS = 10
-"""How many errors of a request are told."""
+"""Maximum number of errors of a request that are reported."""
 _MAX_SAID = 400
-"""How long a text of a refusal may be."""
+"""Maximum number of characters of a text in a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Post(Generic[Model]):
-    """What a path does: the model that bodies are checked with, and what makes the answer, as JSON."""
+class PostRoute(Generic[Model]):
+    """A path for POST requests.
+
+    Attributes:
+        model: Model that bodies are validated with.
+        serve: Returns the response to a request, as JSON.
+    """
 
     model: type[Model]
     serve: Callable[[Model], Coroutine[Any, Any, Any]]
@@ -47,7 +58,16 @@ class Post(Generic[Model]):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What requests may take: each, all that are under way together, and how long a body may take to come."""
+    """Limits of the bodies of requests.
+
+    Attributes:
+        max_bytes: Maximum bytes of one body.
+        max_total_bytes: Maximum bytes of all current requests together.
+        timeout_s: Maximum seconds to receive a body.
+
+    Raises:
+        ValueError: If a number is not above 0, or the total is smaller than that of one body.
+    """
 
     max_bytes: int
     max_total_bytes: int
@@ -58,33 +78,33 @@ class BodyLimits:
             raise ValueError(f"body_timeout_s must be above 0; got {self.timeout_s}")
         if not 0 < self.max_bytes <= self.max_total_bytes:
             raise ValueError(
-                "max_body_bytes must be above 0, and max_total_body_bytes no less; "
+                "max_body_bytes must be above 0, and max_total_body_bytes at least as much; "
                 f"got {self.max_bytes} and {self.max_total_bytes}"
             )
 
 
 def json_app(
-    posts: Mapping[str, Post[Any]],
+    posts: Mapping[str, PostRoute[Any]],
     *,
     access: Access,
-    admission: Admission,
+    admission: RequestQueue,
     limits: BodyLimits,
     start: Callable[[], Awaitable[object]],
 ) -> Starlette:
-    """Make a server with these paths and `GET /v1/ping`.
+    """Return a server with these paths and `GET /v1/ping`.
 
-    A body is read once its request is to be served and has entered. An answer that nobody waits for any more
-    is cancelled. `Refused` errors become answers with their status.
+    A body is read once its request is accepted and has entered the queue. A response is cancelled if its
+    client disconnects. `RequestRefused` errors become responses with their status.
 
     Args:
-        posts: what each path does.
-        access: who is served; a ping needs no token.
-        admission: gives the places in which answers are made.
-        limits: of bodies: longer ones are answered with status 413, slower ones with 408.
-        start: awaited before the first request.
+        posts: Routes by path.
+        access: Who may use it; a ping needs no token.
+        admission: The queue of requests.
+        limits: Limits of bodies: longer ones get status 413, slower ones 408.
+        start: Awaited before the first request.
     """
     work = _Work(admission)
-    budget = Budget(limits.max_total_bytes)
+    budget = MemoryBudget(limits.max_total_bytes)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -102,12 +122,12 @@ def json_app(
         routes=[*routes, Route(PING, _ping)],
         middleware=[Middleware(_Guard, access=access)],
         lifespan=lifespan,
-        exception_handlers={HTTPException: _failed, Refused: _refused, Exception: _crashed},
+        exception_handlers={HTTPException: _failed, RequestRefused: _refused, Exception: _crashed},
     )
 
 
 class _Guard:
-    """Lets those requests through that are served."""
+    """Passes accepted requests to the application."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -119,7 +139,7 @@ class _Guard:
                 headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
             try:
                 self._access.check(headers, needs_token=scope["path"] != PING)
-            except Refused as error:
+            except RequestRefused as error:
                 await (await _refused(Request(scope), error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -127,12 +147,12 @@ class _Guard:
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """One path: reads a body, makes the answer in a place, and keeps that until the client has read it."""
+    """One path: reads a body, computes the response in a place of the queue, and sends it from there."""
 
-    post: Post[Any]
+    post: PostRoute[Any]
     work: _Work
-    admission: Admission
-    budget: Budget
+    admission: RequestQueue
+    budget: MemoryBudget
     limits: BodyLimits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +163,7 @@ class _Endpoint:
                 async with asyncio.timeout(self.limits.timeout_s):
                     body = await _body(request, length)
             except TimeoutError:
-                said = f"the body has not come within {self.limits.timeout_s:g} s"
+                said = f"the body did not arrive within {self.limits.timeout_s:g} s"
                 raise HTTPException(408, said, {"Connection": "close"}) from None
             except ClientDisconnect:
                 return
@@ -155,9 +175,9 @@ class _Endpoint:
 
 
 class _Work:
-    """What is being done for clients; it is cancelled once nobody waits for it."""
+    """Running work for clients, cancelled when its client disconnects."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: RequestQueue) -> None:
         self._admission = admission
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -168,10 +188,10 @@ class _Work:
         wanted: Any,
         held: contextlib.AsyncExitStack,
     ) -> Any:
-        """Do it as soon as there is a place, which `held` gives back, unless the client hangs up before.
+        """Do the work once there is a place, which `held` releases, unless the client disconnects before.
 
         Raises:
-            HTTPException: it has; nobody reads the answer.
+            HTTPException: If the client has disconnected; nobody reads the response.
         """
 
         async def in_place() -> Any:
@@ -183,7 +203,7 @@ class _Work:
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise HTTPException(CLIENT_GONE, "the client hung up")
+                raise HTTPException(CLIENT_GONE, "the client disconnected")
             return task.result()
         finally:
             gone.cancel()
@@ -192,7 +212,7 @@ class _Work:
             self._tasks.discard(task)
 
     async def close(self) -> None:
-        """Cancel all, and wait until everything has been cleared up."""
+        """Cancel all work, and wait for its cleanup."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -209,17 +229,17 @@ async def _ping(_: Request) -> Response:
 
 
 def _length(headers: Headers, max_bytes: int) -> int:
-    """Return how long a body of JSON will be at most.
+    """Return the maximum length of a JSON body.
 
     Raises:
-        Unsupported: it is not JSON, as far as its sender says.
-        HTTPException: it is too long, or comes with two lengths, of which servers believe one or the other.
+        UnsupportedMediaType: If it is not declared as JSON.
+        HTTPException: If it is too long, or has two lengths, which servers may interpret differently.
     """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Unsupported("the body has to be JSON: send the header Content-Type: application/json")
+        raise UnsupportedMediaType("the body must be JSON: send the header Content-Type: application/json")
     length = headers.get("content-length", "")
     if length and "transfer-encoding" in headers:
-        said = "a body has Content-Length or Transfer-Encoding, not both"
+        said = "send either Content-Length or Transfer-Encoding, not both"
         raise HTTPException(400, said, {"Connection": "close"})
     if not length.isdecimal():
         return max_bytes
@@ -238,14 +258,14 @@ async def _body(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_long(max_bytes: int) -> HTTPException:
-    return HTTPException(413, f"a body of more than {max_bytes} bytes, which is the most that is taken")
+    return HTTPException(413, f"the body has more than {max_bytes} bytes, which is the maximum")
 
 
 def _read(body: bytes, model: type[Model]) -> Model:
-    """Read a body.
+    """Parse and validate a body.
 
     Raises:
-        HTTPException: it is not what is expected; says so as FastAPI does.
+        HTTPException: If it is invalid; with the details in FastAPI's format.
     """
     try:
         return model.model_validate_json(body)
@@ -262,14 +282,14 @@ def _read(body: bytes, model: type[Model]) -> Model:
 
 
 def _short(said: Any) -> Any:
-    """Leave out the middle of a long text: a refusal may quote what was sent."""
+    """Cut the middle of a long text: a refusal may quote the request."""
     if isinstance(said, str) and len(said) > _MAX_SAID:
         return f"{said[: _MAX_SAID // 2]} … {said[-_MAX_SAID // 2 :]}"
     return said
 
 
 async def _send(body: bytes, send: Send) -> None:
-    """Send an answer in pieces, so that this takes until most of it has been read."""
+    """Send a response in pieces, so that this takes until most of it has been read."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for at in range(0, len(body), _PIECE):
@@ -283,7 +303,7 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestRefused)
     return JSONResponse({"detail": _short(str(error))}, error.status, headers=error.headers)
 
 

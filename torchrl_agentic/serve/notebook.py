@@ -1,4 +1,4 @@
-"""Runs cells, one after the other, in an interpreter of their own."""
+"""`run_jupyter`: runs cells one after another in a new interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import Repl, ReplDisplay, ReplResult
 from torchrl_agentic.repl.look_alikes import repl_in
 from torchrl_agentic.sandbox import Sandbox
-from torchrl_agentic.serve.fusion_protocol import CommandResult, Json, RunJupyter, jupyter_answer, refusal
+from torchrl_agentic.serve.fusion_protocol import (
+    CommandResult,
+    Json,
+    RunJupyterRequest,
+    jupyter_answer,
+    refusal,
+)
 from torchrl_agentic.serve.run_code import fetch, put
 
 KERNEL = "python3"
@@ -25,17 +31,23 @@ resource.setrlimit(resource.RLIMIT_AS, (_most if _hard < 0 else min(_most, _hard
 del _file, _most, _hard, resource"""
 
 
-async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox], max_bytes: int) -> Json:
-    """Run cells, and give the answer for whoever sent them. Later cells run after an error.
+async def run_jupyter(
+    request: RunJupyterRequest, make_sandbox: Callable[[], Sandbox], max_bytes: int
+) -> Json:
+    """Run cells and return the response. Later cells run after an error.
 
-    max_bytes: of what the cells show, the last one whole, and again of all files that are sent back.
+    Args:
+        request: The request.
+        make_sandbox: Creates an unopened sandbox.
+        max_bytes: Maximum bytes of the output of all cells, except that the last one is whole; and again of
+            all files that are returned.
 
     Raises:
-        BadRequest: the files cannot be written.
+        BadRequest: If the files cannot be written.
     """
     if request.kernel != KERNEL:
         return refusal(
-            jupyter_answer(None, []), f"there is no kernel {request.kernel!r} here, only {KERNEL!r}"
+            jupyter_answer(None, []), f"unknown kernel {request.kernel!r}; the only kernel is {KERNEL!r}"
         )
     try:
         async with repl_in(make_sandbox()) as repl:
@@ -46,8 +58,8 @@ async def run_jupyter(request: RunJupyter, make_sandbox: Callable[[], Sandbox], 
         return refusal(jupyter_answer(None, []), str(error))
 
 
-async def _run(request: RunJupyter, repl: Repl, max_bytes: int) -> tuple[CommandResult, list[Json]]:
-    """Run the cells until they have ended, or their time has, or there is no room for what they show."""
+async def _run(request: RunJupyterRequest, repl: Repl, max_bytes: int) -> tuple[CommandResult, list[Json]]:
+    """Run the cells until they have ended, their time is over, or their output is too large."""
     began = time.perf_counter()
     cells: list[Json] = []
     limited = False
@@ -63,14 +75,14 @@ async def _run(request: RunJupyter, repl: Repl, max_bytes: int) -> tuple[Command
         cells.append(_cell(found))
         shown += len(json.dumps(cells[-1]))
         if found.state_lost:
-            limited = False  # a new interpreter answers from now on
+            limited = False  # a new interpreter runs the following cells
     seconds = time.perf_counter() - began
     count = f"{len(cells)} of {len(request.cells)}"
     if seconds >= request.total_timeout:
         said = f"the cells took more than {request.total_timeout:g} s; {count} were run"
         return CommandResult("TimeLimitExceeded", seconds, None, "", said), cells
     if len(cells) < len(request.cells):
-        said = f"the cells showed more than {max_bytes} bytes; {count} were run"
+        said = f"the output of the cells has more than {max_bytes} bytes; {count} were run"
         return CommandResult("Finished", seconds, 1, "", said), cells
     return CommandResult("Finished", seconds, 0, "", ""), cells
 

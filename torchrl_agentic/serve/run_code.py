@@ -1,4 +1,4 @@
-"""The files of one run: put there before it, fetched after it."""
+"""`run_code`: compiles and runs a program in a new sandbox, with its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchrl_agentic.serve.fusion_protocol import (
     Fetched,
     Json,
     Language,
-    RunCode,
+    RunCodeRequest,
     code_answer,
     refusal,
 )
@@ -30,8 +30,12 @@ from torchrl_agentic.serve.fusion_protocol import (
 async def put(sandbox: Sandbox, files: Mapping[str, bytes | None]) -> None:
     """Write files into a sandbox.
 
+    Args:
+        sandbox: The sandbox.
+        files: Contents by path.
+
     Raises:
-        BadRequest: they cannot all be written.
+        BadRequest: If one cannot be written.
     """
     for path, data in files.items():
         if data is None:
@@ -45,7 +49,13 @@ async def put(sandbox: Sandbox, files: Mapping[str, bytes | None]) -> None:
 
 
 async def fetch(sandbox: Sandbox, paths: Sequence[str], max_bytes: int) -> Fetched:
-    """Read the files that are there. max_bytes: of all together; those that do not fit are left out."""
+    """Read files that exist.
+
+    Args:
+        sandbox: The sandbox.
+        paths: Their paths.
+        max_bytes: Maximum bytes of all files together; files beyond it are left out.
+    """
     files: dict[str, bytes] = {}
     missing: list[str] = []
     room = max_bytes
@@ -55,10 +65,10 @@ async def fetch(sandbox: Sandbox, paths: Sequence[str], max_bytes: int) -> Fetch
         except InfrastructureError:
             raise
         except OSError as error:
-            missing.append(f"{path!r} is not sent back: {error}")
+            missing.append(f"{path!r} is not returned: {error}")
             continue
         if len(data) > room:
-            missing.append(f"{path!r} is not sent back: all together hold more than {max_bytes} bytes")
+            missing.append(f"{path!r} is not returned: all files together have more than {max_bytes} bytes")
             continue
         files[path] = data
         room -= len(data)
@@ -66,7 +76,12 @@ async def fetch(sandbox: Sandbox, paths: Sequence[str], max_bytes: int) -> Fetch
 
 
 def unused(name: str, taken: Mapping[str, object]) -> str:
-    """Give a name that no file has, this one if possible."""
+    """Return a name that is not taken, `name` if possible.
+
+    Args:
+        name: The preferred name.
+        taken: Names that are taken.
+    """
     while name in taken:
         name = f"_{name}"
     return name
@@ -82,10 +97,17 @@ _IMPORT = f"from {PACKAGE}.script import run_script"
 async def run_forked(
     repl: ForkServerRepl, file: str, *, stdin: str | None, timeout: float, memory_bytes: int | None
 ) -> CommandResult:
-    """Run a file below /work as `python3 FILE` would. The interpreter ends with it.
+    """Run a file below /work as `python3 FILE` would, in a running interpreter, which ends with it.
+
+    Args:
+        repl: The interpreter.
+        file: Path of the file below /work.
+        stdin: Standard input; None for empty input.
+        timeout: Maximum seconds.
+        memory_bytes: Bytes that it may map besides those that are mapped now; None for no limit.
 
     Raises:
-        SandboxError: it could not be started, or the sandbox is lost.
+        SandboxError: If it could not be started, or the sandbox is lost.
     """
     reading = None
     if stdin is not None:
@@ -98,14 +120,14 @@ async def run_forked(
 
 
 def _result(found: ReplResult, seconds: float) -> CommandResult:
-    """Read off how the interpreter ended how the program did."""
+    """Derive how the program ended from how the interpreter ended."""
     if found.timed_out:
         return CommandResult("TimeLimitExceeded", seconds, None, found.stdout, found.stderr)
     ended = _ENDED.search(found.message) if found.status == "died" else None
     if ended is not None:
         return CommandResult("Finished", seconds, _code(ended), found.stdout, found.stderr)
-    # What follows is not the sandbox's fault: a program that has never begun ends with an exit code, too.
-    said = found.message.partition(";")[0] or "the program answered in the place of what looks after it"
+    # From here on it is not the sandbox's fault: a program that has not started also has an exit code.
+    said = found.message.partition(";")[0] or "the program answered in place of its supervisor"
     return CommandResult("Finished", seconds, _KILLED, found.stdout, f"{found.stderr}\n[stopped: {said}]")
 
 
@@ -116,22 +138,29 @@ def _code(ended: re.Match[str]) -> int:
 
 
 MIN_S = 0.001
-"""A time of 0 is over at once, but sandboxes want one above it."""
+"""Minimum timeout: the protocol allows 0, but sandboxes need a positive number."""
 
 
 async def run_code(
-    request: RunCode, make_sandbox: Callable[[], Sandbox], languages: Mapping[str, Language], max_bytes: int
+    request: RunCodeRequest,
+    make_sandbox: Callable[[], Sandbox],
+    languages: Mapping[str, Language],
+    max_bytes: int,
 ) -> Json:
-    """Compile and run a program, and give the answer for whoever sent it.
+    """Compile and run a program, and return the response.
 
-    max_bytes: of all files that are sent back.
+    Args:
+        request: The request.
+        make_sandbox: Creates an unopened sandbox.
+        languages: Languages that the sandbox has, by name.
+        max_bytes: Maximum bytes of all files that are returned.
 
     Raises:
-        BadRequest: its files cannot be written.
+        BadRequest: If its files cannot be written.
     """
     language = languages.get(request.language)
     if language is None:
-        said = f"{request.language} cannot be run here; {', '.join(sorted(languages))} can"
+        said = f"{request.language} cannot be run here; available: {', '.join(sorted(languages))}"
         return refusal(code_answer(None, None), said)
     try:
         sandbox = make_sandbox()
@@ -144,7 +173,9 @@ async def run_code(
         return refusal(code_answer(None, None), str(error))
 
 
-async def _run_forked(request: RunCode, repl: ForkServerRepl, language: Language, max_bytes: int) -> Json:
+async def _run_forked(
+    request: RunCodeRequest, repl: ForkServerRepl, language: Language, max_bytes: int
+) -> Json:
     file = await _put(request, repl.sandbox, language)
     ran = await run_forked(
         repl,
@@ -156,7 +187,7 @@ async def _run_forked(request: RunCode, repl: ForkServerRepl, language: Language
     return code_answer(None, ran, await fetch(repl.sandbox, request.fetch_files, max_bytes))
 
 
-async def _run(request: RunCode, sandbox: Sandbox, language: Language, max_bytes: int) -> Json:
+async def _run(request: RunCodeRequest, sandbox: Sandbox, language: Language, max_bytes: int) -> Json:
     file = await _put(request, sandbox, language)
     compiled = None
     if language.compile:
@@ -173,8 +204,8 @@ async def _run(request: RunCode, sandbox: Sandbox, language: Language, max_bytes
     return code_answer(compiled, ran, await fetch(sandbox, request.fetch_files, max_bytes))
 
 
-async def _put(request: RunCode, sandbox: Sandbox, language: Language) -> str:
-    """Write all files, and the program under a name of its own; give that."""
+async def _put(request: RunCodeRequest, sandbox: Sandbox, language: Language) -> str:
+    """Write all files and the program, under an unused name. Return that name."""
     await put(sandbox, request.files)
     file = unused(language.file, request.files)
     await put(sandbox, {file: request.code.encode()})
@@ -202,7 +233,7 @@ async def _command(
 
 
 def _memory(limit_mb: int, sandbox: Sandbox, overhead_mb: int) -> int | None:
-    """Give how many bytes a process may map: what was asked for, or all of the sandbox's, and libraries."""
+    """Return how many bytes a process may map: the requested ones, or all of the sandbox's, and libraries."""
     asked = limit_mb << 20 if limit_mb > 0 else sandbox.limits.memory_total_bytes
     return None if asked is None else asked + (overhead_mb << 20)
 

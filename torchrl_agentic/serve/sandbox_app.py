@@ -1,4 +1,4 @@
-"""A server that runs code in sandboxes of this machine, for clients that speak Sandbox Fusion's protocol."""
+"""`sandbox_app`: a server that runs code in sandboxes of this machine, by Sandbox Fusion's protocol."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, default_sandbox
-from torchrl_agentic.serve.access import Access, Admission, BadRequest
-from torchrl_agentic.serve.fusion_protocol import Json, Language, RunCode, RunJupyter, languages_in
+from torchrl_agentic.serve.access import Access, BadRequest, RequestQueue
+from torchrl_agentic.serve.fusion_protocol import (
+    Json,
+    Language,
+    RunCodeRequest,
+    RunJupyterRequest,
+    languages_in,
+)
 from torchrl_agentic.serve.notebook import run_jupyter
 from torchrl_agentic.serve.run_code import run_code
 
@@ -23,13 +29,17 @@ BODY_TIMEOUT_S = 60.0
 MAX_ANSWER_BYTES = 32 << 20
 MAX_RUN_TIMEOUT_S = 300.0
 MEMORY_BYTES = 1 << 30
-"""How much memory all processes of a run may take together."""
+"""Maximum memory of all processes of a run together."""
 MAX_PROCESSES = 64
-"""How many there may be of them; a runtime such as Node's starts a dozen threads, which count."""
+"""Maximum number of processes of a run; a runtime such as Node's starts a dozen threads, which count."""
 
 
 def run_limits(memory_bytes: int = MEMORY_BYTES) -> ResourceLimits:
-    """Give the limits of each run's sandbox; its time, and the memory of a process, come with the request."""
+    """Return the limits of the sandbox of a run. A request sets its time, and the memory of a process.
+
+    Args:
+        memory_bytes: Maximum memory of all its processes together.
+    """
     return ResourceLimits(
         cpu_seconds=None,
         wall_seconds=None,
@@ -40,7 +50,7 @@ def run_limits(memory_bytes: int = MEMORY_BYTES) -> ResourceLimits:
 
 
 def default_concurrency() -> int:
-    """Give how many runs this machine has processors for, and one that starts meanwhile."""
+    """Return how many runs this machine has processors for, plus one that starts meanwhile."""
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
@@ -56,44 +66,46 @@ def sandbox_app(
     body_timeout_s: float = BODY_TIMEOUT_S,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> Starlette:
-    """Make the server: `POST /run_code`, `POST /run_jupyter`, `GET /v1/ping`.
+    """Return the server: `POST /run_code`, `POST /run_jupyter`, `GET /v1/ping`.
 
-    Each request gets a sandbox of its own, which ends with the answer, or when the client hangs up. Of those
-    that come while all places are taken, `max_queue` wait, and the rest are answered with status 429 and
-    a header Retry-After.
+    Each request gets a sandbox of its own, which ends with the response, or when the client disconnects. If
+    all places are taken, `max_queue` requests wait; others get status 429 with a header Retry-After.
 
     Args:
-        make_sandbox: gives a new sandbox that is not open yet; None: the strongest of this machine, with
+        make_sandbox: Returns a new, unopened sandbox; None for the strongest of this machine, with
             `run_limits()`.
-        access: who is served; None: programs that ask a name of loopback, without a token.
-        max_concurrency: how many run at once; None: one more than there are processors. Time in the queue
-            does not count as time of the run.
-        max_queue: how many wait, or send their bodies.
-        max_run_timeout_s: the most that a request may ask for as time of its compilation, its run, its cells;
-            one that asks for more is answered with status 422.
-        max_body_bytes: longer requests are answered with status 413.
-        max_total_body_bytes: what requests take together until they are answered; those that come besides get
-            status 429.
-        body_timeout_s: seconds that a body may take; then the answer is status 408.
-        max_answer_bytes: of the files that are sent back together, and of what cells show: those beyond it
-            are left out, or not run any more. The output of a program has the limit of its sandbox.
+        access: Who may use it; None for programs that use a loopback name, without a token.
+        max_concurrency: Number of concurrent runs; None for one more than there are processors. Time in the
+            queue does not count as time of the run.
+        max_queue: Number of requests that wait or send their bodies.
+        max_run_timeout_s: Maximum seconds that a request may ask for, for its compilation, its run or its
+            cells; a request for more gets status 422.
+        max_body_bytes: Maximum bytes of a request; a longer one gets status 413.
+        max_total_body_bytes: Maximum bytes of all current requests together; others get status 429.
+        body_timeout_s: Maximum seconds to receive a body; a slower one gets status 408.
+        max_answer_bytes: Maximum bytes of all returned files together, and of the output of cells; further
+            files are left out, and further cells not run. The output of a program has the limit of its
+            sandbox.
 
     Raises:
-        SandboxError: there is no sandbox on this machine.
-        MissingExtra: Starlette is not installed.
-        ValueError: a number makes no sense.
+        SandboxError: If no sandbox works on this machine.
+        MissingExtra: If Starlette is not installed.
+        ValueError: If a number is invalid.
     """
-    from torchrl_agentic.serve.http_app import BodyLimits, Post, json_app
+    from torchrl_agentic.serve.http_app import BodyLimits, PostRoute, json_app
 
     for name, number in (("max_run_timeout_s", max_run_timeout_s), ("max_answer_bytes", max_answer_bytes)):
         if not number > 0:
             raise ValueError(f"{name} must be above 0; got {number}")
     limits = BodyLimits(max_body_bytes, max_total_body_bytes, body_timeout_s)
     concurrency = default_concurrency() if max_concurrency is None else max_concurrency
-    admission = Admission(max_concurrency=concurrency, max_queue=max_queue)
+    admission = RequestQueue(max_concurrency=concurrency, max_queue=max_queue)
     runs = _Runs(make_sandbox or (lambda: default_sandbox(run_limits())), max_run_timeout_s, max_answer_bytes)
     return json_app(
-        {"/run_code": Post(RunCode, runs.code), "/run_jupyter": Post(RunJupyter, runs.jupyter)},
+        {
+            "/run_code": PostRoute(RunCodeRequest, runs.code),
+            "/run_jupyter": PostRoute(RunJupyterRequest, runs.jupyter),
+        },
         access=access or Access(),
         admission=admission,
         limits=limits,
@@ -102,20 +114,20 @@ def sandbox_app(
 
 
 class _Runs:
-    """Runs what it is asked to."""
+    """Carries out requests."""
 
     def __init__(self, make_sandbox: Callable[[], Sandbox], max_timeout_s: float, max_bytes: int) -> None:
-        make_sandbox()  # a machine without one is told of it here
+        make_sandbox()  # raises here if no sandbox works on this machine
         self._make_sandbox = make_sandbox
         self._max_timeout_s, self._max_bytes = max_timeout_s, max_bytes
         self._languages: Mapping[str, Language] | None = None
         self._looking = asyncio.Lock()
 
     async def languages(self) -> Mapping[str, Language]:
-        """Give the languages that programs may be written in; looked up once.
+        """Return the languages of programs; determined once.
 
         Raises:
-            SandboxError: a sandbox cannot be opened.
+            SandboxError: If a sandbox cannot be opened.
         """
         async with self._looking:
             if self._languages is None:
@@ -123,23 +135,23 @@ class _Runs:
                     self._languages = await languages_in(sandbox)
         return self._languages
 
-    async def code(self, request: RunCode) -> Json:
+    async def code(self, request: RunCodeRequest) -> Json:
         """Run a program."""
         self._bound(request, "run_timeout", "compile_timeout")
         return await run_code(request, self._make_sandbox, await self.languages(), self._max_bytes)
 
-    async def jupyter(self, request: RunJupyter) -> Json:
+    async def jupyter(self, request: RunJupyterRequest) -> Json:
         """Run cells."""
         self._bound(request, "total_timeout", "cell_timeout")
         return await run_jupyter(request, self._make_sandbox, self._max_bytes)
 
-    def _bound(self, request: RunCode | RunJupyter, *names: str) -> None:
-        """Refuse times that are too long; shorten those that were not asked for."""
+    def _bound(self, request: RunCodeRequest | RunJupyterRequest, *names: str) -> None:
+        """Refuse timeouts that are too long; shorten defaults."""
         for name in names:
             asked = getattr(request, name)
             if asked <= self._max_timeout_s:
                 continue
             if name in request.model_fields_set:
-                most = f"at most {self._max_timeout_s:g} s are given here (--max-run-timeout)"
+                most = f"the maximum here is {self._max_timeout_s:g} s (--max-run-timeout)"
                 raise BadRequest(f"{name} is {asked:g} s; {most}")
             setattr(request, name, self._max_timeout_s)

@@ -1,4 +1,4 @@
-"""Reads the documents of a search server: text files of a folder, or lines of a JSONL file."""
+"""`search_app`: a search server over text files of a folder, or lines of a JSONL file, by BM25."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field
 
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.serve.access import Access, Admission, BadRequest
+from torchrl_agentic.serve.access import Access, BadRequest, RequestQueue
 from torchrl_agentic.text import read_json
 
 if TYPE_CHECKING:
@@ -24,14 +24,20 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".txt", ".md", ".markdown", ".rst")
 MAX_TITLE = 120
-"""A longer first line is no title."""
+"""Maximum characters of a title; a longer first line is text."""
 MAX_NAMED = 5
-"""How many bad lines an error names."""
+"""Maximum number of bad lines that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document. id: what its source calls it: a line's "id", its number, or a file's path in the folder."""
+    """A document.
+
+    Attributes:
+        id: Its id in the source: the "id" or the number of a line, or the path of a file in the folder.
+        title: Its title; "" for none.
+        text: Its text.
+    """
 
     id: str
     title: str
@@ -47,8 +53,8 @@ def read_documents(path: Path) -> list[Document]:
     """Read the documents of a folder, recursively, or of a JSONL file.
 
     Raises:
-        ValueError: lines or files are not what is expected; says which.
-        OSError: it cannot be read.
+        ValueError: If lines or files are invalid; the message names them.
+        OSError: If it cannot be read.
     """
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
@@ -59,7 +65,7 @@ def read_documents(path: Path) -> list[Document]:
 
 
 def _in_file(file: Path, name: str) -> Iterator[Document]:
-    """Take a file as a document; what is empty is none."""
+    """Yield a file as a document, unless it is empty."""
     try:
         whole = file.read_text("utf-8-sig").strip()
     except UnicodeDecodeError as error:
@@ -114,21 +120,24 @@ def _from_json(found: Any, number: str) -> Document:
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 )
-"""Scripts written without spaces, or with words that are joined: each of their letters counts as a word."""
+"""Scripts without spaces, or with joined words: each letter counts as a word."""
 _WORD = re.compile(rf"[{_UNSPACED}\U00020000-\U0003ffff]|[^\W{_UNSPACED}\U00020000-\U0003ffff]+")
 
 
-def words(text: str) -> list[str]:
-    """Split a text into words that compare equal however they are written: in capitals, composed or not."""
+def tokenize(text: str) -> list[str]:
+    """Split a text into words, normalised so that case and Unicode composition do not matter."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return _WORD.findall(folded)
 
 
-class Ranking:
-    """An index of documents that does not change. For any thread.
+class BM25Index:
+    """An immutable index of documents. Thread-safe.
+
+    Args:
+        documents: The documents.
 
     Raises:
-        MissingExtra: bm25s is not installed.
+        MissingExtra: If bm25s is not installed.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
@@ -139,15 +148,20 @@ class Ranking:
         self.documents = list(documents)
         self._known: set[str] = set()
         self._index: Any = None
-        found = [words(document.contents) for document in self.documents]
+        found = [tokenize(document.contents) for document in self.documents]
         self._known.update(*found)
         if self._known:
             self._index = bm25s.BM25()
             self._index.index(found, show_progress=False)
 
-    def best(self, query: str, count: int) -> list[tuple[Document, float]]:
-        """Give at most so many documents, the best first, with their scores; each has a word of the query."""
-        known = [word for word in words(query) if word in self._known]
+    def search(self, query: str, count: int) -> list[tuple[Document, float]]:
+        """Return the best documents with their scores, best first; each has a word of the query.
+
+        Args:
+            query: The query.
+            count: Maximum number of documents.
+        """
+        known = [word for word in tokenize(query) if word in self._known]
         if not known:
             return []
         rows, scores = self._index.retrieve(
@@ -161,9 +175,9 @@ TOPK = 3
 MAX_TOPK = 1000
 MAX_QUERIES = 1024
 MAX_RESULTS = 16384
-"""How many documents may be asked for by all queries of a request."""
+"""Maximum number of documents that all queries of a request may ask for."""
 MAX_QUERY = 8192
-"""What a query has beyond so many characters is left out of the search."""
+"""Number of characters of a query that are used."""
 MAX_QUEUE = 256
 MAX_BODY_BYTES = 4 << 20
 MAX_TOTAL_BODY_BYTES = 64 << 20
@@ -171,8 +185,14 @@ MAX_ANSWER_BYTES = 16 << 20
 BODY_TIMEOUT_S = 60.0
 
 
-class Retrieve(BaseModel):
-    """What is searched for. topk: how many documents for each query. return_scores: whether with scores."""
+class RetrieveRequest(BaseModel):
+    """A search request.
+
+    Attributes:
+        queries: The queries.
+        topk: Number of documents for each query.
+        return_scores: True to return scores.
+    """
 
     queries: list[str] = Field(max_length=MAX_QUERIES)
     topk: Annotated[int, Field(ge=1, le=MAX_TOPK)] | None = None
@@ -191,44 +211,44 @@ def search_app(
     body_timeout_s: float = BODY_TIMEOUT_S,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> Starlette:
-    """Make the server: `POST /retrieve`, `GET /v1/ping`.
+    """Return the server: `POST /retrieve`, `GET /v1/ping`.
 
-    The answer has a list for each query, in their order: the documents that share a word with it, the best
-    first, so perhaps fewer than `topk`, or none. Of a query, the first 8192 characters count. A search that
-    nobody waits for any more ends after the query that it is at.
+    The response has a list for each query, in their order: the documents that share a word with it, best
+    first, so possibly fewer than `topk`, or none. The first 8192 characters of a query are used. If the
+    client disconnects, a search ends after the current query.
 
     Args:
-        documents: what is searched; see `read_documents`.
-        topk: how many are given if a request does not say.
-        access: who is served; None: programs that ask a name of loopback, without a token.
-        max_concurrency: how many requests are searched for at once; None: as many as there are processors.
-        max_queue: how many more wait, or send their bodies; others are answered with status 429.
-        max_body_bytes: longer requests are answered with status 413.
-        max_total_body_bytes: what requests take together; those that come besides get status 429.
-        body_timeout_s: seconds that a body may take; then the answer is status 408.
-        max_answer_bytes: a request that would be answered with more text than this gets status 422.
+        documents: The documents; see `read_documents`.
+        topk: Number of documents for each query, if a request does not specify it.
+        access: Who may use it; None for programs that use a loopback name, without a token.
+        max_concurrency: Number of concurrent searches; None for the number of processors.
+        max_queue: Number of requests that wait or send their bodies; others get status 429.
+        max_body_bytes: Maximum bytes of a request; a longer one gets status 413.
+        max_total_body_bytes: Maximum bytes of all current requests together; others get status 429.
+        body_timeout_s: Maximum seconds to receive a body; a slower one gets status 408.
+        max_answer_bytes: Maximum bytes of text of a response; a request for more gets status 422.
 
     Raises:
-        MissingExtra: Starlette or bm25s is not installed.
-        ValueError: a number makes no sense.
+        MissingExtra: If Starlette or bm25s is not installed.
+        ValueError: If a number is invalid.
     """
-    from torchrl_agentic.serve.http_app import BodyLimits, Post, json_app
+    from torchrl_agentic.serve.http_app import BodyLimits, PostRoute, json_app
 
     if not 1 <= topk <= MAX_TOPK:
         raise ValueError(f"topk must be from 1 to {MAX_TOPK}; got {topk}")
     if max_answer_bytes < 1:
         raise ValueError(f"max_answer_bytes must be above 0; got {max_answer_bytes}")
     concurrency = (os.cpu_count() or 1) if max_concurrency is None else max_concurrency
-    admission = Admission(max_concurrency=concurrency, max_queue=max_queue)
+    admission = RequestQueue(max_concurrency=concurrency, max_queue=max_queue)
     limits = BodyLimits(max_body_bytes, max_total_body_bytes, body_timeout_s)
-    ranking = Ranking(documents)
+    ranking = BM25Index(documents)
     threads = ThreadPoolExecutor(concurrency, thread_name_prefix="torchrl_agentic-search")
 
-    async def retrieve(request: Retrieve) -> dict[str, Any]:
+    async def retrieve(request: RetrieveRequest) -> dict[str, Any]:
         request.topk = request.topk or topk
         if request.topk * len(request.queries) > MAX_RESULTS:
             raise BadRequest(
-                f"{len(request.queries)} queries with {request.topk} documents each are more than "
+                f"{len(request.queries)} queries with {request.topk} documents each exceed the maximum of "
                 f"{MAX_RESULTS} results"
             )
         search = _Search(ranking, request, max_answer_bytes)
@@ -239,10 +259,10 @@ def search_app(
         return {"result": found}
 
     async def start() -> None:
-        """There is nothing to start."""
+        """Do nothing: there is nothing to start."""
 
     return json_app(
-        {"/retrieve": Post(Retrieve, retrieve)},
+        {"/retrieve": PostRoute(RetrieveRequest, retrieve)},
         access=access or Access(),
         admission=admission,
         limits=limits,
@@ -251,34 +271,38 @@ def search_app(
 
 
 class _Search:
-    """The search for one request. is_over: set where nobody waits for it any more."""
+    """The search for one request.
 
-    def __init__(self, ranking: Ranking, request: Retrieve, max_bytes: int) -> None:
-        self._ranking, self._request, self._max_bytes = ranking, request, max_bytes
+    Attributes:
+        is_over: Set when its client has disconnected.
+    """
+
+    def __init__(self, ranking: BM25Index, request: RetrieveRequest, max_bytes: int) -> None:
+        self._index, self._request, self._max_bytes = ranking, request, max_bytes
         self.is_over = threading.Event()
 
     def run(self) -> list[list[Any]]:
-        """Search for one query after the other.
+        """Run one query after another.
 
         Raises:
-            BadRequest: so much is found that it is not sent.
+            BadRequest: If the documents are too large to be sent.
         """
         found: list[list[Any]] = []
         size = 0
         for query in self._request.queries:
             if self.is_over.is_set():
                 break
-            best = self._ranking.best(query[:MAX_QUERY], self._request.topk or TOPK)
-            size += sum(len(document.text.encode("utf-8", "replace")) for document, _ in best)
+            hits = self._index.search(query[:MAX_QUERY], self._request.topk or TOPK)
+            size += sum(len(document.text.encode("utf-8", "replace")) for document, _ in hits)
             if size > self._max_bytes:
                 raise BadRequest(
-                    f"the documents for this have more than {self._max_bytes} bytes, which is the most that "
-                    "is sent; ask for fewer, or with fewer queries at once"
+                    f"the documents found have more than {self._max_bytes} bytes, which is the maximum; ask "
+                    "for fewer documents, or send fewer queries at once"
                 )
-            found.append([_shown(document, score, self._request) for document, score in best])
+            found.append([_shown(document, score, self._request) for document, score in hits])
         return found
 
 
-def _shown(document: Document, score: float, request: Retrieve) -> dict[str, Any]:
+def _shown(document: Document, score: float, request: RetrieveRequest) -> dict[str, Any]:
     shown = {"id": document.id, "contents": document.contents}
     return {"document": shown, "score": score} if request.return_scores else shown

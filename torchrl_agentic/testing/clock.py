@@ -1,4 +1,4 @@
-"""A clock that a test advances."""
+"""A clock that a test advances by hand."""
 
 from __future__ import annotations
 
@@ -27,16 +27,25 @@ class VirtualClock:
         return self.now
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
-        """Call a function after a delay.
+        """Call a function once some time has passed.
 
         Args:
-            delay: Delay in seconds.
-            callback: Function that is called.
+            delay: Seconds from now.
+            callback: Called by `advance`, without arguments.
         """
         heapq.heappush(self._timers, (self.now + delay, next(self._order), callback))
 
+    @property
+    def due(self) -> list[float]:
+        """Times of the callbacks that have not run yet, in seconds, the earliest first."""
+        return sorted(time for time, _, _ in self._timers)
+
     def advance(self, seconds: float) -> None:
-        """Advance the clock by a number of seconds, and call the functions that are due, in order."""
+        """Move the time on, and call the functions that fall due, in their order.
+
+        Args:
+            seconds: Seconds to add to the current time.
+        """
         end = self.now + seconds
         while self._timers and self._timers[0][0] <= end:
             self.now, _, callback = heapq.heappop(self._timers)

@@ -6,10 +6,9 @@ loaded when they are first used: a tool that speaks HTTP takes longer to import 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchrl_agentic.errors import StopSignal
+from torchrl_agentic.errors import StopSignal, load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.tools.file_tools import FileEditTool, FileReadTool, FileWriteTool
@@ -40,41 +39,6 @@ if TYPE_CHECKING:
         Wrapped,
     )
 
-_WHERE = {
-    "Approved": "wrappers",
-    "Budget": "wrappers",
-    "Budgeted": "wrappers",
-    "Cached": "wrappers",
-    "Cassette": "wrappers",
-    "CassetteMiss": "wrappers",
-    "Faulty": "wrappers",
-    "FileEditTool": "file_tools",
-    "FileReadTool": "file_tools",
-    "FileWriteTool": "file_tools",
-    "Geo3kTool": "verl.graders",
-    "Gsm8kTool": "verl.graders",
-    "HttpTool": "http",
-    "ImageZoomTool": "verl.image_zoom",
-    "LifecycleTool": "verl.lifecycle",
-    "MCPProgress": "mcp",
-    "MCPServerConfig": "mcp",
-    "MCPTool": "mcp",
-    "MCPToolset": "mcp",
-    "PythonTool": "python",
-    "Recorded": "wrappers",
-    "Renamed": "wrappers",
-    "Replayed": "wrappers",
-    "Retrying": "wrappers",
-    "SandboxFusionClient": "sandbox_fusion",
-    "SandboxFusionTool": "sandbox_fusion",
-    "SearchTool": "search",
-    "ShellTool": "shell",
-    "StopTool": "stop",
-    "Truncated": "wrappers",
-    "Wrapped": "wrappers",
-    "as_tool": "legacy",
-    "mcp_servers": "mcp",
-}
 __all__ = [
     "Approved",
     "Budget",
@@ -113,9 +77,51 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "file_tools": (
+            "FileEditTool",
+            "FileReadTool",
+            "FileWriteTool",
+        ),
+        "http": ("HttpTool",),
+        "legacy": ("as_tool",),
+        "mcp": (
+            "MCPProgress",
+            "MCPServerConfig",
+            "MCPTool",
+            "MCPToolset",
+            "mcp_servers",
+        ),
+        "python": ("PythonTool",),
+        "sandbox_fusion": (
+            "SandboxFusionClient",
+            "SandboxFusionTool",
+        ),
+        "search": ("SearchTool",),
+        "shell": ("ShellTool",),
+        "stop": ("StopTool",),
+        "verl.graders": (
+            "Geo3kTool",
+            "Gsm8kTool",
+        ),
+        "verl.image_zoom": ("ImageZoomTool",),
+        "verl.lifecycle": ("LifecycleTool",),
+        "wrappers": (
+            "Approved",
+            "Budget",
+            "Budgeted",
+            "Cached",
+            "Cassette",
+            "CassetteMiss",
+            "Faulty",
+            "Recorded",
+            "Renamed",
+            "Replayed",
+            "Retrying",
+            "Truncated",
+            "Wrapped",
+        ),
+    },
+)

@@ -263,7 +263,7 @@ class ServiceClient:
                     await asyncio.sleep(seconds)
         except TimeoutError:
             if limiter is not None and (bound.expired() or last is None) and self.answered_at < call.began:
-                limiter.failed()
+                limiter.record_failure()
             told = f"; last: {last}" if last else "" if tries > 1 else ", or no slot of its limiter was free"
             text = (
                 f"{self.name} gave no answer within {call.until - call.began:.3g} s and {tries} tries{told}"
@@ -291,13 +291,13 @@ class ServiceClient:
             if self.limiter is not None:
                 # One that answers too late has too much to do as well; one that says that it failed is there.
                 if error.status in BUSY or error.reason == "timeout":
-                    self.limiter.overloaded(error.retry_after)
+                    self.limiter.record_overload(error.retry_after)
                 elif error.reason != "sandbox_error":
-                    self.limiter.failed()
+                    self.limiter.record_failure()
             raise
         self.answered_at = asyncio.get_running_loop().time()
         if self.limiter is not None:
-            self.limiter.succeeded()
+            self.limiter.record_success()
         return found
 
     async def _send(self, url: str, payload: JSON, timeout: float) -> tuple[int, JSON]:

@@ -10,7 +10,6 @@ from typing import Any
 from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.base import Tool, ToolContext, Toolset, open_world
-from torchrl_agentic.tools.function import FunctionTool
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
 from torchrl_agentic.tools.signatures import Callee, is_async
 
@@ -110,6 +109,8 @@ def ensure_tool(item: Any) -> Tool:
         )
     if isinstance(item, Tool):
         return _adapted(item)
+    from torchrl_agentic.tools.function import FunctionTool  # it imports a parser of docstrings
+
     marked = getattr(item, "__tool__", None)
     if isinstance(marked, FunctionTool):
         return marked

@@ -67,7 +67,7 @@ class RecordTransform(Transform):
             for row in range(size):
                 recording = compose.recordings.of(row)
                 if recording is not None and active[row] and rewards is not None:
-                    recording.reward(rewards[row])
+                    recording.add_reward(rewards[row])
             self._finish(compose.recordings, over, tensordict, next_tensordict)
         return next_tensordict
 
@@ -85,10 +85,10 @@ class RecordTransform(Transform):
         prompts = border.prompts(next_tensordict)
         rows = border.leaves(next_tensordict)[1] if self.tokens else []
         for row, recording in ending:
-            recording.added(recordings.unrecorded(row, prompts[row]))
+            recording.add_messages(recordings.unrecorded(row, prompts[row]))
             self._note(recording, row, tensordict, next_tensordict)
             if self.tokens:
-                recording.note(tokens=self._tokens(rows[row]))
+                recording.annotate(tokens=self._tokens(rows[row]))
         recordings.finish_done(next_tensordict)
 
     def _note(
@@ -100,7 +100,7 @@ class RecordTransform(Transform):
             **columns(next_tensordict, row, self.extras.values()),
         }
         gts = next((found[name] for name in self.gts if found.get(name) is not None), None)
-        recording.note(gts=gts, **{name: _single(found.get(key)) for name, key in self.extras.items()})
+        recording.annotate(gts=gts, **{name: _single(found.get(key)) for name, key in self.extras.items()})
 
     def _tokens(self, row: TensorDictBase) -> TokenRecord:
         if any(row.get(("ledger", name), None) is None for name in LEDGER):

@@ -42,7 +42,7 @@ class Recordings:
         recording = self._open.get(turn.row)
         if recording is None:
             recording = self._open[turn.row] = self.hook.begin(turn.trajectory, turn.row)
-        recording.turn(turn)
+        recording.record_turn(turn)
 
     def of(self, row: int) -> Recording | None:
         """Return the open recording of a row, or None."""

@@ -22,7 +22,6 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.tokens.encoding import escaped_parts
-from torchrl_agentic.tokens.media import filled, slotted
 from torchrl_agentic.transforms import history as border
 
 logger = logging.getLogger(__name__)
@@ -175,6 +174,8 @@ def render(
     """
     rendered: Sequence[Mapping[str, JSON]] | None = None
     if media:
+        from torchrl_agentic.tokens.media import filled, slotted  # it opens images
+
         results, slots = slotted(turn.results)
         if slots:
             rendered = filled(_messages(parser, turn, results), slots)

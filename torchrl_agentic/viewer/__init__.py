@@ -1,4 +1,4 @@
-"""The viewer of dumps, `torchrl-agentic view`: in the terminal, as text, as a page. Loads no torch."""
+"""The viewer of dumps, `torchrl-agentic view`: in a terminal, as text or as an HTML page; needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RolloutViewer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the terminal's part, which needs textual, when it is asked for."""
+    """Import the terminal viewer, which needs textual, on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torchrl_agentic.viewer import app

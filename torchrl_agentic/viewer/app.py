@@ -1,4 +1,4 @@
-"""The viewer in the terminal: a list, a page, a line to type in, and the keys."""
+"""`RolloutViewer`, the terminal application: a list, a page, an input line, and the keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from torchrl_agentic.text import printable
-from torchrl_agentic.viewer.line_view import Lines, style
+from torchrl_agentic.viewer.line_view import LineView, style
 from torchrl_agentic.viewer.listing import SORTS
 from torchrl_agentic.viewer.query import Gone, QueryError, parse
 from torchrl_agentic.viewer.reading import Reading
@@ -25,7 +25,15 @@ _LOOKS_EVERY_S = 0.1
 
 
 class RolloutViewer(App[None]):
-    """Shows a dump, and goes on reading it in a thread of its own."""
+    """Shows a dump in the terminal, and reads more of it on a background thread.
+
+    Args:
+        reading: The state of the reader: which trajectory is open, and how it is shown.
+
+    Attributes:
+        is_following: Whether the newest trajectory is opened as soon as it is read.
+        said: Message in the bottom bar, until the next key.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -76,8 +84,8 @@ class RolloutViewer(App[None]):
     def __init__(self, reading: Reading) -> None:
         super().__init__()
         self.reading = reading
-        self.list = Lines(id="list", has_cursor=True)
-        self.page = Lines(id="page")
+        self.list = LineView(id="list", has_cursor=True)
+        self.page = LineView(id="page")
         self.is_following = False
         self.said = ""
         self._typing = ""
@@ -87,7 +95,7 @@ class RolloutViewer(App[None]):
         self._stopped = threading.Event()
 
     def compose(self) -> ComposeResult:
-        """Make the widgets."""
+        """Create the widgets."""
         yield Static(id="top")
         with Horizontal():
             with Vertical(id="side"):
@@ -101,12 +109,12 @@ class RolloutViewer(App[None]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether all is read for the moment, and shown."""
+        """True if everything has been read and is shown."""
         library = self.reading.library
         return library.is_idle and library.version == self._version
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self.list.focus()
         self._read()
         self.set_interval(_LOOKS_EVERY_S, self.look)
@@ -119,12 +127,12 @@ class RolloutViewer(App[None]):
     def _read(self) -> None:
         library = self.reading.library
         while not self._stopped.is_set():
-            # While there is much to read, who looks has to get hold of the lock now and then.
+            # The pause lets the user interface get the lock while there is much to read.
             self._stopped.wait(0.001 if library.work() else 0.1)
         library.close()
 
     def look(self) -> None:
-        """Show what has changed since the last look."""
+        """Show the changes since the last look."""
         library = self.reading.library
         if library.version == self._version or len(self.screen_stack) > 1 or not self.page.is_attached:
             return
@@ -139,12 +147,12 @@ class RolloutViewer(App[None]):
         is_other = (row, focus) != (self.reading.row, self.reading.focus)
         self.show(with_page=is_other or self.reading.row is None)
 
-    def on_lines_resized(self) -> None:
-        """Lay out anew."""
+    def on_line_view_resized(self) -> None:
+        """Lay out the page again for the new width."""
         self.show()
 
     def show(self, *, with_page: bool = True) -> None:
-        """Draw the list and the bars, and the page too if it is another one."""
+        """Draw the list and the bars, and the page unless it is the same."""
         reading = self.reading
         rows, with_step = reading.shown, reading.shows_all_steps
         room = self.list.room
@@ -179,12 +187,12 @@ class RolloutViewer(App[None]):
         )
 
     def say(self, words: str) -> None:
-        """Say something in the bar below, until the next key."""
+        """Show a message in the bottom bar, until the next key."""
         self.said = words
         self._show_bottom()
 
     def on_key(self) -> None:
-        """Let go of what was said."""
+        """Remove the message from the bottom bar."""
         self.said = ""
 
     def _turn(self) -> None:
@@ -193,23 +201,23 @@ class RolloutViewer(App[None]):
         self.show()
 
     def action_go(self, by: int) -> None:
-        """Go to another trajectory of the list."""
+        """Open another trajectory of the list."""
         self.reading.go(by)
         self._turn()
 
     def action_go_step(self, by: int) -> None:
-        """Go to another step."""
+        """Open another step."""
         self.reading.go_step(by)
         self._turn()
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        """Go to the trajectory that was chosen in the list."""
+    def on_line_view_chosen(self, event: LineView.Chosen) -> None:
+        """Open the trajectory that was chosen in the list."""
         if event.place < len(self.reading.shown):
             self.reading.open(self.reading.shown[event.place])
             self._turn()
 
     def action_page(self, by: int) -> None:
-        """Scroll the page by what is seen of it."""
+        """Scroll by a page."""
         self.page.scroll_relative(y=by * max(1, self.page.size.height - 1), animate=False)
 
     def action_home(self) -> None:
@@ -221,7 +229,7 @@ class RolloutViewer(App[None]):
         self.page.scroll_end(animate=False)
 
     def action_type(self, what: str) -> None:
-        """Open the line to type in."""
+        """Open the input line."""
         self._typing = what
         self.query_one("#typing").add_class("open")
         self.query_one("#prompt", Static).update(PROMPTS[what])
@@ -235,7 +243,7 @@ class RolloutViewer(App[None]):
         self.page.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Say what is wrong with a query while it is typed."""
+        """Show the mistake in a query while it is typed."""
         if self._typing == "query":
             try:
                 parse(event.value, self.reading.library.extras)
@@ -245,7 +253,7 @@ class RolloutViewer(App[None]):
                 self.say("")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take what was typed."""
+        """Run the search, query or jump that was typed."""
         what, text = self._typing, event.value
         self._typed[what] = text
         if what == "query" and not self._ask(text):
@@ -272,8 +280,8 @@ class RolloutViewer(App[None]):
     def _jump(self, request_id: str) -> None:
         row = self.reading.library.find(request_id)
         if row is None:
-            more = "" if self.reading.library.progress >= 1 else "yet, not all is read"
-            self.say(f"no request id begins with {request_id} {more}")
+            more = "" if self.reading.library.progress >= 1 else " yet; the dump is still being read"
+            self.say(f"no request id begins with {request_id}{more}")
             return
         if row not in self.reading.shown:
             self.reading.query_by("")
@@ -286,17 +294,17 @@ class RolloutViewer(App[None]):
         """Go to another match."""
         reading = self.reading
         if reading.library.needle is None:
-            self.say("nothing is searched: f searches")
+            self.say("there is no search: press f to search")
             return
         row = reading.row
         if reading.next_match(by) and reading.row is not row:
             self.page.scroll_to(y=0, animate=False)
         self.show()
         if reading.focus < 0 and reading.library.is_counted:
-            self.say("not found in what is listed")
+            self.say("not found in the listed trajectories")
 
     def action_clear(self) -> None:
-        """Leave the line, or the comparison; end the search."""
+        """Close the input line or the comparison, and end the search."""
         if self._typing == "query" and self.query_one(Input).value:
             self._ask("")
         if self._typing:
@@ -308,20 +316,20 @@ class RolloutViewer(App[None]):
         self.show()
 
     def action_sort(self) -> None:
-        """List in another order."""
+        """Sort the list in the next order."""
         self.reading.sort = SORTS[(SORTS.index(self.reading.sort) + 1) % len(SORTS)]
         self.reading.ask()
         self.show(with_page=False)
 
     def action_all_steps(self) -> None:
-        """List all steps, or the one of the trajectory that is read."""
+        """List all steps, or only the step of the open trajectory."""
         step = self.reading.row.step if self.reading.row is not None else None
         self.reading.shows_all_steps = not self.reading.shows_all_steps
         self.reading.ask(step)
         self.show()
 
     def action_choose_step(self) -> None:
-        """Choose a step."""
+        """Open the dialog to choose a step."""
         steps = list(self.reading.library.steps)
         current = steps.index(self.reading.step) if self.reading.step in steps else 0
 
@@ -334,7 +342,7 @@ class RolloutViewer(App[None]):
         self.push_screen(Choose("Which step?", [step.name for step in steps], current), take)
 
     def action_choose_field(self) -> None:
-        """Choose a field of the table."""
+        """Open the dialog to choose a field of the table."""
         try:
             names = self.reading.fields()
         except Gone as error:
@@ -351,22 +359,22 @@ class RolloutViewer(App[None]):
         self.push_screen(Choose("Which field?", ["all fields", *names], current), take)
 
     def action_view(self, view: str) -> None:
-        """Show the trajectory in another way, or as text again."""
+        """Show the trajectory in another view, or as text again."""
         if view == "compare" and self.reading.next_mate(0) is None:
-            self.say("no other trajectory of this step began alike")
+            self.say("no other trajectory of this step has the same prompt")
             return
         self.reading.view = "text" if self.reading.view == view else view
         self.reading.focus = -1
         self._turn()
 
     def action_mate(self) -> None:
-        """Compare with the next one."""
+        """Compare with the next trajectory."""
         if self.reading.view == "compare":
             self.reading.next_mate()
             self.show()
 
     def action_unfold(self) -> None:
-        """Show reasoning, or hide it."""
+        """Show or hide reasoning."""
         self.reading.is_unfolded = not self.reading.is_unfolded
         self.show()
 
@@ -377,7 +385,7 @@ class RolloutViewer(App[None]):
 
     @work(thread=True, exclusive=True, group="load")
     def action_load(self) -> None:
-        """Load all of a large trajectory."""
+        """Load a large trajectory completely."""
         self.call_from_thread(self.say, "loading …")
         try:
             self.reading.load()
@@ -388,13 +396,13 @@ class RolloutViewer(App[None]):
         self.call_from_thread(self.show)
 
     def action_list(self) -> None:
-        """Hide the list, or show it."""
+        """Hide or show the list."""
         side = self.query_one("#side")
         side.display = not side.display
         (self.list if side.display else self.page).focus()
 
     def action_follow(self) -> None:
-        """Go to what comes newest from now on, or stay."""
+        """Start or stop following the newest trajectory."""
         self.is_following = not self.is_following
         if self.is_following:
             self.reading.newest()

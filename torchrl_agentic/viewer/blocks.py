@@ -1,4 +1,4 @@
-"""Where a message thinks aloud: between the tags that models write around it."""
+"""The content of a page: a record as blocks of a title and a text, and the reasoning inside of messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ _CLOSER = re.compile(r"</(?:(?:seed:)?think(?:ing)?|reasoning)>|\[/THINK\]")
 
 
 class Thought(NamedTuple):
-    """Part of a message. start, stop: where it stands, with its tags. is_closed: whether it has an end."""
+    """Reasoning inside of a message.
+
+    Attributes:
+        start: Index of its first character, tags included.
+        stop: Index after its last character, tags included.
+        text: The reasoning, without tags.
+        is_closed: Whether it has a closing tag.
+    """
 
     start: int
     stop: int
@@ -30,9 +37,9 @@ class Thought(NamedTuple):
 
 
 def thoughts(text: str) -> Iterator[Thought]:
-    """Give what stands between tags, to the end of the message where a tag is not closed.
+    """Yield the texts between reasoning tags; a tag that is not closed ends with the message.
 
-    Where a prompt opened the tag, a message only closes it: then it thinks from its beginning.
+    If the prompt has opened the tag, the message only closes it, and its reasoning starts at its beginning.
     """
     closer, opener = _CLOSER.search(text), _OPENER.search(text)
     if closer is not None and (opener is None or closer.start() < opener.start()):
@@ -50,16 +57,21 @@ def thoughts(text: str) -> Iterator[Thought]:
 
 
 MASK = r"<\|image_pad\|>|<\|imgpad\|>"
-"""What is shown as a star: what a picture is in a prompt, hundreds of times in a row."""
+"""Regular expression of text that is shown as a star: image placeholders, repeated hundreds of times."""
 ROLES = ("system", "user", "assistant", "tool", "input", "output")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a page: a title on a line of its own, and a text below it.
+    """Part of a page: a title on its own line, and a text below it.
 
-    style: of the text, and of the bar beside it. paints: parts of the text in other styles. is_folded: only
-    the title is shown until it is unfolded. turn: to which it belongs; -1: to none.
+    Attributes:
+        title: The title, in styled pieces.
+        text: The text.
+        style: Style of the text, and of the bar beside it.
+        paints: Other styles for parts of the text.
+        is_folded: Whether only the title is shown until it is unfolded.
+        turn: Index of its turn, or -1.
     """
 
     title: tuple[Piece, ...] = ()
@@ -71,7 +83,12 @@ class Block:
 
 
 def conversation(record: TrajectoryRecord, mask: re.Pattern[str]) -> list[Block]:
-    """Show what was said, called and answered, turn by turn."""
+    """Return the blocks of a conversation: messages, calls and results, turn by turn.
+
+    Args:
+        record: The trajectory.
+        mask: Regular expression of text that is shown as a star.
+    """
     blocks = [_head(record)]
     for place, turn in enumerate(record.turns):
         reward = record.rewards[place] if place < len(record.rewards) else None
@@ -81,7 +98,12 @@ def conversation(record: TrajectoryRecord, mask: re.Pattern[str]) -> list[Block]
 
 
 def masked(block: Block, mask: re.Pattern[str]) -> Block:
-    """Show each match of the mask as a star."""
+    """Replace the text that matches a mask with a star.
+
+    Args:
+        block: The block.
+        mask: Regular expression.
+    """
     matches = [found.span() for found in mask.finditer(block.text) if found.group()]
     if not matches:
         return block
@@ -111,7 +133,7 @@ def _head(record: TrajectoryRecord) -> Block:
     facts = [
         f"step {record.step}",
         f"score {number(record.score)}",
-        record.termination_reason or "no reason of its end is known",
+        record.termination_reason or "unknown termination reason",
         _plural(summary.n_turns, "turn"),
         calls,
         record.request_id,
@@ -124,9 +146,9 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _turn_title(turn: Turn, reward: float | None) -> tuple[Piece, ...]:
-    worth = f" · reward {number(reward)}" if reward is not None else ""
+    reward_text = f" · reward {number(reward)}" if reward is not None else ""
     notes = f" · {', '.join(turn.notes)}" if turn.notes else ""
-    return ((f"── turn {turn.index}{worth}{notes} ", "rule"),)
+    return ((f"── turn {turn.index}{reward_text}{notes} ", "rule"),)
 
 
 def _of_turn(turn: Turn) -> Iterator[Block]:
@@ -143,7 +165,7 @@ def _of_turn(turn: Turn) -> Iterator[Block]:
 
 
 def _message(message: Message, calls: Sequence[ParsedCall]) -> Iterator[Block]:
-    """Show a message, its reasoning folded; where its calls stand in it they are faint."""
+    """Yield the blocks of a message, with folded reasoning and faint calls."""
     role, text = message.role, message.text
     style = role if role in ROLES else "other"
     cut = "" if message.is_complete else " · cut off"
@@ -153,7 +175,7 @@ def _message(message: Message, calls: Sequence[ParsedCall]) -> Iterator[Block]:
     begin = 0
     for thought in thoughts(text) if role in ("assistant", "output") else ():
         yield from _said(text, title, style, spans, begin, thought.start)
-        if not thought.is_closed:  # it ends with the next call
+        if not thought.is_closed:  # reasoning without an end stops at the next call
             starts = [start for start, _, _ in spans if start > thought.start]
             thought = thought._replace(stop=min([thought.stop, *starts]))
         whole = text[thought.start : thought.stop]
@@ -180,7 +202,7 @@ def _said(
 
 
 def _call(call: ParsedCall, result: ToolResult) -> Iterator[Block]:
-    """Show a call, then its result."""
+    """Yield the blocks of a call and of its result."""
     status = str(result.status)
     style = "error" if result.is_error else "call"
     timing = result.timing
@@ -207,7 +229,7 @@ def _call(call: ParsedCall, result: ToolResult) -> Iterator[Block]:
 
 
 def _arguments(args: Mapping[str, JSON]) -> tuple[str, tuple[Paint, ...]]:
-    """Write arguments so that code among them is code, and paint their names."""
+    """Return arguments as text in which code stays readable, with their names painted."""
     text = ""
     paints: list[Paint] = []
     for name, value in args.items():
@@ -219,13 +241,21 @@ def _arguments(args: Mapping[str, JSON]) -> tuple[str, tuple[Paint, ...]]:
 
 
 def bad_line(line: BadLine, beginning: str) -> list[Block]:
-    """Show a line that cannot be read."""
+    """Return the blocks of a line that cannot be read.
+
+    Args:
+        line: The line.
+        beginning: Its first characters.
+    """
     title = ((f"Line {line.number} of the file cannot be read.", "error title"),)
-    return [Block(title, line.reason, "error"), Block((("It begins so:", "faint"),), beginning, "faint")]
+    return [
+        Block(title, line.reason, "error"),
+        Block((("The line begins with:", "faint"),), beginning, "faint"),
+    ]
 
 
 def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
-    """Give the fields by name, extras among them; input and output as verl's dumps have them."""
+    """Return the fields by name, with the extras; input and output as in verl's dumps."""
     summary = record.summary
     begin = len(record.prompt)
     messages = tuple(record.messages)
@@ -252,7 +282,13 @@ def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
 
 
 def table(record: TrajectoryRecord, mask: re.Pattern[str], chosen: str | None = None) -> list[Block]:
-    """Show the fields, or the chosen one alone."""
+    """Return the blocks of all fields.
+
+    Args:
+        record: The trajectory.
+        mask: Regular expression of text that is shown as a star.
+        chosen: Name of the only field to show; None for all.
+    """
     found = fields_of(record)
     return [
         masked(field(name, value), mask) for name, value in found.items() if chosen is None or name == chosen
@@ -260,13 +296,23 @@ def table(record: TrajectoryRecord, mask: re.Pattern[str], chosen: str | None = 
 
 
 def beginning(fields: Mapping[str, JSON], size: int) -> list[Block]:
-    """Show what is known of a trajectory of which only the first bytes were read."""
-    told = f"This trajectory has {size / 1e6:,.1f} MB. Here is its beginning; L loads all of it."
-    return [Block((), told, "error"), *(field(name, value) for name, value in fields.items())]
+    """Return the blocks of a trajectory of which only the first bytes were read.
+
+    Args:
+        fields: The known fields.
+        size: Size of the whole trajectory, in bytes.
+    """
+    text = f"This trajectory has {size / 1e6:,.1f} MB. This is its beginning; L loads all of it."
+    return [Block((), text, "error"), *(field(name, value) for name, value in fields.items())]
 
 
 def field(name: str, value: JSON) -> Block:
-    """Show one field, beside its name if there is room."""
+    """Return the block of a field: its name and value, on one line if there is room.
+
+    Args:
+        name: Name of the field.
+        value: Its value.
+    """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     if len(text) <= 60 and "\n" not in text:
         return Block((), f"{name:<18} {text}", "value", ((0, len(name), "key"),))
@@ -283,7 +329,12 @@ def _time(started: float) -> str:
 
 
 def tokens(record: TrajectoryRecord, mask: re.Pattern[str]) -> list[Block]:
-    """Show each run of tokens of one source, with its text, or its ids where that is not known."""
+    """Return a block for each run of tokens from one source, with its text, or else its ids.
+
+    Args:
+        record: The trajectory.
+        mask: Regular expression of text that is shown as a star.
+    """
     kept = record.tokens
     if kept is None:
         return [Block((("The tokens of this trajectory were not recorded.", "faint"),))]
@@ -319,7 +370,7 @@ def _likelihood(log_probs: Sequence[float]) -> str:
     known = [value for value in log_probs if not math.isnan(value)]
     if not known:
         return ""
-    return f" · log-prob mean {sum(known) / len(known):.3f}, least {min(known):.3f}"
+    return f" · log-prob mean {sum(known) / len(known):.3f}, min {min(known):.3f}"
 
 
 def _style(span: Span) -> str:

@@ -1,4 +1,4 @@
-"""Looking for words: in texts, and first in the bytes of lines, most of which need not be read further."""
+"""Lay out blocks as lines of a given width, and search words in them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from torchrl_agentic.viewer.blocks import Block
 from torchrl_agentic.viewer.text_wrap import Line, Paint, fit, padded, painted, wrapped
 
-# JSON writers leave these as they are; i, k and s have relatives beyond ASCII that equal them without case.
+# JSON never escapes these. Without i, k and s, which equal non-ASCII characters if case is ignored.
 _CERTAIN = re.compile("[0-9A-HJLM-RT-Za-hjlm-rt-z _,.]+")
 
 
 class Needle:
-    """Words that are looked for, whether written large or small."""
+    """Words that are searched, regardless of case.
+
+    Args:
+        words: The words.
+    """
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -24,23 +28,28 @@ class Needle:
         self._bytes = certain.lower().encode()
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Say where in a text they stand."""
+        """Return the start and end of each match in a text."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def may_be_in(self, line: bytes) -> bool:
-        """Whether a line of a dump may hold them, in a fraction of the time that reading it takes."""
+        """Return False if a line of a dump cannot contain the words. Much faster than parsing the line."""
         return self._bytes in line.lower()
 
 
 BAR = "▎ "
-_AROUND = 400  # characters shown around a match in what is not shown otherwise
+_AROUND = 400  # characters shown around a match in a hidden part of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a page is shown. focus: the number of the match that is looked at.
+    """How a page is shown.
 
-    most: characters of a text that are shown; the whole page shows about twelve times as many.
+    Attributes:
+        width: Number of cells in a line.
+        needle: Searched words, or None.
+        focus: Index of the match that the user looks at, or -1.
+        is_unfolded: Whether reasoning is shown.
+        most: Number of characters shown of a text; the whole page shows about twelve times as many.
     """
 
     width: int = 80
@@ -52,14 +61,24 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Lines, and for each match the number of its line; -1 where that is not shown unless it is the focus."""
+    """The lines of a page.
+
+    Attributes:
+        lines: The lines.
+        matches: Line number of each match; -1 for a match that is only shown when it has the focus.
+    """
 
     lines: list[Line] = field(default_factory=list[Line])
     matches: list[int] = field(default_factory=list[int])
 
 
 def page(blocks: Iterable[Block], look: Look) -> Page:
-    """Lay out blocks."""
+    """Lay out blocks as a page.
+
+    Args:
+        blocks: The blocks.
+        look: Width, search and folding.
+    """
     made = Page()
     room = 12 * look.most
     for block in blocks:
@@ -77,7 +96,7 @@ def page(blocks: Iterable[Block], look: Look) -> Page:
 
 
 def _title(block: Block, width: int, *, is_open: bool) -> Line:
-    if block.title[0][1] == "rule":  # to the end of the line
+    if block.title[0][1] == "rule":  # a rule fills the line
         return padded(fit(block.title, width), width, ("─", "rule"))
     return fit((*block.title, *(() if is_open else ((" · e unfolds", "faint"),))), width)
 
@@ -102,7 +121,7 @@ def _add_text(made: Page, block: Block, spans: Sequence[tuple[int, int]], look: 
 
 
 def _shown(length: int, most: int, focus: tuple[int, int] | None) -> list[tuple[int, int]]:
-    """Say which parts of a text are shown: its beginning, and what is around the focus."""
+    """Return the parts of a text that are shown: its beginning, and the text around the focus."""
     parts = [(0, min(length, most))]
     if focus is not None and focus[1] > parts[0][1]:
         parts.append((max(parts[0][1], focus[0] - _AROUND), min(length, focus[1] + _AROUND)))
@@ -112,7 +131,7 @@ def _shown(length: int, most: int, focus: tuple[int, int] | None) -> list[tuple[
 def _add_part(
     made: Page, block: Block, paints: Sequence[Paint], begin: int, end: int, width: int
 ) -> list[int]:
-    """Lay out a part of a text; say where in it each line begins."""
+    """Lay out a part of a text; return the offset at which each line begins."""
     inside = [
         (max(start, begin) - begin, min(stop, end) - begin, name)
         for start, stop, name in paints
@@ -133,12 +152,23 @@ def _say(made: Page, words: str, width: int) -> None:
 
 
 def count(blocks: Iterable[Block], needle: Needle) -> int:
-    """Say how often words stand in a trajectory, as `page` finds them."""
+    """Return the number of matches in a trajectory, as `page` finds them.
+
+    Args:
+        blocks: The blocks of the trajectory.
+        needle: The words.
+    """
     return sum(len(needle.spans(block.text)) for block in blocks)
 
 
 def beside(left: Sequence[Block], right: Sequence[Block], look: Look) -> list[Line]:
-    """Lay out two trajectories side by side, turn beside turn."""
+    """Lay out two trajectories side by side, turn beside turn.
+
+    Args:
+        left: Blocks of the first trajectory.
+        right: Blocks of the second one.
+        look: Width and folding.
+    """
     half = (look.width - 3) // 2
     narrow = Look(half, None, -1, look.is_unfolded, look.most // 2)
     turns = sorted({block.turn for block in (*left, *right)})
@@ -147,7 +177,7 @@ def beside(left: Sequence[Block], right: Sequence[Block], look: Look) -> list[Li
         parts = [[block for block in side if block.turn == turn] for side in (left, right)]
         is_same = [block.text for block in parts[0]] == [block.text for block in parts[1]]
         if turn >= 0:
-            words = "both say the same" if is_same else "they differ"
+            words = "same in both" if is_same else "different"
             found.append(fit(((f"turn {turn}: {words} ", "same" if is_same else "differs"),), look.width))
         columns = [page(part, narrow).lines for part in parts]
         for number in range(max(map(len, columns))):

@@ -1,4 +1,4 @@
-"""A dump that is read in the background while it is looked at, and while it grows."""
+"""`Library`, a dump that is read in the background while it is viewed and while it grows."""
 
 from __future__ import annotations
 
@@ -17,20 +17,30 @@ from torchrl_agentic.viewer.layout import Needle
 from torchrl_agentic.viewer.listing import NO_MASK, Listing, blocks_of, matches
 from torchrl_agentic.viewer.query import Gone, Query, Row, Step, is_id, read_up
 
-_BYTES = 4 << 20  # read in one go, in some 10 ms, while who looks has to wait
-_READ, _ROWS = 500, 2000  # read, and looked at by a query, in one go
+_BYTES = 4 << 20  # per step of reading, about 10 ms, in which the user has to wait
+_READ, _ROWS = 500, 2000  # rows read, and rows checked by a query, per step
 _REFRESH_S, _SLICE_S = 0.5, 0.01
 
 
 class Library:
-    """What is known of a dump so far.
+    """A dump, as far as it has been read.
 
-    `work` reads a little more; a thread calls it again and again, and others look meanwhile, holding `lock`
-    where they read files. version grows with each change. notes: what has happened to files. is_idle: for
-    the moment there is nothing to read.
+    A thread calls `work` repeatedly; other threads hold `lock` while they read files.
+
+    Args:
+        path: The folder or file.
+        mask: Regular expression of text that is shown as a star.
+        clock: Source of the time in seconds, for tests.
+
+    Attributes:
+        version: Number that grows with each change.
+        notes: Messages about files.
+        is_idle: Whether there is nothing to read at the moment.
+        extras: Names of all extra fields.
+        counts: Number of matches of the search in each trajectory.
 
     Raises:
-        FileNotFoundError: there is no such folder or file.
+        FileNotFoundError: If the folder or file does not exist.
     """
 
     def __init__(
@@ -43,7 +53,7 @@ class Library:
         self.path = Path(path)
         self.path.stat()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the file of each step stays open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the files of all steps stay open
         self.mask = mask
         self.lock = threading.RLock()
         self.steps: list[Step] = []
@@ -63,14 +73,14 @@ class Library:
         self._counted_of: object = None
 
     def work(self) -> bool:
-        """Read a little more, of what is looked at first; whether there was anything to read."""
+        """Read a little more, first of what the user looks at. Return whether there was anything to read."""
         with self.lock:
             looked, read, listed = self._look(), self._read(), self._list()
             self.is_idle = not (looked or read or listed or self._count())
             return not self.is_idle
 
     def _look(self) -> bool:
-        """Look for files that came or went, now and then."""
+        """Check for new and removed files, from time to time."""
         now = self._clock()
         if now - self._refreshed < _REFRESH_S:
             return False
@@ -84,10 +94,10 @@ class Library:
             return False
         except OSError as error:
             for step in self.steps:
-                self._trouble(step, f"{self.path} cannot be read any more: {error.strerror}")
+                self._trouble(step, f"{self.path} can no longer be read: {error.strerror}")
             return False
         changed = self._arrange()
-        # Those that are not read to their ends come first: what has grown since can wait.
+        # Unfinished files come first: those that have grown since can wait.
         self._due = deque(sorted(self.steps, key=lambda step: not step.is_due))
         for step in self.steps:
             step.is_due = True
@@ -100,7 +110,7 @@ class Library:
             return False
         known = {step.file: step for step in self.steps}
         for file in known.keys() - set(files):
-            self._trouble(known[file], f"{file.path.name} is gone: its file was removed")
+            self._trouble(known[file], f"{file.path.name} was removed")
         self.steps = [known.get(file) or Step(file) for file in files]
         for place, step in enumerate(self.steps):
             step.place = place
@@ -115,7 +125,7 @@ class Library:
         step.is_due = False
 
     def _read(self) -> bool:
-        """Read of the files that are due, as long as nobody who waits would notice."""
+        """Read files that are due, for as long as a waiting user does not notice."""
         due, until = self._due, self._clock() + _SLICE_S
         found = bool(due)
         while due and self._clock() < until:
@@ -130,7 +140,7 @@ class Library:
         try:
             read_up(step, _BYTES, _READ)
         except FileNotFoundError:
-            self._trouble(step, f"{step.file.path.name} is gone: its file was removed")
+            self._trouble(step, f"{step.file.path.name} was removed")
         except OSError as error:
             self._trouble(step, f"{step.file.path.name} cannot be read: {error.strerror}")
         except ImportError as error:
@@ -138,7 +148,7 @@ class Library:
         else:
             step.trouble = ""
         if begun and step.beginnings != begun:
-            self.notes.append(f"{step.file.path.name} was written anew, or cut: read again")
+            self.notes.append(f"{step.file.path.name} was rewritten or cut, and is read again")
         if step.beginnings != begun or step.rows[-1:] != before:
             self.version += 1
             for row in step.rows[-_READ:]:
@@ -156,7 +166,7 @@ class Library:
         return taken
 
     def _count(self) -> bool:
-        """Count in some more trajectories how often the words stand in them."""
+        """Count the matches in some more trajectories."""
         needle, shown = self.needle, self.listing.shown
         if needle is None or self.is_counted:
             return False
@@ -175,7 +185,13 @@ class Library:
         return True
 
     def ask(self, query: Query, sort: str, step: Step | None) -> None:
-        """List other rows from now on; the first of them at once."""
+        """List other rows from now on, and find the first ones at once.
+
+        Args:
+            query: Condition of the rows.
+            sort: Order, one of `SORTS`.
+            step: The only step to list; None for all.
+        """
         with self.lock:
             if step in self._due:
                 self._due.remove(step)
@@ -186,7 +202,7 @@ class Library:
             self.version += 1
 
     def search(self, needle: Needle | None) -> None:
-        """Look for words in what is listed."""
+        """Search words in the listed trajectories."""
         with self.lock:
             self.needle, self.counts, self.is_counted = needle, {}, needle is None
             self._counted_of = None
@@ -194,7 +210,7 @@ class Library:
             self.version += 1
 
     def find(self, request_id: str) -> Row | None:
-        """Give the first trajectory of all steps whose id begins so."""
+        """Return the first trajectory of all steps whose request id begins with the text."""
         with self.lock:
             for step in self.steps:
                 for row in step.rows:
@@ -203,7 +219,7 @@ class Library:
         return None
 
     def group(self, row: Row) -> list[Row]:
-        """Give the trajectories of the same step that began alike, itself among them."""
+        """Return the trajectories of the same step and prompt, including the row itself."""
         if isinstance(row.summary, BadLine):
             return [row]
         group = row.summary.step, row.summary.group
@@ -215,7 +231,7 @@ class Library:
 
     @property
     def progress(self) -> float:
-        """How much has been read, from 0 to 1."""
+        """Part of the dump that has been read, from 0 to 1."""
         if not self.steps:
             return 0.0
         return sum(step.progress for step in self.steps) / len(self.steps)
@@ -228,7 +244,13 @@ class Library:
 
 
 def read_all(library: Library, query: Query, sort: str) -> list[Row]:
-    """Read a dump to its end, as it is now, and list what is asked for."""
+    """Read a dump to its current end, and return the rows of a query.
+
+    Args:
+        library: The dump.
+        query: Condition of the rows.
+        sort: Order, one of `SORTS`.
+    """
     while library.work():
         pass
     library.ask(query, sort, None)
@@ -238,7 +260,12 @@ def read_all(library: Library, query: Query, sort: str) -> list[Row]:
 
 
 def text_of(library: Library, row: Row) -> Iterator[str]:
-    """Write a trajectory, line by line; nothing is folded or left out."""
+    """Yield the lines of a trajectory as plain text, with nothing folded or left out.
+
+    Args:
+        library: The dump.
+        row: The trajectory.
+    """
     try:
         blocks = blocks_of(row, library.mask, whole=True)
     except Gone as error:

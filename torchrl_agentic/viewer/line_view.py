@@ -1,4 +1,4 @@
-"""The colours of the viewer, by what a text is."""
+"""`LineView`, a widget that creates its lines when they are shown, and the colours of the viewer."""
 
 from __future__ import annotations
 
@@ -45,23 +45,28 @@ COLOURS = {
     "token boundary": "#b0b0c0 on #30303c",
     "token call": "#f0dcb0 on #50401c",
 }
-"""By the name of a style; " title" behind it makes it bold."""
+"""Colours by name of a style; the suffix " title" makes a style bold."""
 CURSOR = Style(bgcolor="#2c3a5c")
 
 
 @functools.cache
 def style(name: str) -> Style:
-    """Give a style by its name."""
+    """Return a style by its name."""
     found = Style.parse(COLOURS.get(name.removesuffix(" title"), ""))
     return found + Style(bold=True) if name.endswith(" title") else found
 
 
-class Lines(ScrollView, can_focus=True):
-    """Shows lines, each made when it is needed. A list has a cursor, which the arrow keys move."""
+class LineView(ScrollView, can_focus=True):
+    """A widget of lines, each created when it is shown. With a cursor, it is a list for the arrow keys.
+
+    Args:
+        id: Id of the widget.
+        has_cursor: Whether a line can be chosen.
+    """
 
     DEFAULT_CSS = """
-    Lines { overflow-x: hidden; scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
-    Lines { scrollbar-color: #46507a; scrollbar-background: #1c2130; }
+    LineView { overflow-x: hidden; scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
+    LineView { scrollbar-color: #46507a; scrollbar-background: #1c2130; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("up", "move(-1)", "up"),
@@ -71,14 +76,19 @@ class Lines(ScrollView, can_focus=True):
     ]
 
     class Chosen(Message):
-        """Somebody chose a line. lines: of which widget."""
+        """Message: the user chose a line.
 
-        def __init__(self, lines: Lines, place: int) -> None:
+        Args:
+            lines: The widget.
+            place: Number of the line.
+        """
+
+        def __init__(self, lines: LineView, place: int) -> None:
             super().__init__()
             self.lines, self.place = lines, place
 
     class Resized(Message):
-        """There is another width to fill."""
+        """Message: the width has changed."""
 
     def __init__(self, *, id: str | None = None, has_cursor: bool = False) -> None:
         super().__init__(id=id)
@@ -88,24 +98,34 @@ class Lines(ScrollView, can_focus=True):
 
     @property
     def room(self) -> int:
-        """How many cells a line has."""
+        """Number of cells in a line."""
         return max(1, self.scrollable_content_region.width)
 
     def show(self, count: int, line: Callable[[int], Line]) -> None:
-        """Show so many lines; `line` makes one by its number."""
+        """Show lines.
+
+        Args:
+            count: Number of lines.
+            line: Function that returns a line by its number.
+        """
         self._line = line
         self.virtual_size = Size(self.room, count)
         self.refresh()
 
     def choose(self, place: int) -> None:
-        """Put the cursor on a line, -1 for none, and bring it into view."""
+        """Put the cursor on a line, or on none with -1, and scroll to it."""
         self.cursor = place
         if place >= 0:
             self.bring(place)
         self.refresh()
 
     def bring(self, place: int, margin: int = 0) -> None:
-        """Scroll to a line, if it is out of sight."""
+        """Scroll to a line if it is not visible.
+
+        Args:
+            place: Number of the line.
+            margin: Number of lines to keep above and below it.
+        """
         top, height = self.scroll_offset.y, max(1, self.scrollable_content_region.height)
         if not top + margin <= place < top + height - margin:
             self.scroll_to(y=max(0, place - height // 3), animate=False)
@@ -119,7 +139,7 @@ class Lines(ScrollView, can_focus=True):
         return strip.crop_extend(0, self.room, base)
 
     def action_move(self, by: int) -> None:
-        """Move the cursor, or scroll where there is none."""
+        """Move the cursor, or scroll if there is none."""
         if self.has_cursor:
             self._choose(max(0, min(self.cursor + by, self.virtual_size.height - 1)))
         else:
@@ -131,10 +151,10 @@ class Lines(ScrollView, can_focus=True):
             self.post_message(self.Chosen(self, place))
 
     def on_click(self, event: events.Click) -> None:
-        """Choose what is clicked at."""
+        """Choose the clicked line."""
         if self.has_cursor:
             self._choose(event.y + self.scroll_offset.y)
 
     def on_resize(self, _: events.Resize) -> None:
-        """Say that there is another width."""
+        """Report the new width."""
         self.post_message(self.Resized())

@@ -1,4 +1,4 @@
-"""The list that is shown: what a query lets through, in the order asked for, as more of it comes."""
+"""`Listing`, the rows that match a query, sorted, as more of them are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ NO_MASK = re.compile("(?!)")
 
 
 def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
-    """Sort rows by score, as numbers; those without one, or with NaN, stand last either way."""
+    """Sort rows by score. Rows without a score, or with NaN, come last in both directions.
+
+    Args:
+        rows: The rows.
+        sort: Order, one of `SORTS`.
+    """
     rows = sorted(rows, key=lambda row: (row.step.place, row.index))
     if sort == "none":
         return rows
@@ -26,10 +31,15 @@ def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
 
 
 def blocks_of(row: Row, mask: re.Pattern[str], *, whole: bool = False) -> list[Block]:
-    """Show a trajectory as a conversation; of a large one its beginning, unless it is asked for whole.
+    """Return a trajectory as blocks; of a large one, only the beginning.
+
+    Args:
+        row: The trajectory.
+        mask: Regular expression of text that is shown as a star.
+        whole: Whether to read large trajectories completely.
 
     Raises:
-        Gone: it is not there any more.
+        Gone: If the trajectory has been removed.
     """
     if row.size > LARGE and not whole:
         return beginning(row.beginning(), row.size)
@@ -40,10 +50,15 @@ def blocks_of(row: Row, mask: re.Pattern[str], *, whole: bool = False) -> list[B
 
 
 def matches(row: Row, needle: Needle, mask: re.Pattern[str]) -> int:
-    """Say how often words stand in a trajectory, in what of it is shown.
+    """Return how often words occur in the shown text of a trajectory.
+
+    Args:
+        row: The trajectory.
+        needle: The words.
+        mask: Regular expression of text that is shown as a star.
 
     Raises:
-        Gone: it is not there any more.
+        Gone: If the trajectory has been removed.
     """
     if row.size <= LARGE and not needle.may_be_in(row.line()):
         return 0
@@ -51,10 +66,16 @@ def matches(row: Row, needle: Needle, mask: re.Pattern[str]) -> int:
 
 
 class Listing:
-    """Rows that a query lets through, of one step or of all.
+    """The rows of one step or of all that match a query.
 
-    `take` looks at rows that are new. shown: what has been let through, in order; a list that is replaced,
-    never changed.
+    Args:
+        query: Condition of the rows.
+        sort: Order, one of `SORTS`.
+        step: The only step to list; None for all.
+        mask: Regular expression of text that is shown as a star.
+
+    Attributes:
+        shown: The matching rows, sorted. The list is replaced, never changed.
     """
 
     def __init__(self, query: Query, sort: str, step: Step | None, mask: re.Pattern[str] = NO_MASK) -> None:
@@ -68,21 +89,29 @@ class Listing:
         self._pending = 0
 
     def take(self, steps: Sequence[Step], most: int) -> bool:
-        """Look at up to so many rows; whether there were any, or `shown` has changed."""
+        """Check more rows.
+
+        Args:
+            steps: All steps.
+            most: Largest number of rows to check.
+
+        Returns:
+            Whether there were any, or `shown` has changed.
+        """
         self._forget(steps)
         taken = list(self._new(steps if self.step is None else [self.step], most))
         for row in taken:
             if self._lets(row):
                 self._let.append(row)
                 self._pending += 1
-        # To sort takes as long as there are rows: while many come, it is done now and then.
+        # Sorting takes time proportional to all rows, so that it is not done for each new one.
         if self._pending and (not taken or self._pending > len(self._let) // 16):
             self.shown, self._pending = in_order(self._let, self.sort), 0
             return True
         return bool(taken)
 
     def _forget(self, steps: Sequence[Step]) -> None:
-        """Leave out the rows of files that were written anew, or are gone, and lines that have grown."""
+        """Remove the rows of files that were rewritten or removed, and lines that have grown."""
         there = set(map(id, steps))
         for step, (rows, taken) in list(self._seen.items()):
             if id(step) not in there or step.rows is not rows:

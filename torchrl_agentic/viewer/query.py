@@ -1,4 +1,4 @@
-"""What a viewer lists: the trajectories of the files of a dump, as far as they are known."""
+"""Queries over trajectories, such as `status:timeout score<0.5`, and the rows and steps that they select."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from torchrl_agentic.records import BadLine, DumpFile, Summary, TrajectoryRecord
 from torchrl_agentic.text import nearest
 
 LARGE = 2 << 20
-"""Bytes from which a trajectory is read whole only when somebody asks for it: that takes a moment."""
+"""Size from which a trajectory is only read completely when the user asks for it, in bytes."""
 BEGINNING = 1 << 16
 
 
 class Gone(Exception):
-    """A trajectory is not where it was; the message says why."""
+    """A trajectory has been removed or replaced; the message says why."""
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """A file of a dump. rows: those known so far, in a new list when the file begins anew.
+    """A file of a dump.
 
-    trouble: why no more can be read; "" if it can. is_due: whether there may be more to read.
+    Attributes:
+        file: The file.
+        place: Position among all steps.
+        rows: The rows read so far; a new list when the file begins again.
+        trouble: Why the file cannot be read; empty if it can.
+        beginnings: Value of `DumpFile.beginnings` that the rows belong to.
+        is_due: Whether there may be more to read.
     """
 
     file: DumpFile
@@ -40,24 +46,33 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What the file is called."""
+        """Name of the file."""
         return self.file.name
 
     @property
     def label(self) -> str:
-        """What is said of it: its step, if its name is one."""
+        """The step, as "step 3", or the name of the file."""
         return self.name if self.file.step is None else f"step {self.file.step}"
 
     @property
     def progress(self) -> float:
-        """How much of the file is known, from 0 to 1."""
+        """Part of the file that has been read, from 0 to 1."""
         known = len(self.rows) / len(self.file) if len(self.file) else 1.0
         return 1.0 if self.trouble else self.file.scanned * known
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Row:
-    """A trajectory in a list: where it stands, and what lists show of it. score: None if it is NaN, too."""
+    """A trajectory in a list.
+
+    Attributes:
+        step: Its step.
+        index: Its number in the file.
+        size: Its size in bytes.
+        summary: The fields that lists show.
+        beginnings: Value of `DumpFile.beginnings` when it was read.
+        score: Its score; None if it is unknown or NaN.
+    """
 
     step: Step
     index: int
@@ -67,41 +82,41 @@ class Row:
     score: float | None
 
     def line(self, limit: int | None = None) -> bytes:
-        """Read its bytes, or the first ones.
+        """Read the bytes of the trajectory, or the first `limit` of them.
 
         Raises:
-            Gone: they are not there any more.
+            Gone: If the trajectory has been removed.
         """
         self._check()
         try:
             return self.step.file.line(self.index, limit)
         except OSError as error:
-            raise Gone(f"it cannot be read any more: {error.strerror}") from None
+            raise Gone(f"the file can no longer be read: {error.strerror}") from None
 
     def record(self) -> TrajectoryRecord | BadLine:
-        """Read it.
+        """Read the trajectory.
 
         Raises:
-            Gone: it is not there any more.
+            Gone: If the trajectory has been removed.
         """
         self._check()
         try:
             return self.step.file.record(self.index)
         except OSError as error:
-            raise Gone(f"it cannot be read any more: {error.strerror}") from None
+            raise Gone(f"the file can no longer be read: {error.strerror}") from None
 
     def _check(self) -> None:
         file = self.step.file
         if self.index >= len(file) and self.step.trouble:
             raise Gone(self.step.trouble)
         if file.beginnings != self.beginnings or self.index >= len(file):
-            raise Gone(f"{file.path.name} was written anew, or cut, since it was listed")
+            raise Gone(f"{file.path.name} was rewritten or cut since it was listed")
 
     def beginning(self) -> Mapping[str, JSON]:
-        """Read its first fields, the last of them cut off.
+        """Read the first fields of the trajectory; the last one is cut off.
 
         Raises:
-            Gone: it is not there any more.
+            Gone: If the trajectory has been removed.
         """
         head = self.line(BEGINNING)
         try:
@@ -112,11 +127,16 @@ class Row:
 
 
 def read_up(step: Step, budget: int, most: int) -> None:
-    """Read up to so many more bytes of a file, and up to so many summaries of what is new.
+    """Read more bytes of a file, and the summaries of new trajectories.
+
+    Args:
+        step: The file.
+        budget: Largest number of bytes to scan.
+        most: Largest number of summaries to read.
 
     Raises:
-        OSError: the file is gone, or cannot be read.
-        MissingExtra: it is compressed, and zstandard is not installed.
+        OSError: If the file is gone or cannot be read.
+        MissingExtra: If the file is compressed and zstandard is not installed.
     """
     file = step.file
     if len(step.rows) >= len(file):
@@ -135,7 +155,7 @@ def read_up(step: Step, budget: int, most: int) -> None:
 
 
 def label(row: Row) -> str:
-    """Name a trajectory."""
+    """Return the name of a trajectory, or the reason why it cannot be read."""
     summary = row.summary
     if isinstance(summary, BadLine):
         return f"line {summary.number}: {summary.reason}"
@@ -171,12 +191,19 @@ _FIELD = re.compile(r"(-?)([A-Za-z_][\w.-]*?)(<=|>=|!=|[<>=:])(.*)", re.DOTALL)
 
 
 class QueryError(ValueError):
-    """A query that cannot be understood; the message says why, and what would be."""
+    """A query that cannot be parsed; the message says what would be valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition: a field, a comparison, and what it may be; `is_wanted` is False behind a minus sign."""
+    """One condition of a query.
+
+    Attributes:
+        field: Name of a field.
+        comparison: Operator, one of `COMPARISONS`.
+        values: Accepted values.
+        is_wanted: False after a minus sign.
+    """
 
     field: str
     comparison: str
@@ -184,7 +211,7 @@ class Term:
     is_wanted: bool = True
 
     def holds(self, summary: Summary) -> bool:
-        """Whether a trajectory fulfils it."""
+        """Return whether a trajectory fulfils the condition."""
         return any(self._is(summary, value) for value in self.values) is self.is_wanted
 
     def _is(self, summary: Summary, value: str) -> bool:
@@ -207,24 +234,33 @@ def _compare(found: JSON, comparison: str, value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for. words: with False those that are not to be there."""
+    """A parsed query.
+
+    Attributes:
+        terms: Conditions on fields.
+        words: Searched words; False for words that must not occur.
+    """
 
     terms: tuple[Term, ...] = ()
     words: tuple[tuple[str, bool], ...] = ()
 
     def holds(self, summary: Summary) -> bool:
-        """Whether a trajectory fulfils all terms; its words are another matter."""
+        """Return whether a trajectory fulfils all terms. Words are checked by `Listing`."""
         return all(term.holds(summary) for term in self.terms)
 
 
 def parse(text: str, extras: Collection[str] = ()) -> Query:
-    """Read a query. extras: what else is noted of trajectories, beside the fields that all have.
+    """Parse a query.
+
+    Args:
+        text: The query, as the user typed it.
+        extras: Names of extra fields, beside the fields that all trajectories have.
 
     Raises:
-        QueryError: it cannot be understood.
+        QueryError: If the query cannot be parsed.
     """
     if text.count('"') % 2:
-        raise QueryError('a " is opened and not closed')
+        raise QueryError('a " is missing: quotes come in pairs')
     terms: list[Term] = []
     words: list[tuple[str, bool]] = []
     for token in _TOKEN.findall(text):
@@ -234,7 +270,7 @@ def parse(text: str, extras: Collection[str] = ()) -> Query:
             continue
         word = token.removeprefix("-").replace('"', "")
         if not word:
-            raise QueryError(f"{token}: what is not to be there?")
+            raise QueryError(f"{token}: a word must follow the minus sign")
         words.append((word, not token.startswith("-")))
     return Query(tuple(terms), tuple(words))
 
@@ -243,17 +279,17 @@ def _term(token: str, minus: str, name: str, comparison: str, value: str, *, ext
     known = {*NUMBERS, *TEXTS, *extras}
     if name not in known:
         near = nearest(name, sorted(known))
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(sorted(known))}"
-        raise QueryError(f'no field {name}; {hint} Text is looked for in quotes: "{token}"')
+        hint = f"did you mean {near}?" if near else f"fields: {', '.join(sorted(known))}."
+        raise QueryError(f'no field {name}; {hint} To search text, quote it: "{token}"')
     if name in TEXTS and comparison in ("<", "<=", ">", ">="):
-        raise QueryError(f"{name} is no number: write {name}:{value or 'value'}")
+        raise QueryError(f"{name} is not a number: write {name}:{value or 'value'}")
     values = tuple(part for part in value.replace('"', "").split(",") if part)
     if not values:
-        raise QueryError(f"{token}: what should it be? For example {name}{comparison}{_example(name)}")
+        raise QueryError(f"{token}: a value is missing, as in {name}{comparison}{_example(name)}")
     if name == "status" and (wrong := [part for part in values if part not in set(Status)]):
-        raise QueryError(f"no status {wrong[0]}; there are {', '.join(Status)}")
+        raise QueryError(f"no status {wrong[0]}; expected one of {', '.join(Status)}")
     if name in NUMBERS and (wrong := [part for part in values if part != "none" and _number(part) is None]):
-        raise QueryError(f"{token}: {wrong[0]} is no number")
+        raise QueryError(f"{token}: {wrong[0]} is not a number")
     return Term(name, comparison, values, not minus)
 
 
@@ -269,5 +305,10 @@ def _number(text: str) -> float | None:
 
 
 def is_id(request_id: str, wanted: str) -> bool:
-    """Whether an id begins as wanted, hyphens and case left aside."""
+    """Return whether a request id begins with a text, regardless of hyphens and case.
+
+    Args:
+        request_id: The id.
+        wanted: The text.
+    """
     return request_id.replace("-", "").lower().startswith(wanted.replace("-", "").strip().lower())

@@ -1,4 +1,4 @@
-"""What is read at the moment: which trajectory, how it is shown, where in it, and what comes next."""
+"""`Reading`, the state of a reader: the open trajectory, its view, the search, and what comes next."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ MOST = Look().most
 
 
 class Reading:
-    """What a reader looks at, apart from how a terminal shows it.
+    """The state of the viewer, apart from the terminal.
 
-    view: "text", "table", "tokens" or "compare". field: the one that the table shows; None: all. focus: the
-    number of the match that is looked at, in this trajectory. asked: the query as it was typed.
+    Args:
+        library: The dump.
+
+    Attributes:
+        row: The open trajectory, or None.
+        mate: The trajectory it is compared with, or None.
+        view: "text", "table", "tokens" or "compare".
+        field: The only field that the table shows; None for all.
+        focus: Index of the match that the user looks at, in this trajectory, or -1.
+        asked: The query as it was typed.
+        page: The page that was laid out last.
     """
 
     def __init__(self, library: Library) -> None:
@@ -40,37 +49,42 @@ class Reading:
 
     @property
     def shown(self) -> Sequence[Row]:
-        """What is listed."""
+        """The listed trajectories."""
         return self.library.listing.shown
 
     @property
     def step(self) -> Step | None:
-        """The step whose trajectories are listed, or that of the one that is read."""
+        """The listed step, or the step of the open trajectory."""
         return self.library.listing.step or (self.row.step if self.row is not None else None)
 
     @property
     def place(self) -> int:
-        """Where in the list the trajectory stands; -1: nowhere."""
+        """Position of the open trajectory in the list, or -1."""
         return self.shown.index(self.row) if self.row in self.shown else -1
 
     def open(self, row: Row | None) -> None:
-        """Read a trajectory, from its beginning."""
+        """Open a trajectory, at its beginning."""
         if row is not self.row:
             self.row, self.focus, self.most, self.mate = row, -1, MOST, None
             self._searching = 0
 
     def query_by(self, text: str) -> None:
-        """List what a query says from now on.
+        """Set the query of the list.
 
         Raises:
-            QueryError: it cannot be understood.
+            QueryError: If the query cannot be parsed.
         """
         self.query, self.asked = parse(text, self.library.extras), text.strip()
 
     def ask(self, step: Step | None = None, place: int | None = None) -> None:
-        """List what `query` and `sort` say, of one step or of all, and read what stands in that place.
+        """List the trajectories of the query.
 
-        Without a place the trajectory stays; if it is not listed any more, it is the first one instead.
+        The open trajectory stays open if it is listed and no `place` is given; otherwise another one is
+        opened.
+
+        Args:
+            step: The step to list, unless all are listed; None for the current one.
+            place: Position in the list of the trajectory to open.
         """
         step = step or self.step or (self.library.steps[0] if self.library.steps else None)
         self.library.ask(self.query, self.sort, None if self.shows_all_steps else step)
@@ -80,14 +94,14 @@ class Reading:
             self.open(None)
 
     def go(self, by: int) -> None:
-        """Read the next trajectory of the list, or the one before; from the last one to the first."""
+        """Open the next or previous trajectory of the list; the first one follows the last."""
         if self.shown:
             place = self.place
             start = place if place >= 0 else -1 if by > 0 else 0
             self.open(self.shown[(start + by) % len(self.shown)])
 
     def go_step(self, by: int) -> None:
-        """Go to the next step, or the one before, and there to the same place of the list."""
+        """Go to the next or previous step, at the same position of the list."""
         steps = self.library.steps
         if not steps:
             return
@@ -99,7 +113,7 @@ class Reading:
             self.ask(step, max(self.place, 0))
 
     def catch_up(self) -> None:
-        """Follow what has changed in files: a line that has grown, the first trajectories, lost ones."""
+        """Follow changes of the files: lines that have grown, first trajectories, removed ones."""
         library = self.library
         if library.listing.step is None and not self.shows_all_steps and library.steps:
             self.ask(library.steps[0])
@@ -116,7 +130,7 @@ class Reading:
             self.next_match(self._searching)
 
     def newest(self) -> None:
-        """Read the newest trajectory of the newest step."""
+        """Open the newest trajectory of the newest step."""
         steps = self.library.steps
         if steps and not self.shows_all_steps and self.library.listing.step is not steps[-1]:
             self.ask(steps[-1], 0)
@@ -124,7 +138,7 @@ class Reading:
             self.open(max(self.shown, key=lambda row: (row.step.place, row.index)))
 
     def blocks(self) -> list[Block]:
-        """Give what is read, in pieces."""
+        """Return the blocks of the open trajectory in its view."""
         row = self.row
         if row is None:
             return [Block((), self._why_nothing(), "more")]
@@ -152,24 +166,24 @@ class Reading:
     def _why_nothing(self) -> str:
         library = self.library
         if not library.steps:
-            return f"{library.path} holds no .jsonl or .jsonl.zst files yet; what comes is shown here."
+            return f"{library.path} holds no .jsonl or .jsonl.zst files yet; new ones will be shown here."
         if library.progress < 1:
             return "Reading …"
         step = self.library.listing.step
         if self.query != Query():
-            return "No trajectory is as asked for: / changes the query, esc in it clears it."
+            return "No trajectory matches the query: / changes it, and esc then clears it."
         if step is not None and step.trouble:
             return step.trouble
-        return "There are no trajectories in it yet; what comes is shown here."
+        return "There are no trajectories yet; new ones will be shown here."
 
     def load(self) -> None:
-        """Read a large trajectory whole, which takes a moment."""
+        """Read a large trajectory completely."""
         if self.row is not None:
             blocks = blocks_of(self.row, self.library.mask, whole=True)
             self._whole, self._made = (self.row, blocks), None
 
     def fields(self) -> list[str]:
-        """Say which fields there are, as far as is known."""
+        """Return the names of the known fields."""
         names = dict.fromkeys(self.library.extras)
         if self.row is not None and self.row.size <= LARGE:
             with self.library.lock:
@@ -179,7 +193,7 @@ class Reading:
         return list(names)
 
     def lay_out(self, width: int) -> Page:
-        """Make the page of what is read."""
+        """Lay out the open trajectory for a width, and return the page."""
         if self.view == "compare" and self.row is not None and (mate := self.next_mate(0)) is not None:
             with self.library.lock:
                 other = blocks_of(mate, self.library.mask)
@@ -191,7 +205,7 @@ class Reading:
         return self.page
 
     def next_mate(self, by: int = 1) -> Row | None:
-        """Choose what is compared with: the next trajectory that began alike; None: there is no other."""
+        """Choose the trajectory to compare with: another one of the same prompt, or None if there is none."""
         if self.row is None:
             return None
         others = [row for row in self.library.group(self.row) if row is not self.row]
@@ -202,12 +216,12 @@ class Reading:
         return self.mate
 
     def search(self, words: str) -> None:
-        """Look for words; "" for none."""
+        """Search words; an empty string ends the search."""
         self.focus, self._searching = -1, 0
         self.library.search(Needle(words) if words else None)
 
     def next_match(self, by: int) -> bool:
-        """Look at the next match or the one before, in this trajectory or another; whether there is one."""
+        """Go to the next or previous match, in this or another trajectory; return whether there is one."""
         self._searching = 0
         focus = self.focus + by if self.focus >= 0 or by > 0 else -1
         if 0 <= focus < len(self.page.matches):
@@ -229,7 +243,7 @@ class Reading:
 
     @property
     def counter(self) -> str:
-        """Say which match it is of how many; + while they are not all counted."""
+        """Number of the match and of all matches; "+" while they are being counted."""
         library = self.library
         if library.needle is None:
             return ""

@@ -1,4 +1,4 @@
-"""What stands in the bars and in the list of the viewer, in words."""
+"""The lines of the bars and of the list, and the two dialogs: the keys, and a choice."""
 
 from __future__ import annotations
 
@@ -14,54 +14,60 @@ from textual.widgets import Input, Static
 
 from torchrl_agentic.records import BadLine
 from torchrl_agentic.viewer.blocks import number
-from torchrl_agentic.viewer.line_view import Lines
+from torchrl_agentic.viewer.line_view import LineView
 from torchrl_agentic.viewer.query import Row, label
 from torchrl_agentic.viewer.reading import Reading
 from torchrl_agentic.viewer.text_wrap import Line, fit, plain, wrapped
 
 KEYS = {
-    "n p": "next trajectory, the one before, in the order of the list",
-    "N P": "next step, the one before",
-    "j k": "a page down, up",
-    "g G": "to the beginning, to the end",
-    "tab ← →": "to the list, to the text",
-    "f": "search words, in all that is listed",
-    "enter b": "next match, the one before, in other trajectories too",
-    "esc": "clear the search; leave a comparison or a line of input",
-    "/": "query: what is listed, e.g. status:timeout tool:python score<0.5 reason:max_turns -name:x words",
-    "o": "sort: none, score ascending, score descending; without a score last",
+    "n p": "next, previous trajectory of the list",
+    "N P": "next, previous step",
+    "j k": "page down, page up",
+    "g G": "go to the beginning, to the end",
+    "tab ← →": "go to the list, to the text",
+    "f": "search words in all listed trajectories",
+    "enter b": "next, previous match, also in other trajectories",
+    "esc": "clear the search; close the comparison or the input line",
+    "/": "query: filter the list, e.g. status:timeout tool:python score<0.5 reason:max_turns -name:x words",
+    "o": "sort: none, score ascending, score descending; trajectories without a score come last",
     "a": "list all steps, or one",
     "t": "choose a step",
-    "r": "go to a request id, in any step; its beginning will do, hyphens do not matter",
+    "r": "go to a request id in any step; its beginning is enough, without hyphens",
     "s": "text, or a table of all fields",
     "x": "choose one field of the table, or all",
-    "i": "tokens, by who wrote them",
-    "c m": "compare with another trajectory that began alike, with the next one",
+    "i": "tokens, by their source",
+    "c m": "compare with another trajectory of the same prompt, with the next one",
     "e": "unfold or fold reasoning",
     "+": "show more of long texts",
     "L": "load all of a large trajectory",
     "l": "hide or show the list",
-    "F": "follow: go to what comes newest",
-    "?": "these keys",
+    "F": "follow the newest trajectory",
+    "?": "show these keys",
     "q": "quit",
 }
-"""The keys, and what they do."""
+"""Keys and their actions."""
 QUERIES = """\
-A query is one or more of these, all of which must hold:
-  status:timeout       a call was answered so; of several with a comma: status:timeout,crash
+A query is one or more conditions, all of which must hold:
+  status:timeout       a call has this status, or one of several: status:timeout,crash
   tool:python          a call of this tool
-  reason:max_turns     how it ended; reason:none if that is not known
-  score<0.5            also > <= >= = !=; score:none where there is none
+  reason:max_turns     why it ended; reason:none if unknown
+  score<0.5            also > <= >= = !=; score:none if it has none
   turns calls errors step   are numbers too
-  name:part id:ab12 group:4147   parts of a name, beginnings of ids
-  acc=1                whatever else was noted of a trajectory
-  words "more words"   that are said in it
-  -status:ok           a minus sign: not so"""
+  name:part id:ab12 group:4147   part of a name, beginning of an id
+  acc=1                any extra field of a trajectory
+  words "more words"   that occur in it
+  -status:ok           a minus sign negates a condition"""
 HINTS = "? keys  f search  / query  o sort  s table  i tokens  c compare  q quit"
 
 
 def row_line(row: Row, width: int, *, with_step: bool) -> Line:
-    """Write a line of the list: score, errors, and, where there is room, turns, calls and how it ended."""
+    """Return a line of the list: score, errors and, if there is room, turns, calls and the reason of the end.
+
+    Args:
+        row: The trajectory.
+        width: Number of cells in the line.
+        with_step: Whether to show the step.
+    """
     summary = row.summary
     step = ((f"{row.step.name:>4} ", "faint"),) if with_step else ()
     if isinstance(summary, BadLine):
@@ -81,13 +87,23 @@ def row_line(row: Row, width: int, *, with_step: bool) -> Line:
 
 
 def head_line(width: int, *, with_step: bool) -> Line:
-    """Write what the columns of the list are."""
+    """Return the header of the list.
+
+    Args:
+        width: Number of cells in the line.
+        with_step: Whether the list shows the step.
+    """
     more = "turn call end          " if width >= 50 else ""
     return fit(((f"{'step ' if with_step else ''}  score err {more}trajectory", "faint"),), width)
 
 
 def top_line(reading: Reading, width: int) -> Line:
-    """Say what is read: which file and step, how many are listed, in which order, and how far it is read."""
+    """Return the top bar: file, step, position, sort order, query, view, and progress of reading.
+
+    Args:
+        reading: The state of the reader.
+        width: Number of cells in the line.
+    """
     library = reading.library
     steps, step = library.steps, reading.step
     at = f"{step.label} ({steps.index(step) + 1}/{len(steps)})" if step in steps else "no step"
@@ -114,7 +130,7 @@ def top_line(reading: Reading, width: int) -> Line:
 
 
 class Help(ModalScreen[None]):
-    """Shows the keys."""
+    """Dialog that shows the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape,question_mark,q", "dismiss", "close"),
@@ -123,24 +139,24 @@ class Help(ModalScreen[None]):
     ]
 
     def compose(self) -> ComposeResult:
-        """Make the box."""
+        """Create the widgets."""
         with Vertical(classes="box"):
-            yield Lines()
+            yield LineView()
 
-    def on_lines_resized(self) -> None:
-        """Lay out the words for the width there is."""
-        lines = self.query_one(Lines)
+    def on_line_view_resized(self) -> None:
+        """Lay out the text for the new width."""
+        lines = self.query_one(LineView)
         made = help_lines(lines.room)
         lines.show(len(made), made.__getitem__)
 
     def action_page(self, by: int) -> None:
         """Scroll by a page."""
-        lines = self.query_one(Lines)
+        lines = self.query_one(LineView)
         lines.scroll_relative(y=by * lines.size.height, animate=False)
 
 
 def help_lines(width: int) -> list[Line]:
-    """Write the keys, and how queries are written."""
+    """Return the keys, and the syntax of queries."""
     made: list[Line] = []
     for keys, does in KEYS.items():
         parts = list(wrapped([(does, "value")], max(10, width - 10)))
@@ -153,7 +169,13 @@ def help_lines(width: int) -> list[Line]:
 
 
 class Choose(ModalScreen[int | None]):
-    """Lets somebody choose one of many, which can be narrowed by typing. Gives its number."""
+    """Dialog to choose one of several options; typing narrows them. Its result is the number of the option.
+
+    Args:
+        title: Question to the user.
+        options: The options.
+        current: Number of the option that is chosen at first.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "dismiss", "leave"),
@@ -167,40 +189,40 @@ class Choose(ModalScreen[int | None]):
         self._found = list(range(len(options)))
 
     def compose(self) -> ComposeResult:
-        """Make the box."""
+        """Create the widgets."""
         with Vertical(classes="box"):
             yield Static(Content(self._title))
-            yield Input(placeholder="type to narrow, enter takes", compact=True)
-            yield Lines(has_cursor=True)
+            yield Input(placeholder="type to filter, enter to choose", compact=True)
+            yield LineView(has_cursor=True)
 
-    def on_lines_resized(self) -> None:
-        """Show what there is."""
+    def on_line_view_resized(self) -> None:
+        """Show the options."""
         self._show(self._found.index(self._current) if self._current in self._found else 0)
 
     def _show(self, cursor: int) -> None:
-        lines = self.query_one(Lines)
+        lines = self.query_one(LineView)
         room = lines.room
         lines.show(len(self._found), lambda place: fit(((self._options[self._found[place]], ""),), room))
         lines.choose(cursor if self._found else -1)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Leave what was typed."""
+        """Show the options that contain the typed text."""
         wanted = event.value.lower()
         self._found = [place for place, name in enumerate(self._options) if wanted in name.lower()]
-        if event.value or self.query_one(Lines).virtual_size.height:
+        if event.value or self.query_one(LineView).virtual_size.height:
             self._show(0 if event.value else max(0, self._current))
 
     def action_move(self, by: int) -> None:
         """Move the cursor."""
-        lines = self.query_one(Lines)
+        lines = self.query_one(LineView)
         lines.choose(max(0, min(lines.cursor + by, len(self._found) - 1)) if self._found else -1)
 
     def on_input_submitted(self) -> None:
-        """Take what the cursor is on."""
-        self._take(self.query_one(Lines).cursor)
+        """Return the option at the cursor."""
+        self._take(self.query_one(LineView).cursor)
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        """Take what was clicked at."""
+    def on_line_view_chosen(self, event: LineView.Chosen) -> None:
+        """Return the clicked option."""
         self._take(event.place)
 
     def _take(self, place: int) -> None:

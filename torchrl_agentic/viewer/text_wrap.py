@@ -1,4 +1,4 @@
-"""Text in pieces of one style each, cut into lines that fit a width."""
+"""Wrap styled text into lines of a given width."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from rich.cells import cell_len, get_character_cell_size
 from torchrl_agentic.text import printable
 
 Piece: TypeAlias = tuple[str, str]
-"""A text, and the name of its style."""
+"""A text and the name of its style."""
 Line: TypeAlias = tuple[Piece, ...]
-"""What stands on one line of the screen: printable, and no wider than it."""
+"""A line of the screen: printable pieces that fit the width."""
 Paint: TypeAlias = tuple[int, int, str]
-"""A style for text[start:stop]; of several the last one wins."""
+"""A style for text[start:stop]; where several overlap, the last one wins."""
 
 
 def painted(text: str, style: str, paints: Sequence[Paint] = ()) -> Iterator[Piece]:
-    """Cut a text where its style changes."""
+    """Yield the pieces of a text, split where the style changes.
+
+    Args:
+        text: The text.
+        style: Its style.
+        paints: Other styles for parts of it.
+    """
     begins: dict[int, list[tuple[int, int, str]]] = {}
     edges = {0, len(text)}
     for place, (start, stop, name) in enumerate(paints):
@@ -32,9 +38,14 @@ def painted(text: str, style: str, paints: Sequence[Paint] = ()) -> Iterator[Pie
 
 
 def wrapped(pieces: Iterable[Piece], width: int) -> Iterator[tuple[Line, int]]:
-    """Cut pieces at their newlines, and into lines of at most `width` cells, printable.
+    """Split pieces at newlines, and into printable lines that fit the width.
 
-    Gives each line with the number of characters of the pieces before it, newlines included.
+    Args:
+        pieces: The pieces.
+        width: Number of cells in a line.
+
+    Yields:
+        Each line, and the number of characters of the pieces before it, newlines included.
     """
     offset = begin = 0
     line: list[tuple[str, str, int]] = []
@@ -52,7 +63,7 @@ def wrapped(pieces: Iterable[Piece], width: int) -> Iterator[tuple[Line, int]]:
 
 
 def _fitted(line: list[tuple[str, str, int]], begin: int, width: int) -> Iterator[tuple[Line, int]]:
-    """Make one line of text lines of the screen."""
+    """Yield the lines of the screen for one line of text."""
     shown = [(printable(text), style) for text, style, _ in line]
     whole = "".join(text for text, _ in shown)
     cuts = breaks(whole, width)
@@ -61,7 +72,7 @@ def _fitted(line: list[tuple[str, str, int]], begin: int, width: int) -> Iterato
         return
     length = sum(len(text) for text, _, _ in line)
     for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        # Where a symbol took the place of a character this is a little late, never beyond the line.
+        # Too late by some characters if symbols replace control characters, but never beyond the line.
         yield _part(shown, start, stop), begin + min(start, length)
 
 
@@ -77,7 +88,12 @@ def _part(pieces: Sequence[Piece], start: int, stop: int) -> Line:
 
 
 def breaks(text: str, width: int) -> list[int]:
-    """Say where a line is cut so that each part fits `width` cells, between words where that is possible."""
+    """Return the positions at which a text is split so that each part fits, at spaces if possible.
+
+    Args:
+        text: The text.
+        width: Number of cells in a line.
+    """
     if len(text) * 2 <= width or (text.isascii() and len(text) <= width):
         return []
     found: list[int] = []
@@ -90,7 +106,7 @@ def breaks(text: str, width: int) -> list[int]:
 
 
 def _reach(text: str, start: int, width: int) -> int:
-    """Say how far a text fits a width; at least one character does."""
+    """Return the end of the part of a text that fits a width, at least one character."""
     stop = min(len(text), start + width)
     if text[start:stop].isascii():
         return max(stop, start + 1)
@@ -103,7 +119,12 @@ def _reach(text: str, start: int, width: int) -> int:
 
 
 def fit(pieces: Iterable[Piece], width: int) -> Line:
-    """Cut a line that is too wide, with an ellipsis, and make it printable."""
+    """Return printable pieces that fit the width; a longer line ends with an ellipsis.
+
+    Args:
+        pieces: The pieces.
+        width: Number of cells in the line.
+    """
     found: list[Piece] = []
     room = width
     for text, style in pieces:
@@ -111,7 +132,9 @@ def fit(pieces: Iterable[Piece], width: int) -> Line:
         cells = cell_len(shown)
         if cells > room or len(text) > 4 * width:
             stop = _reach(shown, 0, room - 1) if room > 1 else 0
-            if cell_len(shown[:stop]) >= room:  # `_reach` takes one character that is too wide
+            if (
+                cell_len(shown[:stop]) >= room
+            ):  # `_reach` returns at least one character, which may be too wide
                 stop = 0
             found.append((shown[:stop] + "…"[:room], style))
             return tuple(found)
@@ -121,11 +144,17 @@ def fit(pieces: Iterable[Piece], width: int) -> Line:
 
 
 def padded(line: Line, width: int, filling: Piece = (" ", "")) -> Line:
-    """Fill a line up with a character."""
+    """Fill a line up to a width.
+
+    Args:
+        line: The line.
+        width: Number of cells.
+        filling: Character to fill with, and its style.
+    """
     missing = width - sum(cell_len(text) for text, _ in line)
     return (*line, (filling[0] * missing, filling[1])) if missing > 0 else line
 
 
 def plain(line: Line) -> str:
-    """Give a line without its styles."""
+    """Return the text of a line without its styles."""
     return "".join(text for text, _ in line)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import tensordict
-from helpers.legacy_chats import Chat
+from helpers.legacy_envs import LegacyEnv
 
 HERE = Path(__file__).parent
 
@@ -37,7 +37,7 @@ def chat():
     made = []
 
     def make(*args, **options):
-        made.append(Chat(*args, **options))
+        made.append(LegacyEnv(*args, **options))
         return made[-1]
 
     yield make

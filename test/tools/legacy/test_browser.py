@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers.legacy_chats import call, run
+from helpers.legacy_envs import call, run
 from torchrl.envs.llm.transforms import (
     BrowserTransform,
 )

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from helpers.browser_site import Site
 from helpers.chromium import browsers_folder
-from helpers.legacy_chats import call, gone, run
+from helpers.legacy_envs import call, gone, own_children, run
 from torchrl.envs.llm.transforms import BrowserTransform
 
 from torchrl_agentic import as_tool
 from torchrl_agentic.testing.servers.embedded import serving
-from torchrl_agentic.tools.legacy.base import children_of, end_trees, listed
+from torchrl_agentic.tools.legacy.base import end_trees, listed
 
 pytestmark = pytest.mark.legacy
 
@@ -88,10 +88,10 @@ def test_a_call_that_is_given_up_leaves_the_browser_to_the_others(chat, url):
 
 
 def test_a_browser_that_crashed_is_started_again(chat, url):
-    tool = as_tool(BrowserTransform(), name="browser")
-    chat = chat(1, tool)
+    before = processes()
+    chat = chat(1, as_tool(BrowserTransform(), name="browser"))
     chat.step(go(url + "/a"))
-    _driver, *browser = processes_of(tool)
+    _driver, *browser = [pid for pid in processes() if pid not in before]
     end_trees(browser)
     assert all(gone(pid) for pid in browser)
     chat.step(go(url + "/b"))
@@ -99,10 +99,10 @@ def test_a_browser_that_crashed_is_started_again(chat, url):
 
 
 def test_closing_ends_the_browser_and_its_driver(chat, url):
-    tool = as_tool(BrowserTransform(), name="browser")
-    chat = chat(1, tool)
+    before = processes()
+    chat = chat(1, as_tool(BrowserTransform(), name="browser"))
     chat.step(go(url + "/a"))
-    pids = processes_of(tool)
+    pids = [pid for pid in processes() if pid not in before]
     assert len(pids) > 1
     chat.compose.close()
     assert all(gone(pid) for pid in pids)
@@ -118,9 +118,9 @@ def test_files_of_this_machine_are_refused(tmp_path):
         run(tool, {"action": "navigate", "url": secret.as_uri()})
 
 
-def processes_of(tool):
-    """The driver of a browser, and all that it has started."""
-    found = children_of(tool.layer._loop.thread_id)
+def processes():
+    """Return the processes that this one has started, and all that they have started."""
+    found = own_children()
     for pid in found:
         found += [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in listed(path)]
     return found

@@ -5,7 +5,7 @@ import threading
 from typing import ClassVar
 
 import pytest
-from helpers.legacy_chats import call, run
+from helpers.legacy_envs import call, run
 from torchrl.envs.llm.transforms import (
     MCPToolTransform,
 )

@@ -5,13 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.legacy_chats import call, calls, gone, run
+from helpers.legacy_envs import call, calls, gone, own_children, run
 from torchrl.envs.llm.transforms import MCPToolTransform
 
 from torchrl_agentic import as_tool
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ImagePart, Status
-from torchrl_agentic.tools.legacy.base import children_of
 
 pytestmark = pytest.mark.legacy
 
@@ -28,7 +27,7 @@ def servers():
     made = []
 
     def make(*kinds, **options):
-        script = str(Path(__file__).with_name("mcp_servers.py"))
+        script = str(Path(__file__).parents[2] / "helpers" / "mcp_servers.py")
         where = {kind: {"command": sys.executable, "args": [script, kind]} for kind in kinds}
         made.append(MCPToolTransform(where, **options))
         return made[-1]
@@ -78,12 +77,11 @@ def test_a_call_that_hangs_is_given_up_and_delays_nobody(chat, servers):
 
 def test_closing_ends_the_servers_and_a_later_step_starts_them_again(chat, servers):
     """TorchRL leaves them running."""
-    transform = servers("lenient")
-    chat = chat(1, as_tool(transform, name="lenient.add"))
-    pids = children_of(transform._thread.native_id)
-    assert len(pids) == 1
+    before = set(own_children())
+    chat = chat(1, as_tool(servers("lenient"), name="lenient.add"))
+    (pid,) = set(own_children()) - before
     chat.compose.close()
-    assert gone(pids[0])
+    assert gone(pid)
     assert chat.step(call("lenient.add", a=1, b=1)) == [["2"]]
 
 

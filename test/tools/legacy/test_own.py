@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from helpers.legacy_chats import call, divide, run
+from helpers.legacy_envs import call, divide, run
 from torchrl.envs import StepCounter
 from torchrl.envs.llm.transforms import (
     BrowserTransform,

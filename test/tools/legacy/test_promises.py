@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from helpers.legacy_chats import Chat, call, calls, divide, run
+from helpers.legacy_envs import LegacyEnv, call, calls, divide, run
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -56,7 +56,7 @@ class TestRows:
             start(self)
 
         monkeypatch.setattr(tools.PersistentPythonProcess, "_start_process", together)
-        chat = Chat(2, as_tool(interpreter(), name="python"))
+        chat = LegacyEnv(2, as_tool(interpreter(), name="python"))
         chat.step(*[call("python", code="pass")] * 2)
         assert chat.errors() == [0, 0]
         chat.compose.close()
@@ -100,7 +100,7 @@ class TestRows:
         assert chat.step(call("python", code="print(x)")) == [["1"]]
 
     def test_what_a_program_has_started_ends_with_it(self, chat, tmp_path):
-        from helpers.legacy_chats import gone
+        from helpers.legacy_envs import gone
 
         note = tmp_path / "pid"
         chat = chat(1, as_tool(PythonInterpreter(timeout=60), name="python"), per_call_timeout=3)
@@ -134,7 +134,7 @@ class TestRows:
 
         asyncio.run(everywhere("x = 1"))
         td["_reset"] = torch.tensor([[[False], [True]], [[False], [False]]])
-        compose._reset(td, td.clone())
+        env.reset(td)
         assert asyncio.run(everywhere("print(x)")) == [False, True, False, False]
         compose.close()
 

@@ -6,7 +6,7 @@ import pickle
 import signal
 
 import pytest
-from helpers.legacy_chats import call, calls, gone, run
+from helpers.legacy_envs import call, calls, gone, run
 from tensordict import TensorDict
 from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv

@@ -1,7 +1,7 @@
 """`as_tool(ExecuteToolsInOrder())`: the services of a registry."""
 
 import torch
-from helpers.legacy_chats import call
+from helpers.legacy_envs import call
 from torchrl.envs.llm.transforms import (
     ExecuteToolsInOrder,
     ToolRegistry,

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 
-from helpers.legacy_chats import call, calls, divide, gone, run
+from helpers.legacy_envs import call, calls, divide, gone, run
 from torchrl.envs.llm.transforms import (
     SimpleToolTransform,
 )

@@ -1,7 +1,7 @@
 """MCP servers in an environment: whole rollouts, tools that come and go, sessions of trajectories."""
 
 import pytest
-from helpers.chats import begin, call, chat_env, results, step
+from helpers.chat_envs import begin, call, chat_env, results, step
 
 from torchrl_agentic import RateLimiter, ToolCompose, tool
 from torchrl_agentic.testing import ScriptedPolicy

@@ -368,17 +368,19 @@ async def test_a_method_that_wants_to_end_the_program_does_not(method, caplog):
 
 
 async def test_a_create_that_blocks_holds_up_nobody_for_longer_than_a_call():
+    end = asyncio.Event()
+
     class Stuck(Counter):
         async def create(self, instance_id=None, **kwargs):
-            await asyncio.Event().wait()
+            await end.wait()
+            return await super().create(instance_id, **kwargs)
 
     dispatcher = Dispatcher([tool := LifecycleTool(Stuck()), double], per_call_timeout=0.05)
     session = dispatcher.session("t")
     assert await session.open([tool]) == []
     results = await session.run([call(1), ParsedCall("double", {"n": 2}, "c2")])
     assert [result.status for result in results] == [Status.TIMEOUT, Status.OK]
-    for owner in session._owners.values():
-        owner.task.cancel()
+    end.set()
     await session.close()
 
 

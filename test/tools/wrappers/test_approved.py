@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers.wrap_tools import Gated, Scripted, add, ask, by_hand
+from helpers.wrapper_tools import Gated, Scripted, add, ask, by_hand
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import ToolError

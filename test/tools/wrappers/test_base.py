@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.wrap_tools import Notes, add, transparent
+from helpers.wrapper_tools import Notes, add, transparent
 from tensordict import TensorDict
 
 from torchrl_agentic.dispatch import Dispatcher

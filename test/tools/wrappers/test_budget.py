@@ -4,7 +4,7 @@ import asyncio
 import pickle
 
 import pytest
-from helpers.wrap_tools import Gated, Scripted, add, ask, by_hand, shout
+from helpers.wrapper_tools import Gated, Scripted, add, ask, by_hand, shout
 from hypothesis import given
 from hypothesis import strategies as st
 

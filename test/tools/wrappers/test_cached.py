@@ -4,7 +4,7 @@ import asyncio
 import pickle
 
 import pytest
-from helpers.wrap_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
+from helpers.wrapper_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError

@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from helpers.wrap_tools import Gated, Notes, Scripted, add, by_hand, ctx, write_calls
+from helpers.wrapper_tools import Gated, Notes, Scripted, add, by_hand, ctx, write_calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -244,7 +244,7 @@ async def test_calls_take_the_time_they_took_if_that_is_wanted(path):
         clock = VirtualClock()
         tool = Replayed(add, cassette, latency=latency, call_later=clock.call_later)
         call = asyncio.create_task(by_hand(tool, a=1))
-        while not clock._timers:
+        while not clock.due:
             await asyncio.sleep(0)
         clock.advance(seconds - 0.1)
         await asyncio.sleep(0)

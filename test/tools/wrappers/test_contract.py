@@ -4,7 +4,7 @@ import pickle
 from typing import Any
 
 import pytest
-from helpers.wrap_tools import Notes, add, allowed, by_hand, transparent
+from helpers.wrapper_tools import Notes, add, allowed, by_hand, transparent
 
 from torchrl_agentic.messages import ToolResult
 from torchrl_agentic.testing import ToolContract

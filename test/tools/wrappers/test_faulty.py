@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from helpers.wrap_tools import Scripted, add, ask, by_hand
+from helpers.wrapper_tools import Scripted, add, ask, by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,7 +98,7 @@ async def test_latency_passes_on_the_clock_that_was_given():
     inner = Scripted("x")
     tool = Faulty(inner, 0, latency=lambda rng: 10 + rng.random(), call_later=clock.call_later)
     calls = [asyncio.create_task(by_hand(tool, f"c{n}")) for n in range(3)]
-    while len(clock._timers) < 3:
+    while len(clock.due) < 3:
         await asyncio.sleep(0)
     clock.advance(10)
     await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """What follows from the order of wrappers, as the docstring of the package says it."""
 
 import pytest
-from helpers.wrap_tools import Notes, Scripted, add, ask, by_hand, transparent
+from helpers.wrapper_tools import Notes, Scripted, add, ask, by_hand, transparent
 from hypothesis import given
 from hypothesis import strategies as st
 

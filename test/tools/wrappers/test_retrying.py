@@ -8,7 +8,7 @@ import urllib.error
 
 import httpx
 import pytest
-from helpers.wrap_tools import Notes, Scripted, ask, by_hand, ctx
+from helpers.wrapper_tools import Notes, Scripted, ask, by_hand, ctx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,7 +190,7 @@ async def test_a_pause_is_as_long_as_the_clock_says():
     clock = VirtualClock()
     tool = Retrying(Scripted(INFRA, "fine"), first_s=8, call_later=clock.call_later)
     running = asyncio.create_task(by_hand(tool))
-    while not clock._timers:
+    while not clock.due:
         await asyncio.sleep(0)
     clock.advance(7.9)
     await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Text is cut at the side that was asked for, to the bound and never beyond it."""
 
 import pytest
-from helpers.wrap_tools import Scripted, ask, by_hand
+from helpers.wrapper_tools import Scripted, ask, by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.pages import dump_of, page_of
-from helpers.records_of import record, turn
+from helpers.html_pages import dump_of, page_of
+from helpers.record_strategies import record, turn
 
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, Timing, ToolResult, Turn
 from torchrl_agentic.records import TokenRecord

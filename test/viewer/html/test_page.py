@@ -7,8 +7,8 @@ import re
 from importlib import resources
 
 import pytest
-from helpers.pages import dump_of, page_of
-from helpers.records_of import record, records, turn
+from helpers.html_pages import dump_of, page_of
+from helpers.record_strategies import record, records, turn
 from hypothesis import given
 from hypothesis import strategies as st
 

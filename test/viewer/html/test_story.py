@@ -1,7 +1,7 @@
 """What happened is told in words, and no word of it says more than the dump does."""
 
 import pytest
-from helpers.records_of import record, turn
+from helpers.record_strategies import record, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +34,7 @@ class TestStory:
             ("no_calls", "counts as its final answer"),
             ("max_turns", "largest number of turns"),
             ("closed", "before the trajectory had ended"),
-            ("", "does not say why"),
+            ("", "was not recorded"),
             ("my_reason", "my_reason"),
         ],
     )
@@ -49,7 +49,7 @@ class TestStory:
         assert (failed.call, failed.tone, failed.quote) == (1, "bad", "the reason")
         assert failed.text.startswith(" of f, in turn 2: ")
         assert all(words in failed.text for words in STATUS_WORDS[status])
-        assert any("2 calls, of which 1 failed" in line.text for line in lines)
+        assert any("2 tool calls, of which 1 failed" in line.text for line in lines)
 
     def test_of_a_long_result_it_quotes_the_beginning_and_the_end(self):
         """The last line of a traceback says what was wrong."""
@@ -59,7 +59,7 @@ class TestStory:
 
     def test_it_says_if_the_same_tool_was_answered_later(self):
         good, bad = ToolResult.from_text("42"), ToolResult.from_text("no", is_error=True)
-        assert "A later call of this tool was answered" in _told(
+        assert "A later call of this tool succeeded" in _told(
             record(turn(result=bad), turn(index=1, result=good))
         )
         assert "A later call" not in _told(record(turn(result=good), turn(index=1, result=bad)))
@@ -75,8 +75,8 @@ class TestStory:
         assert "turn 3 was cut off" in _told(record(cut))
 
     def test_it_compares_the_last_message_with_the_right_answer(self):
-        assert "right answer stands" in _told(record(turn("It is 42."), gts="42"))
-        assert "right answer does not stand" in _told(record(turn("It is 43."), gts="42"))
+        assert "contains the right answer" in _told(record(turn("It is 42."), gts="42"))
+        assert "does not contain the right answer" in _told(record(turn("It is 43."), gts="42"))
         assert "right answer" not in _told(record(turn("It is 43.")))
 
     def test_each_status_has_words(self):

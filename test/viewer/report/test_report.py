@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.trajectories import result, trajectory, turn
+from helpers.trajectory_records import result, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -64,9 +64,9 @@ def test_trajectories_are_counted_by_the_run_that_recorded_them():
     assert first.report().runs == {"a": 1, "b": 1}
     shown = io.StringIO()
     Console(file=shown, width=100).print(report_tables(_report(*some)))
-    assert "Of 2 runs, added up: b (2), a (1)" in shown.getvalue()
+    assert "The dump mixes 2 runs: b (2), a (1)" in shown.getvalue()
     Console(file=shown, width=100).print(report_tables(_report(some[0])))
-    assert shown.getvalue().count("added up") == 1
+    assert shown.getvalue().count("mixes") == 1
 
 
 def test_right_answers_are_those_that_acc_notes():
@@ -163,7 +163,7 @@ def test_a_dump_is_read_through_its_files_and_broken_lines_are_told(tmp_path: Pa
 
 def test_a_file_of_something_else_is_no_dump(tmp_path: Path):
     (tmp_path / "x.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match="no dump"):
+    with pytest.raises(ValueError, match="is not a dump"):
         read_report(tmp_path)
 
 

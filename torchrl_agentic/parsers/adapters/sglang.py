@@ -1,4 +1,4 @@
-"""SGLang's function call detectors."""
+"""Adapter of SGLang's function call detectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from torchrl_agentic.parsers.adapters.base import EngineParser, Found
 
 
 class SGLangParser(EngineParser):
-    """One of SGLang's detectors. They read nothing unless they know the tools, and drop calls of others."""
+    """One of SGLang's detectors. They need the tools, and drop calls of tools that are not among them.
+
+    Args:
+        format: Name of the detector in SGLang.
+        tokenizer: Unused; accepted like by the other adapters.
+        **options: Options of `EngineParser`.
+    """
 
     engine = "sglang"
 
@@ -21,7 +27,7 @@ class SGLangParser(EngineParser):
         del tokenizer
 
     def prepare(self) -> None:
-        """Import SGLang and find the detector."""
+        """Import SGLang and look up the detector."""
         known = self._parser().ToolCallParserEnum
         if self.format not in known:
             raise ValueError(f"SGLang has no tool parser {self.format!r}; it has {', '.join(known)}")
@@ -33,7 +39,7 @@ class SGLangParser(EngineParser):
             raise MissingExtra("a parser 'sglang:…'", "sglang", "sglang") from error
 
     def extract(self, text: str, specs: Sequence[Fields]) -> tuple[str | None, list[Found]]:
-        """Let a new detector read."""
+        """Run a new detector on a text."""
         protocol = importlib.import_module("sglang.srt.entrypoints.openai.protocol")
         tools = [
             protocol.Tool(type="function", function=protocol.Function(**(fields_of(spec["function"]) or {})))

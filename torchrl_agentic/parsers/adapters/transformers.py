@@ -1,4 +1,4 @@
-"""transformers' response templates: how a model's tokenizer says that its answers are to be read."""
+"""Adapter of transformers' response templates, which describe how to read a model's answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from torchrl_agentic.parsers.adapters.base import EngineParser, Found
 
 
 class TransformersParser(EngineParser):
-    """A response template: the tokenizer's own, or one that is given.
+    """A response template, that of the tokenizer or a given one.
 
-    Its cost grows with the square of the text, and one bad block loses all: such a message is one error.
+    Reading takes time quadratic in the length of the text. One malformed block makes the whole message one
+    error.
+
+    Args:
+        format: Unused; accepted like by the other adapters.
+        tokenizer: Tokenizer with a `response_template`.
+        template: A response template to use instead.
+        **options: Options of `EngineParser`.
     """
 
     engine = "transformers"
@@ -24,18 +31,18 @@ class TransformersParser(EngineParser):
         super().__init__(format, **options)
         found = template if template is not None else getattr(tokenizer, "response_template", None)
         if not isinstance(found, Mapping):
-            raise ValueError("the tokenizer has no response_template; give one: template={…}")
+            raise ValueError("the tokenizer has no response_template; pass one: template={…}")
         self.template = dict(cast("Fields", found))
 
     def prepare(self) -> None:
-        """Import the reader of templates."""
+        """Import the template reader."""
         self._reader()
 
     def _reader(self) -> Any:
         return importlib.import_module("transformers.utils.chat_parsing").parse_response
 
     def extract(self, text: str, specs: Sequence[Fields]) -> tuple[str | None, list[Found]]:
-        """Read by the template; the prompt is taken to end where the template's anchor says."""
+        """Read the text with the template; the template's anchor marks the end of the prompt."""
         prefix = self.template.get("start_anchor") or ""
         fields = self._reader()(text, self.template, prefix=prefix, tools=list(specs) or None)
         calls: JSON = fields.get("tool_calls") or []

@@ -1,4 +1,4 @@
-"""vLLM's tool parsers. They change with every release; tested with the one that CONTRIBUTING names."""
+"""Adapter of vLLM's tool parsers. They change with every release; CONTRIBUTING names the tested one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from torchrl_agentic.parsers.adapters.base import EngineParser, Found
 
 
 class VLLMParser(EngineParser):
-    """One of vLLM's tool parsers. tokenizer: it must know the control tokens of the format."""
+    """One of vLLM's tool parsers.
+
+    Args:
+        format: Name of the parser in vLLM.
+        tokenizer: Tokenizer that has the control tokens of the format.
+        **options: Options of `EngineParser`.
+    """
 
     engine = "vllm"
 
@@ -24,7 +30,7 @@ class VLLMParser(EngineParser):
         self.tokenizer = tokenizer
 
     def prepare(self) -> None:
-        """Import vLLM and find the parser."""
+        """Import vLLM and look up the parser."""
         self._kind()
 
     def _kind(self) -> Any:
@@ -40,12 +46,12 @@ class VLLMParser(EngineParser):
         raise MissingExtra("a parser 'vllm:…'", "vllm", "vllm")
 
     def extract(self, text: str, specs: Sequence[Fields]) -> tuple[str | None, list[Found]]:
-        """Let a new instance read: most of them are neither thread-safe nor usable twice."""
+        """Run a new instance on a text: most of them are neither thread-safe nor reusable."""
         protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
         tools = [protocol.ChatCompletionToolsParam(**spec) for spec in specs]
         parser = self._made(tools)
         if hasattr(parser, "skip_reasoning_parsing"):
-            parser.skip_reasoning_parsing = True  # else a thought vanishes from the content
+            parser.skip_reasoning_parsing = True  # else reasoning is missing from the content
         found = parser.extract_tool_calls(text, SimpleNamespace(tools=tools, tool_choice="auto"))
         return found.content, [
             Found(call.function.name, call.function.arguments) for call in found.tool_calls
@@ -55,12 +61,12 @@ class VLLMParser(EngineParser):
         kind, tokenizer = self._kind(), _with_cached_vocabulary(self.tokenizer)
         try:
             return kind(tokenizer, tools)
-        except TypeError:  # before 0.11 it took the tokenizer alone
+        except TypeError:  # before 0.11 it took only the tokenizer
             return kind(tokenizer)
 
 
 def _with_cached_vocabulary(tokenizer: Any) -> Any:
-    """Some parsers ask for the whole vocabulary each time, which takes 60 ms for a large one."""
+    """Cache the tokenizer's vocabulary: some parsers request it each time, 60 ms for a large one."""
     try:
         return importlib.import_module("vllm.tokenizers.hf").get_cached_tokenizer(tokenizer)
     except (ImportError, AttributeError):

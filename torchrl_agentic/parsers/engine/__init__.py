@@ -1,1 +1,1 @@
-"""What reads the formats: one pass over a message, JSON, XML parameters and Python literals."""
+"""Shared readers of the formats: one pass over a message, JSON, XML parameters, Python literals."""

@@ -1,4 +1,4 @@
-"""The engine of formats whose calls are JSON between markers: `{"name": …, "arguments": {…}}`."""
+"""Base classes of formats whose calls are JSON between markers, such as `<tag>{…}</tag>`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from typing import Any, ClassVar, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import Tools, schemas_of
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check, dumps, fits, read_call, scan_once
-from torchrl_agentic.parsers.engine.lenient import mended
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structured import attempts_of
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.decoded_calls import read_calls
+from torchrl_agentic.parsers.engine.json_text import check, dumps, fits, read_call, repair_json, scan_once
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _OTHER_DIALECTS = ("<function=", "<invoke", "<parameter", "<arg_key>")
 
 
 class JSONTextParser(TextParser):
-    """A format that holds JSON: what its blocks share, whatever else stands in them."""
+    """A format whose blocks contain JSON: reading the opener, the JSON and the closer."""
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener at `start`; give where the body begins, and notes.
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+        """Read the opener at `start`; return the start of the body and notes.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            Unreadable: there is no body.
+            CallParseError: If the message ends there.
         """
         at, notes = start, ()
         while opener := (yield from reader.which(self.openers, at)):
@@ -33,41 +36,55 @@ class JSONTextParser(TextParser):
             if opener[-1] in "[{":
                 break
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, notes
 
-    def json(self, reader: Reader, at: int) -> Steps[tuple[JSON, int, tuple[str, ...]]]:
-        """Step: read the JSON of a block; give it, where it ends, and a note for each fix.
+    def json(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
+        """Read the JSON of a block; return its value, its end and a note per repair.
+
+        Args:
+            reader: The message as read so far.
+            at: Index where the JSON begins.
 
         Raises:
-            Unreadable: it is broken, or cut off.
+            CallParseError: If it is malformed or cut off.
         """
         try:
             value, end = yield from reader.json(at, (self.closer,) if self.closer else ())
             return value, end, ()
-        except Unreadable as error:
+        except CallParseError as error:
             broken = error
         if broken.code == "invalid_json" and self.closer and self.tolerance == "lenient":
             closer = yield from reader.find(self.closer, broken.at or at)
-            fixed = mended(reader.text[at:closer], self.limits)
+            fixed = repair_json(reader.text[at:closer], self.limits)
             if fixed is not None:
                 return fixed[0], closer, fixed[1]
         raise broken
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable block at `start`: its closer, or that of its brackets."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed block at `start`: its closer or that of its brackets.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         if self.closer:
-            return (yield from super().end_of_bad(reader, start, broke))
+            return (yield from super().end_of_malformed(reader, start, broke))
         opener = yield from reader.which(self.openers, start)
         at = yield from reader.skip(start + len(opener.rstrip("{[")))
         end = yield from reader.balanced(at)
-        return end if end >= 0 else (yield from super().end_of_bad(reader, start, broke))
+        return end if end >= 0 else (yield from super().end_of_malformed(reader, start, broke))
 
-    def tail(self, reader: Reader, end: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read what ends a block, behind its JSON; give the end of the block, and notes.
+    def tail(self, reader: Reader, end: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+        """Read the closer after the JSON; return the end of the block and notes.
+
+        Args:
+            reader: The message as read so far.
+            end: Index just after the JSON.
 
         Raises:
-            Unreadable: something else stands there.
+            CallParseError: If other text follows.
         """
         if not self.closer:
             return end, ()
@@ -77,19 +94,28 @@ class JSONTextParser(TextParser):
         following = (*self.openers, *filter(None, self.section[1:]), *self.turn_end)
         rest = reader.text[after:]
         part = rest != self.closer and self.closer not in reader.exact and self.closer.startswith(rest)
-        is_cut_off = not rest or part  # a closer that is a token cannot come in part
+        is_cut_off = not rest or part  # a closer that is a token is never cut in two
         if is_cut_off or (yield from reader.which(following, after)):
             return end, ("unclosed_tag",)
-        raise Unreadable("extra_data", f"after its JSON comes something else than {self.closer}", after)
+        raise CallParseError("extra_data", f"unexpected text after the JSON, expecting {self.closer}", after)
 
 
 class JSONBlockParser(JSONTextParser):
-    """Blocks of JSON, each one call or a list of calls, with text around.
+    """A format of blocks of JSON, each with one call or a list of calls, and text around them.
 
-    JSON ends itself, so a closer inside a string is data. A missing closer is forgiven where the JSON is
-    complete and the next block or the end follows. arguments_key: the key of the arguments in this format.
-    list_notes: the notes of a block that is a list; empty where the format has lists. fast: whether a message
-    may be read by the fast path, for formats with nothing but JSON between the tags.
+        <tag>
+        {"name": "f", "arguments": {"a": 1}}
+        </tag>
+
+    A subclass names the markers; see `TextScanner` for them. JSON marks its own end, so a closer inside a
+    string is data. A missing closer is accepted if the JSON is complete and the next block or the end of the
+    message follows.
+
+    Attributes:
+        arguments_key: Key of the arguments in this format.
+        list_notes: Notes of a block with a list of calls; empty if the format has lists.
+        fast: Whether well-formed messages take the fast path; only for formats with JSON alone in their
+            blocks.
     """
 
     arguments_key: ClassVar[str] = "arguments"
@@ -100,14 +126,20 @@ class JSONBlockParser(JSONTextParser):
     _end: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Note how a clean call begins and ends."""
+        """Store the strings that begin and end a well-formed call."""
         super().__init_subclass__(**options)
         cls._begin, cls._end = f"{''.join(cls.openers[:1])}\n", f"\n{cls.closer}"
 
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read one assistant message."""
+        """Read one assistant message.
+
+        Args:
+            response: Its text, or a mapping.
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         if type(response) is str and self.fast and self.closer and not self.reasoning_open:
             result = self._clean(response, schemas_of(tools), turn)
             if result is not None:
@@ -115,10 +147,10 @@ class JSONBlockParser(JSONTextParser):
         return super().parse(response, tools=tools, turn=turn)
 
     def _clean(self, text: str, tools: Mapping[str, Fields] | None, turn: int) -> ParseResult | None:
-        """Read a message as trained models mostly write it, at a third of the cost; None if it is not so.
+        """Read a well-formed message at a third of the cost; return None for any other.
 
-        That is: a closed thought or none, text without markup, and up to the end calls in the form that chat
-        templates show.
+        Well-formed is: optional closed reasoning, text without markup, then calls to the end of the message,
+        written as chat templates write them.
         """
         begin, end_mark = self._begin, self._end
         first = at = text.find(begin)
@@ -145,7 +177,7 @@ class JSONBlockParser(JSONTextParser):
                 value, end = scan_once(text, at)
                 if end - at > small or text.find("\\", at, end) >= 0:
                     check(value, text, at, end, limits)
-            except (ValueError, StopIteration, RecursionError):  # Unreadable is a ValueError
+            except (ValueError, StopIteration, RecursionError):  # CallParseError is a ValueError
                 return None
             fields: Any = value
             at = end + to_next
@@ -171,20 +203,25 @@ class JSONBlockParser(JSONTextParser):
     def _has_markup(self, text: str) -> bool:
         return bool(text) and not text.isspace() and self._pattern.search(text) is not None
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one block."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one block.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         at, notes = yield from self.begin(reader, start)
         if self.closer and (yield from reader.which((self.closer,), at)):
-            raise Unreadable("empty", "there is nothing between the tags", at)
+            raise CallParseError("empty", "there is nothing between the tags", at)
         if (yield from reader.which(_OTHER_DIALECTS, at)):
-            raise Unreadable("wrong_dialect", "here a call is JSON, not XML", at)
+            raise CallParseError("wrong_dialect", "calls in this format are JSON, not XML", at)
         value, end, fixes = yield from self.json(reader, at)
         end, more = yield from self.tail(reader, end)
         try:
-            # A list may be larger than one call: then each of its calls is measured.
+            # A list may be larger than the limit on one call; each of its calls is then checked.
             small = fits(reader.text, at, end, self.limits)
             found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls), is_checked=small)
-        except Unreadable as error:
+        except CallParseError as error:
             error.end = end
             raise
         for attempt in found:
@@ -194,16 +231,22 @@ class JSONBlockParser(JSONTextParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
-        """Give the calls of a block.
+    ) -> list[PartialCall]:
+        """Return the calls of a block.
+
+        Args:
+            value: The decoded JSON.
+            notes: Notes for each of the calls.
+            first: Index of the first of them in the message.
+            is_checked: Whether each call is known to be within the limits.
 
         Raises:
-            Unreadable: it holds a single one, which cannot be read.
+            CallParseError: If the block holds a single, malformed call.
         """
         if isinstance(value, list) and value:
             items = cast("list[JSON]", value)
             notes = (*self.list_notes, *notes)
-            return attempts_of(items, self.shape, notes, self.limits, first, is_checked=is_checked)
+            return read_calls(items, self.shape, notes, self.limits, first, is_checked=is_checked)
         attempt = read_call(value, self.arguments_key, self.limits)
         attempt.notes += notes
         return [attempt]
@@ -215,9 +258,9 @@ class JSONBlockParser(JSONTextParser):
 
 
 class JSONListParser(JSONBlockParser):
-    """A block of JSON that lists all calls of a message: `<tags>[{…}, {…}]</tags>`.
+    """A format with one block that lists all calls: `<tag>[{…}, {…}]</tag>`.
 
-    A subclass writes the tags and brackets in `around`. A call without the list is read too, and noted.
+    A subclass puts the tags and brackets into `around`. A single call without a list is read and noted.
     """
 
     list_notes = ()
@@ -225,14 +268,14 @@ class JSONListParser(JSONBlockParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
+    ) -> list[PartialCall]:
         """Return the calls of a block.
 
         Raises:
-            Unreadable: It holds a single one, which cannot be read, or none.
+            CallParseError: If the list is empty or holds a single, malformed call.
         """
         if value == []:
-            raise Unreadable("empty", "the list holds no call")
+            raise CallParseError("empty", "the list contains no call")
         if not isinstance(value, list):
             notes = ("no_list", *notes)
         return super().attempts(value, notes, first, is_checked=is_checked)

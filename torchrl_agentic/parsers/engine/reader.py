@@ -1,4 +1,4 @@
-"""One message while it is read, whether it has come as a whole or is still being written."""
+"""The state of reading one message, complete or still being written."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from typing import TypeAlias, TypeVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.attempts import Attempt, Numbering, Unreadable, in_reasoning, over_limit
-from torchrl_agentic.parsers.engine.jsontext import decode, skip_whitespace
-from torchrl_agentic.parsers.events import Event, TextDelta, event_of
+from torchrl_agentic.parsers.engine.json_text import decode, skip_whitespace
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallIds,
+    CallParseError,
+    PartialCall,
+    in_reasoning_error,
+    over_limit_error,
+)
+from torchrl_agentic.parsers.streaming import Event, TextDelta, event_of
 
 T = TypeVar("T")
-Steps: TypeAlias = Generator[None, None, T]
-"""A part of reading: it yields where it needs more text to go on, and returns what it read.
+Incremental: TypeAlias = Generator[None, None, T]
+"""A generator that yields when it needs more text, and returns its result.
 
-With the whole message at hand it never yields, so that `parse` and a stream run the same code.
+On a complete message it never yields, so `parse` and streams run the same code.
 """
 
 SUSPECTS = 64
@@ -28,35 +34,79 @@ _INSIDE_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
 
 
 def end_of(match: re.Match[str] | None, otherwise: int) -> int:
-    """Where a match ends. A match that is kept keeps its text from growing in place, see `Reader.append`."""
+    """Return the end of a match, or another place without one.
+
+    Keep no match objects: they prevent the text from growing in place, see `Reader.append`.
+
+    Args:
+        match: The match, or None.
+        otherwise: The result without a match.
+    """
     return otherwise if match is None else match.end()
 
 
-def finish(steps: Steps[T]) -> T:
-    """Run a part of reading for which the whole message is at hand."""
+def finish(steps: Incremental[T]) -> T:
+    """Run a reading function to its result; the message must be complete."""
     try:
         next(steps)
     except StopIteration as done:
         return done.value
-    raise AssertionError("reading waits for text, though all of it is there")
+    raise AssertionError("reading waits for text although the message is complete")
 
 
 class Reader:
-    """The text so far, what was found in it, and waiting for more.
+    """The text of a message so far, the calls found in it, and waiting for more text.
 
-    text: it only grows. is_whole: whether nothing more comes. tools: name → JSON Schema, None if unknown.
-    exact: marker → the places where it was sampled as a token of its own; elsewhere it is text. opened_at:
-    where the section was opened that the next attempt is the first of. in_section: whether a section is open.
-    drafts: what to do with calls while those of a closed thought are read. futile: how often something was
-    looked for in vain, where that has to end. margin: where the last thought ended. unclosed: see
-    `python_text.extent`. unclosed_fences: see `fences`. reasoning_open: whether the message begins inside a
-    thought. suspects: places of what would be calls but for the prose before them, up to `SUSPECTS`.
+    Args:
+        text: Text so far; it only grows.
+        is_whole: Whether the message is complete.
+        tools: JSON Schema by name of the tool; None if the tools are unknown.
+        turn: Number of the turn, for ids of calls that have none.
+        limits: Bounds on what is read.
+        exact: Places where a marker was sampled as a single token, by marker; elsewhere it is text.
+        reasoning_open: Whether the message begins inside reasoning.
+
+    Attributes:
+        calls: Calls that have been read, malformed ones included.
+        reasoning: Texts of closed reasoning.
+        notes: Notes of the message.
+        events: Events for a stream that were not taken yet.
+        is_live: Whether events are collected.
+        opened_at: Place where the section opened whose first call comes next; None otherwise.
+        in_section: Whether a section is open.
+        draft_policy: The `parse_reasoning` of the parser while calls in closed reasoning are read; else "".
+        failed_searches: Number of long searches without a result, where a bound on them is needed.
+        reasoning_end: Index where the last reasoning ended.
+        unclosed: Places of brackets that never close; see `python_source.bracket_end`.
+        unclosed_fences: Shortest fence that never closes, by marker; see `markdown`.
+        suspects: Places of calls that count as text because of the prose before them, at most `SUSPECTS`.
     """
 
     __slots__ = (
-        "_emitted", "_known", "_numbering", "_signs", "calls", "drafts", "events", "exact", "futile",
-        "in_section", "is_live", "is_whole", "limits", "margin", "notes", "opened_at", "reasoning",
-        "reasoning_open", "suspects", "text", "tools", "turn", "unclosed", "unclosed_fences",
+        "_emitted",
+        "_known",
+        "_numbering",
+        "_signs",
+        "calls",
+        "draft_policy",
+        "events",
+        "exact",
+        "failed_searches",
+        "in_section",
+        "is_live",
+        "is_whole",
+        "limits",
+        "notes",
+        "opened_at",
+        "reasoning",
+        "reasoning_end",
+        "reasoning_open",
+        "suspects",
+        "text",
+        "tools",
+        "turn",
+        "unclosed",
+        "unclosed_fences",
     )  # fmt: skip
 
     def __init__(
@@ -84,40 +134,46 @@ class Reader:
         self.events: list[Event] = []
         self.opened_at: int | None = None
         self.in_section = False
-        self.drafts: str = ""
-        self.futile = 0
-        self.margin = 0
+        self.draft_policy: str = ""
+        self.failed_searches = 0
+        self.reasoning_end = 0
         self.unclosed: set[int] = set()
         self.unclosed_fences: dict[str, int] = {}
         self.suspects: list[int] = []
         self._emitted = 0
-        self._numbering = Numbering(turn)
+        self._numbering = CallIds(turn)
         self._known: dict[str, tuple[int, int, int]] = {}
         self._signs: dict[str, tuple[int, int, int]] = {}
 
     def append(self, chunk: str) -> None:
-        """Take more text."""
-        # A string that only a local variable holds grows in place; `self.text += chunk` would copy it.
+        """Append a chunk of text."""
+        # A string grows in place if only a local variable refers to it; `self.text += chunk` copies it.
         text, self.text = self.text, ""
         text += chunk
         self.text = text
 
     def end(self) -> None:
-        """Know that nothing more comes."""
+        """Mark the message as complete."""
         self.is_whole = True
-        # What had not come by some point may have come since.
+        # Markers that were missing so far may be in the text by now.
         self._known = {marker: known for marker, known in self._known.items() if known[1] >= 0}
 
-    # What is found
+    # Results
 
-    def add(self, attempt: Attempt, start: int, end: int) -> None:
-        """Take an attempt, readable or not, that stands from `start` to `end`."""
+    def add(self, attempt: PartialCall, start: int, end: int) -> None:
+        """Add a call, malformed or not.
+
+        Args:
+            attempt: The call.
+            start: Index where its block begins.
+            end: Index where its block ends.
+        """
         index = len(self.calls)
         if self.opened_at is not None:
             start, self.opened_at = self.opened_at, None
         if attempt.error is None:
             self._judge(attempt, index)
-        self.say(start)
+        self.emit_text(start)
         attempt.span = (start, end)
         call = self._numbering.call(attempt, index)
         self.calls.append(call)
@@ -125,12 +181,12 @@ class Reader:
         if self.is_live:
             self.events.append(event_of(call))
 
-    def _judge(self, attempt: Attempt, index: int) -> None:
+    def _judge(self, attempt: PartialCall, index: int) -> None:
         if index >= self.limits.calls:
-            attempt.args, attempt.error = {}, over_limit(index, self.limits.calls)
-        elif self.drafts == "error":
-            attempt.args, attempt.error = {}, in_reasoning(index)
-        elif self.drafts:
+            attempt.args, attempt.error = {}, over_limit_error(index, self.limits.calls)
+        elif self.draft_policy == "error":
+            attempt.args, attempt.error = {}, in_reasoning_error(index)
+        elif self.draft_policy:
             attempt.notes = (*attempt.notes, "call_in_reasoning")
         if self.tools is not None and attempt.tool not in self.tools:
             # Some models put a namespace before a tool's name.
@@ -140,39 +196,39 @@ class Reader:
 
     @property
     def covered(self) -> int:
-        """Where the last attempt ends; 0 without any."""
+        """Return the end of the last call; 0 if there is none."""
         span = self.calls[-1].span if self.calls else None
         return 0 if span is None else span[1]
 
     def extend(self, end: int) -> None:
-        """Let the last call reach to `end`, over the closer of a section around it."""
+        """Extend the span of the last call to `end`, over the closer of its section."""
         call = self.calls[-1]
         assert call.span is not None
         self.calls[-1] = replace(call, span=(call.span[0], end))
         self._emitted = end
 
-    def say(self, end: int) -> None:
-        """Take it as certain that what comes before `end`, and in no call, is text."""
+    def emit_text(self, end: int) -> None:
+        """Emit as text what precedes `end` and was not emitted yet."""
         if self.is_live and end > self._emitted:
             self.events.append(TextDelta(self.text[self._emitted : end]))
             self._emitted = end
 
     def note(self, note: str) -> None:
-        """Note something about the message, once."""
+        """Add a note to the message, once."""
         if note not in self.notes:
             self.notes.append(note)
 
     def suspect(self, place: int) -> None:
-        """Remember a place to look at when all of the message has come; one in an example is passed over."""
-        if len(self.suspects) < SUSPECTS and not self.drafts and self.text[place - 1 : place] != "`":
+        """Store a place to check at the end of the message, unless a backtick marks it as an example."""
+        if len(self.suspects) < SUSPECTS and not self.draft_policy and self.text[place - 1 : place] != "`":
             self.suspects.append(place)
 
     def knows(self, name: str) -> bool:
-        """Return whether a tool has this name, its namespace aside; True if the tools are unknown."""
+        """Return whether a tool has this name, with or without namespace; True if the tools are unknown."""
         return self.tools is None or name in self.tools or name.rpartition(".")[2] in self.tools
 
     def result(self, raw: str | Mapping[str, JSON]) -> ParseResult:
-        """Give what was read."""
+        """Return the result of parsing."""
         pieces: list[str] = []
         at = 0
         for call in self.calls:
@@ -183,12 +239,16 @@ class Reader:
         reasoning, notes = "".join(self.reasoning), tuple(self.notes)
         return ParseResult(text, tuple(self.calls), raw, reasoning=reasoning, notes=notes)
 
-    # Looking into the text; what is called a step waits for text that has not come yet
+    # Access to the text; methods that return `Incremental` wait for text that has not arrived
 
     def seek(self, marker: str, start: int) -> int:
-        """Give the place of a marker from `start` on, as far as the text has come, or -1.
+        """Return the place of a marker in the text so far, or -1.
 
-        What is known of a marker is looked for once, which keeps reading linear however often it is asked.
+        Results are cached, so that reading takes linear time however often a marker is searched for.
+
+        Args:
+            marker: The string to find.
+            start: Index where the search begins.
         """
         known = self._known.get(marker)
         begin = start
@@ -213,14 +273,14 @@ class Reader:
     def _seek_far(self, marker: str, start: int) -> int:
         """Return the place of a marker in a long text, or -1.
 
-        Prose and values mostly lack even the first character of markers, which is found much faster.
+        The first character of a marker is rare in prose and values, and is found much faster.
         """
         sign = marker[0]
         for _ in range(_FEW):
             begin, found, length = self._signs.get(sign, (start + 1, 0, 0))
             if begin > start or (found < start if found >= 0 else length < len(self.text)):
                 found = self.text.find(sign, start)
-                if found < 0 or found - start > _FAR:  # worth to be known when another marker is looked for
+                if found < 0 or found - start > _FAR:  # cached for other markers
                     self._signs[sign] = (start, found, len(self.text))
             if found < 0 or self.text.startswith(marker, found):
                 return found
@@ -228,12 +288,14 @@ class Reader:
         return self.text.find(marker, start)
 
     def seek_shape(self, shape: re.Pattern[str], part: re.Pattern[str], sign: str, start: int) -> int:
-        """Return the place of the first match of a pattern from `start` on, or -1.
+        """Return the place of the first match of a pattern, or -1; cached like `seek`.
 
-        As in `seek` it is looked for once.
-
-        part: matches what may still become one when more text comes, whose place is given too. sign: the
-        first character of either, and no other of them.
+        Args:
+            shape: The pattern.
+            part: Pattern of text at the end that may become a match when more text comes; its place is
+                returned too.
+            sign: First character of any match of either pattern; it occurs in them only there.
+            start: Index where the search begins.
         """
         known = self._known.get(shape.pattern)
         begin = start
@@ -254,7 +316,7 @@ class Reader:
         return max(found, rest)
 
     def is_outside_calls(self, marker: str) -> bool:
-        """Whether a marker stands outside of all readable calls; arguments of a megabyte are passed over."""
+        """Return whether a marker occurs outside of all readable calls, without a search inside them."""
         text, at = self.text, 0
         for call in self.calls:
             if call.error is None and call.span is not None:
@@ -272,27 +334,37 @@ class Reader:
         return places[index] if index < len(places) else -1
 
     def at(self, marker: str, place: int) -> bool:
-        """Whether a marker stands at a place."""
+        """Return whether a marker is at a place.
+
+        Args:
+            marker: The string to compare.
+            place: Index in the text.
+        """
         if not self.text.startswith(marker, place):
             return False
         places = self.exact.get(marker)
         return places is None or self._find(marker, place) == place
 
     def is_line_start(self, place: int) -> bool:
-        """Whether only blanks stand before a place on its line, or behind the last attempt or thought."""
-        covered = max(self.covered, self.margin)
-        if place < covered:  # in a thought that has been read
+        """Return whether only blanks precede a place on its line, or since the last call or reasoning."""
+        covered = max(self.covered, self.reasoning_end)
+        if place < covered:  # inside reasoning that has been read
             covered = self.covered
         while place > covered and self.text[place - 1] in " \t\r\ufeff":
             place -= 1
         return place == covered or self.text[place - 1] == "\n"
 
     def first(self, markers: Sequence[str], start: int) -> tuple[int, str]:
-        """Give the place of the first of several markers, and which it is, as far as the text has come."""
+        """Return the place and text of the first of several markers in the text so far, or (-1, "").
+
+        Args:
+            markers: The strings to find.
+            start: Index where the search begins.
+        """
         place, which, known = -1, "", self._known
         for marker in markers:
             seen = known.get(marker)
-            # What is known not to come any more, which most markers do not, is passed over at little cost.
+            # Most markers are known not to occur any more; skip them at little cost.
             if seen is not None and seen[1] < 0 and self.is_whole and seen[0] <= start < seen[2]:
                 continue
             found = self.seek(marker, start)
@@ -300,32 +372,52 @@ class Reader:
                 place, which = found, marker
         return place, which
 
-    def find(self, marker: str, start: int) -> Steps[int]:
-        """Step: give the place of a marker from `start` on, or -1."""
+    def find(self, marker: str, start: int) -> Incremental[int]:
+        """Return the place of a marker, or -1 if the message ends without it.
+
+        Args:
+            marker: The string to find.
+            start: Index where the search begins.
+        """
         while (found := self.seek(marker, start)) < 0 and not self.is_whole:
             yield
         return found
 
-    def find_first(self, markers: Sequence[str], start: int) -> Steps[tuple[int, str]]:
-        """Step: give the place of the first of several markers, and which it is; (-1, "") if none comes."""
+    def find_first(self, markers: Sequence[str], start: int) -> Incremental[tuple[int, str]]:
+        """Return the place and text of the first of several markers, (-1, "") if the message has none.
+
+        Args:
+            markers: The strings to find.
+            start: Index where the search begins.
+        """
         while (found := self.first(markers, start))[0] < 0 and not self.is_whole:
             yield
         return found
 
-    def line_end(self, start: int) -> Steps[int]:
-        """Step: give where the line ends that a place is on: at a newline, or with the text."""
+    def line_end(self, start: int) -> Incremental[int]:
+        """Return the end of the line: the place of its newline, or the end of the message."""
         end = yield from self.find("\n", start)
         return len(self.text) if end < 0 else end
 
-    def past_repeated(self, marker: str, place: int) -> Steps[int]:
-        """Step: pass over a marker that is written again, and white space before each; note that it was."""
+    def past_repeated(self, marker: str, place: int) -> Incremental[int]:
+        """Skip repetitions of a marker and the white space before each; note that it was repeated.
+
+        Args:
+            marker: The marker.
+            place: Index after its first occurrence.
+        """
         while (yield from self.which((marker,), (after := (yield from self.skip(place))))):
             self.note("repeated_opener")
             place = after + len(marker)
         return place
 
-    def which(self, markers: Sequence[str], place: int) -> Steps[str]:
-        """Step: give the marker that stands at a place, or ""."""
+    def which(self, markers: Sequence[str], place: int) -> Incremental[str]:
+        """Return the marker at a place, or "".
+
+        Args:
+            markers: Markers to compare; the first that matches counts.
+            place: Index in the text.
+        """
         while True:
             for marker in markers:
                 if self.at(marker, place):
@@ -337,26 +429,29 @@ class Reader:
                 return ""
             yield
 
-    def skip(self, place: int) -> Steps[int]:
-        """Step: give the place of the next character that is no white space, or the end."""
+    def skip(self, place: int) -> Incremental[int]:
+        """Return the place of the next character that is not white space, or the end of the message."""
         while (place := skip_whitespace(self.text, place)) == len(self.text) and not self.is_whole:
             yield
         return place
 
-    def json(self, place: int, closers: Sequence[str] | None = ()) -> Steps[tuple[JSON, int]]:
-        """Step: read the JSON value that begins at a place; give it and where it ends.
+    def json(self, place: int, closers: Sequence[str] | None = ()) -> Incremental[tuple[JSON, int]]:
+        """Read the JSON value that begins at a place; return it and its end.
 
-        closers: what ends the block around it; without any, its own brackets do. Broken JSON in a block that
-        never ends was cut off. None: that is not looked into, which may take as long as the text.
+        Args:
+            place: Index where the value begins.
+            closers: Markers that end the block around it, to tell malformed JSON from a block that was cut
+                off; if empty, its own brackets do. None skips the distinction, whose cost may be linear in
+                the text.
 
         Raises:
-            Unreadable: there is none, or it is beyond the limits.
+            CallParseError: If there is no valid JSON, or it is beyond the limits.
         """
         if not self.is_whole:
             yield from self.balanced(place)
         try:
             return decode(self.text, place, self.limits)
-        except Unreadable as unreadable:
+        except CallParseError as unreadable:
             error = unreadable
         if (
             closers is not None
@@ -368,13 +463,13 @@ class Reader:
             else:
                 found = yield from self.balanced(place)
             if found < 0:
-                raise Unreadable("unclosed", "the message ends inside the call", error.at)
+                raise CallParseError("unclosed", "the message ends inside the call", error.at)
         raise error
 
-    def balanced(self, place: int) -> Steps[int]:
-        """Step: give where the brackets that open at a place have closed, strings aside; -1 if they never do.
+    def balanced(self, place: int) -> Incremental[int]:
+        """Return the index after the brackets that open at a place, ignoring strings; -1 if they never close.
 
-        What has come is counted once, however small the pieces.
+        Each character is read once, however small the chunks of a stream are.
         """
         depth, in_string = 0, False
         while place == len(self.text) and not self.is_whole:
@@ -387,7 +482,7 @@ class Reader:
                 if in_string:
                     place = end_of(_INSIDE_STRING.match(self.text, place), place)
                     if place == end or self.text[place] == "\\":
-                        break  # half an escape at the end of what has come
+                        break  # half an escape at the end of the text so far
                     in_string, place = False, place + 1
                     continue
                 place = end_of(_BRACKET_OR_QUOTE.search(self.text, place), end + 1)

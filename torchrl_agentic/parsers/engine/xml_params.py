@@ -1,4 +1,4 @@
-"""The engine of formats in which each argument has tags of its own and its value stands raw between them."""
+"""Base class of formats in which each argument has its own tags, with the raw value between them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size, dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
-from torchrl_agentic.parsers.engine.structural import Frame
-from torchrl_agentic.parsers.engine.text import TextParser
-from torchrl_agentic.parsers.engine.typed import json_or_text, property_schema, typed_value, types_of
+from torchrl_agentic.parsers.engine.json_text import check_size, dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
+from torchrl_agentic.parsers.engine.structural_tag import Frame
+from torchrl_agentic.parsers.engine.text_parser import TextParser
+from torchrl_agentic.parsers.engine.typed_values import json_or_text, property_schema, typed_value, types_of
 from torchrl_agentic.text import one_line
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The opening tag of an argument: its name, where its value begins, and what the tag says of its type."""
+    """The opening tag of an argument.
+
+    Attributes:
+        name: Name of the argument.
+        value_at: Index where its value begins.
+        is_string: Whether the tag declares a string; None if it declares no type.
+    """
 
     name: str
     value_at: int
@@ -27,17 +33,23 @@ class Parameter:
 
 
 class XMLParamsParser(TextParser):
-    """A call with one element per argument, whose values stand as they are.
+    """A format with one element per argument, whose values are not escaped.
 
-    A parameter's closer counts only where another parameter or the end of the call follows, so that code
-    which prints one survives. A parameter without a closer ends before the next one if the tool has that one,
-    which is noted. A new call at the start of a line ends an unfinished one, which is an error.
+        <call name="f"><parameter name="a">1</parameter></call>
 
-    parameter, parameter_end: how the tag of an argument begins, and what closes it. newlines: whether the
-    first and the last newline of a value are "data", or belong to the format, "each" or only as a "pair".
-    own_lines: whether each parameter begins a line, so that the newline before it is never data. markup:
-    what all tags of the format hold, and no value: a value with it ends at the next argument, or is an error.
-    style: xgrammar's name of the format.
+    The closer of a parameter counts only if another parameter or the end of the call follows, so code that
+    contains the closer survives. A parameter without a closer ends before the next one if the tool has that
+    argument, which is noted. A new call at the start of a line ends an unfinished one, which is an error.
+
+    Attributes:
+        parameter: Beginning of an argument's opening tag.
+        parameter_end: Closing tag of an argument.
+        newlines: Whether the first and the last newline of a value are "data", or part of the format: "each"
+            of them, or only both as a "pair".
+        own_lines: Whether each parameter begins a line, so that the newline before it is never data.
+        markup: String that all tags contain and no value does; a value with it ends at the next argument, or
+            is an error.
+        style: xgrammar's name of the format; "" if it has none.
     """
 
     parameter: ClassVar[str] = ""
@@ -48,28 +60,43 @@ class XMLParamsParser(TextParser):
     style: ClassVar[str] = ""
 
     @abstractmethod
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
-        """Step: read the tool's name off the tag at `start`; give it and where the arguments begin.
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
+        """Read the tool's name from the tag at `start`; return it and the start of the arguments.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            Unreadable: there is none.
+            CallParseError: If there is no name.
         """
 
     @abstractmethod
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
-        """Step: read the opening tag of an argument.
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
+        """Read the opening tag of an argument.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the tag.
 
         Raises:
-            Unreadable: it has no end, or no name.
+            CallParseError: If the tag is not closed or has no name.
         """
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one call."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         name, at = yield from self.read_name(reader, start)
         schema = None if reader.tools is None else reader.tools.get(name)
         return (yield from self.named_call(reader, start, name, self._read_arguments(reader, at, schema)))
 
-    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+    def _read_arguments(
+        self, reader: Reader, at: int, schema: Fields | None
+    ) -> Incremental[tuple[PartialCall, int]]:
         args: dict[str, JSON] = {}
         notes: tuple[str, ...] = ()
         body = at
@@ -81,7 +108,7 @@ class XMLParamsParser(TextParser):
             if marker == self.closer:
                 end = at + len(self.closer)
                 check_size(reader.text, body, end, self.limits)
-                return Attempt(args=args, notes=notes), end
+                return PartialCall(args=args, notes=notes), end
             parameter = yield from self.read_parameter(reader, at)
             stop, at, is_closed = yield from self._value_end(reader, parameter, schema, args)
             if not is_closed:
@@ -98,41 +125,50 @@ class XMLParamsParser(TextParser):
             if odd:
                 notes += tuple(note for note in odd if note not in notes)
         if at == len(reader.text) or (self.section[1] and (yield from reader.which(self.section[1:], at))):
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", at)
+            raise CallParseError("unclosed", f"the message ends before {self.closer}", at)
         if reader.at("{", at):
             return (yield from self.json_body(reader, at))
-        raise Unreadable("extra_data", f"expecting {self.parameter} or {self.closer}", at)
+        raise CallParseError("extra_data", f"expecting {self.parameter} or {self.closer}", at)
 
-    def json_body(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
-        """Step: read arguments that are one JSON object in place of parameters.
+    def json_body(self, reader: Reader, at: int) -> Incremental[tuple[PartialCall, int]]:
+        """Read arguments written as one JSON object instead of parameters.
+
+        Args:
+            reader: The message as read so far.
+            at: Index of the object.
 
         Raises:
-            Unreadable: always, but for formats that have both.
+            CallParseError: Always, except in formats that allow both.
         """
         del reader
-        raise Unreadable("wrong_dialect", "here each argument has a tag of its own", at)
+        raise CallParseError("wrong_dialect", "each argument needs its own tag", at)
         yield
 
-    def past_closer(self, reader: Reader, end: int, *, tool: str = "") -> Steps[int]:
-        """Step: return the place behind the closer, which has to follow JSON that ends at `end`.
+    def past_closer(self, reader: Reader, end: int, *, tool: str = "") -> Incremental[int]:
+        """Return the index after the closer, which must follow the JSON.
+
+        Args:
+            reader: The message as read so far.
+            end: Index just after the JSON.
+            tool: Name of the tool, for the error.
 
         Raises:
-            Unreadable: Something else follows, or nothing.
+            CallParseError: If other text follows, or nothing.
         """
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
             code = "unclosed" if after == len(reader.text) else "extra_data"
-            reason = f"after its JSON comes something else than {self.closer}"
-            raise Unreadable(code, reason, after, tool=tool)
+            reason = f"unexpected text after the JSON, expecting {self.closer}"
+            raise CallParseError(code, reason, after, tool=tool)
         return after + len(self.closer)
 
     def _value_end(
         self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
-    ) -> Steps[tuple[int, int, bool]]:
-        """Step: give where a value ends, where to go on, and whether its closer is there.
+    ) -> Incremental[tuple[int, int, bool]]:
+        """Return the end of a value, where to continue, and whether its closer is present.
 
         Raises:
-            Unreadable: it does not end.
+            CallParseError: If the value does not end.
         """
         at = parameter.value_at
         name = one_line(parameter.name, 40)
@@ -144,8 +180,8 @@ class XMLParamsParser(TextParser):
                 after = yield from reader.skip(end)
                 if (yield from reader.which((self.parameter, self.closer), after)):
                     return closer, after, True
-            # What may end the value before that closer does: the end of the turn, the next call or argument.
-            before = yield from self.invented_turn(reader, at, closer)
+            # The end of the turn, the next call or argument may end the value before that closer.
+            before = yield from self.find_invented_turn(reader, at, closer)
             cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
             cut_off = before if cut_off < 0 else cut_off
             end = yield from self._next_parameter(
@@ -154,24 +190,25 @@ class XMLParamsParser(TextParser):
             if end >= 0:
                 return end, end, False
             if closer < 0 or cut_off >= 0:
-                raise Unreadable("unclosed", reason, len(reader.text) if cut_off < 0 else cut_off)
+                raise CallParseError("unclosed", reason, len(reader.text) if cut_off < 0 else cut_off)
             at = closer + len(self.parameter_end)
             after = yield from reader.skip(at)
             if (yield from reader.which((self.parameter, self.closer), after)):
                 return closer, after, True
-            reason = f"behind {name} stands neither {self.parameter} nor {self.closer}"
+            reason = f"expecting {self.parameter} or {self.closer} after {name}"
 
     @cached_property
     def _signs(self) -> frozenset[str]:
-        """The first characters of what may end a value."""
+        """Return the first characters of markers that may end a value."""
         return frozenset(marker[0] for marker in (*self._calling, *self.turn_end, self.parameter))
 
     def _next_parameter(
         self, reader: Reader, at: int, before: int, schema: Fields | None, known: tuple[str, dict[str, JSON]]
-    ) -> Steps[int]:
-        """Step: give where, before `before`, a parameter begins that the tool has and lacks here; or -1.
+    ) -> Incremental[int]:
+        """Return the place of the next parameter before `before` that the tool has and the call lacks, or -1.
 
-        Where parameters begin lines, it must too. Where no value holds markup, an unknown tool has any.
+        Where parameters begin lines, this one must too. Where values contain no markup, unknown tools have
+        any argument.
         """
         properties = fields_of((schema or {}).get("properties"))
         takes_any = bool(self.markup) and schema is None
@@ -185,16 +222,16 @@ class XMLParamsParser(TextParser):
                 continue
             try:
                 name = (yield from self.read_parameter(reader, found)).name
-            except Unreadable:
+            except CallParseError:
                 continue
             if (takes_any or name in (properties or ())) and name != known[0] and name not in known[1]:
                 return found
         return -1
 
-    def _next_call(self, reader: Reader, at: int, before: int) -> Steps[int]:
-        """Step: give where, before `before`, another call begins; or -1.
+    def _next_call(self, reader: Reader, at: int, before: int) -> Incremental[int]:
+        """Return the place of the next call before `before`, or -1.
 
-        That is: on a line of its own, with its section, or behind what closes a call.
+        It must begin a line, open its section, or follow the closer of a call.
         """
         section, closers = self.section[0], tuple(filter(None, (self.closer, self.section[1])))
         while True:
@@ -212,13 +249,13 @@ class XMLParamsParser(TextParser):
             if not section or (self.around[0] and marker in self.openers):
                 return place
 
-    def _holds_markup(self, text: str, parameter: Parameter) -> Unreadable:
+    def _holds_markup(self, text: str, parameter: Parameter) -> CallParseError:
         at = text.index(self.markup, parameter.value_at)
         while text[at - 1] in "</" and at > parameter.value_at:
             at -= 1
         name = one_line(parameter.name, 40)
-        reason = f"the value of {name} holds {self.markup}, or has no {self.parameter_end}"
-        return Unreadable("unclosed", reason, at)
+        reason = f"the value of {name} contains {self.markup}, or has no {self.parameter_end}"
+        return CallParseError("unclosed", reason, at)
 
     def unwrapped(self, text: str) -> str:
         """Return the text between the tags of an argument without the newlines of the format."""
@@ -240,11 +277,17 @@ class XMLParamsParser(TextParser):
             return value, ()
         return value, (("odd_schema_type",) if is_odd else ()) + (("python_literals",) if is_python else ())
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable call at `start`: its closer, or where the next one begins."""
-        end = yield from super().end_of_bad(reader, start, broke)
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed call at `start`: its closer, or the start of the next call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
+        end = yield from super().end_of_malformed(reader, start, broke)
         at = max(start + 1, broke)
-        turn_end = yield from self.invented_turn(reader, at, end)
+        turn_end = yield from self.find_invented_turn(reader, at, end)
         end = end if turn_end < 0 else turn_end
         following = yield from self._next_call(reader, at, end)
         return end if following < 0 else following
@@ -252,16 +295,20 @@ class XMLParamsParser(TextParser):
     def raw(self, name: str, value: JSON) -> str:
         """Write the value of an argument.
 
+        Args:
+            name: Name of the argument.
+            value: Its value.
+
         Raises:
-            ValueError: it holds what would end it.
+            ValueError: If the value contains a string that would end it.
         """
         text = value if isinstance(value, str) else dumps(value)
         if self._would_end(text):
-            raise ValueError(f"the value of {name!r} holds tags of the format, which has no escapes")
+            raise ValueError(f"the value of {name!r} contains tags of the format, which has no escapes")
         return text
 
     def _would_end(self, text: str) -> bool:
-        """Return whether a value would be read as something else, whichever arguments the tool has."""
+        """Return whether a value would be read as something else, for any arguments of the tool."""
         if self.markup and self.markup in text:
             return True
         if (f"\n{self.parameter}" in f"\n{text}") if self.own_lines else (self.parameter in text):
@@ -269,13 +316,13 @@ class XMLParamsParser(TextParser):
         return not self.reads_back(text)
 
     def reads_back(self, text: str) -> bool:
-        """Return whether the reader finds the end of a value where it ends, in a call that ends behind it."""
+        """Return whether the reader finds the correct end of a value, in a call that ends after it."""
         begin = len(self.parameter) + (self.newlines == "each")
         written = f"{self.parameter}\n"[:begin] + f"{text}{self.parameter_end}\n{self.closer}"
         try:
             reading = self._value_end(Reader(written), Parameter("", begin), None, {})
             return finish(reading) == (begin + len(text), len(written) - len(self.closer), True)
-        except Unreadable:
+        except CallParseError:
             return False
 
     def frame(self, name: str) -> Frame | None:

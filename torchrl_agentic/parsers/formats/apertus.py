@@ -1,20 +1,22 @@
-"""Calls of Apertus: a JSON list in which the name of the tool is the key. Format: its chat template."""
+"""Parser of Apertus: a JSON list in which the tool's name is the key."""
 
 from __future__ import annotations
 
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt
 from torchrl_agentic.parsers.engine.json_blocks import JSONListParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import PartialCall
 
 
 class ApertusParser(JSONListParser):
-    """`<|tools_prefix|>[{"f": {…}}, …]<|tools_suffix|>`.
+    """The format of Apertus: a JSON list of objects, each with the tool's name as its key.
 
-    The model may interrupt a thought with a call and continue it after the result. A call in a thought that
-    has no end therefore runs.
+        <|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|>
+
+    The model may interrupt its reasoning with a call and continue after the result, so a call in reasoning
+    that has no end runs. Source: the chat template of Apertus-8B-Instruct-2509.
     """
 
     name: ClassVar[str] = "apertus"
@@ -31,11 +33,11 @@ class ApertusParser(JSONListParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
-        """Return the calls of a block; `{"name": …, "arguments": {…}}` is read too, and noted.
+    ) -> list[PartialCall]:
+        """Return the calls of a block; `{"name": …, "arguments": {…}}` is read and noted.
 
         Raises:
-            Unreadable: It holds a single one, which cannot be read, or none.
+            CallParseError: If the list is empty or holds a single, malformed call.
         """
         items = cast("list[JSON]", value) if isinstance(value, list) else [value]
         usual = [_usual(item) for item in items]
@@ -53,7 +55,7 @@ class ApertusParser(JSONListParser):
 
 
 def _usual(item: JSON) -> JSON:
-    """Write a call `{"f": {…}}` as `{"name": "f", "arguments": {…}}`; return other items unchanged."""
+    """Return a call `{"f": {…}}` as `{"name": "f", "arguments": {…}}`, other items unchanged."""
     fields = fields_of(item)
     if fields is None or len(fields) != 1:
         return item

@@ -1,4 +1,4 @@
-"""Calls of Apriel 1.5 and 1.6: Jamba's list, after a thought in words. Format: the models' chat templates."""
+"""Parser of Apriel 1.5 and 1.6: Jamba's list after reasoning between two sentences."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from torchrl_agentic.parsers.formats.jamba import JambaParser
 
 
 class AprielParser(JambaParser):
-    """`Here are my reasoning steps:` … `[BEGIN FINAL RESPONSE]<tool_calls>[{…}]</tool_calls>`.
+    """The format of Apriel 1.5 and 1.6.
 
-    The prompt of 1.6 ends with the first words of the thought, 1.5 writes them itself.
+        Here are my reasoning steps:
+        …
+        [BEGIN FINAL RESPONSE]
+        <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>
+
+    The prompt of 1.6 ends with the first words of the reasoning; 1.5 writes them itself. Source: the chat
+    templates of both models.
     """
 
     name: ClassVar[str] = "apriel"

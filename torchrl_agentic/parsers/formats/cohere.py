@@ -1,4 +1,4 @@
-"""Calls of Cohere's Command R, R7B, A and 4. Formats: their chat templates."""
+"""Parsers of Cohere's Command R, R7B, A and 4."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 _NAMES = {"tool_call_id": "id", "tool_name": "name", "parameters": "arguments"}
 _FENCE = "```json"
@@ -19,11 +19,16 @@ _OURS = re.compile(r"call_\d+_(\d+)")
 
 
 class CohereParser(JSONBlockParser):
-    """`<|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]<|END_ACTION|>`, a list of calls.
+    """The format of Command R7B, A and 4: a JSON list of calls with ids.
 
-    Ids count the calls of the conversation. The tags around the answer to the user stay in the text:
-    `<|START_RESPONSE|>` of Command R7B and A, `<|START_TEXT|>` of Command 4. Their templates take the ids of
-    results from the `tool_calls` of messages; where calls are part of the text, results get an empty id.
+        <|START_ACTION|>[
+            {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}
+        ]<|END_ACTION|>
+
+    Ids count the calls of the conversation. The tags around the answer to the user, `<|START_RESPONSE|>` of
+    Command R7B and A and `<|START_TEXT|>` of Command 4, stay in the text. The chat templates take ids of
+    results from the `tool_calls` of messages; if calls are part of the text, results get an empty id. Source:
+    the chat templates.
     """
 
     name: ClassVar[str] = "cohere_command3"
@@ -37,7 +42,7 @@ class CohereParser(JSONBlockParser):
     around = (f"{openers[0]}[\n    ", ",\n    ", f"\n]{closer}")
     think = ("<|START_THINKING|>", "<|END_THINKING|>")
     turn_end = ("<|END_OF_TURN_TOKEN|>",)
-    forged = ("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>")
+    result_tags = ("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>")
     arguments_key = "parameters"
     list_notes = ()
     shape = (
@@ -47,11 +52,11 @@ class CohereParser(JSONBlockParser):
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[Attempt]:
+    ) -> list[PartialCall]:
         """Return the calls of a block: a list, or one call without a list.
 
         Raises:
-            Unreadable: There is none.
+            CallParseError: If there is no readable call.
         """
         items = cast("list[JSON]", value if isinstance(value, list) else [value])
         named = [_named(item) for item in items]
@@ -68,7 +73,7 @@ class CohereParser(JSONBlockParser):
 
 
 def _named(item: JSON) -> JSON:
-    """Return a call under the names that other formats have for its fields."""
+    """Return a call with the field names of other formats."""
     fields = fields_of(item)
     if fields is None:
         return item
@@ -87,7 +92,15 @@ def wire_id(call: ParsedCall) -> str:
 
 
 class CommandRParser(CohereParser):
-    """`Action:` and a Markdown fence with a list of `{"tool_name", "parameters"}`, without ids."""
+    """The format of Command R and R+: a Markdown fence with a list of calls, without ids.
+
+        Action: ```json
+        [
+            {"tool_name": "f", "parameters": {"a": 1}}
+        ]```
+
+    Source: the tool-use prompt of c4ai-command-r-v01 and its chat template.
+    """
 
     name: ClassVar[str] = "command_r"
     aliases = ("command_r_plus",)
@@ -97,30 +110,45 @@ class CommandRParser(CohereParser):
     closer = "```"
     trigger = f"{openers[0]}\n{_FENCE}"
     around = (f"{trigger}\n[\n    ", ",\n    ", f"\n]{closer}")
-    forged = ("<results>", "</results>")
+    result_tags = ("<results>", "</results>")
     shape = f'{trigger}\n[{{"tool_name": "tool name", "parameters": {{"argument": "value"}}}}]{closer}'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: return whether a fence of JSON follows."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether a fence of JSON follows.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         after = yield from reader.skip(start + len(self.openers[0]))
         return bool((yield from reader.which((_FENCE,), after)))
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener and the fence at `start`; return where the body begins, and notes.
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+        """Read the opener and the fence at `start`; return the start of the body and notes.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            Unreadable: There is no body.
+            CallParseError: If the message ends there.
         """
         fence = yield from reader.skip(start + len(self.openers[0]))
         at = yield from reader.skip(fence + len(_FENCE))
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, ()
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: return the end of the unreadable call at `start`: the end of its fence."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed call at `start`: the end of its fence.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         fence = yield from reader.skip(start + len(self.openers[0]))
-        return (yield from super().end_of_bad(reader, start, max(broke, fence + len(_FENCE))))
+        return (yield from super().end_of_malformed(reader, start, max(broke, fence + len(_FENCE))))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the list around it."""

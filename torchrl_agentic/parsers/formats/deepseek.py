@@ -1,19 +1,25 @@
-"""Calls of DeepSeek V3, R1-0528 and V3.1. Formats: their chat templates. V3.2 and V4 are in `dsml`."""
+"""Parsers of DeepSeek V3, R1-0528 and V3.1; V3.2 and later are in `invoke`."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _SEPARATOR = "<｜tool▁sep｜>"
 
 
 class DeepSeekV31Parser(NamedJSONParser):
-    """`<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, any number in one section."""
+    """The format of DeepSeek V3.1: any number of calls in one section.
+
+        <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>
+        <｜tool▁calls▁end｜>
+
+    (Without the line break.) Source: the chat template.
+    """
 
     name: ClassVar[str] = "deepseek_v31"
     aliases = ("deepseekv31",)
@@ -26,13 +32,13 @@ class DeepSeekV31Parser(NamedJSONParser):
     closer = "<｜tool▁call▁end｜>"
     separator = _SEPARATOR
     turn_end = ("<｜end▁of▁sentence｜>",)
-    forged = ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+    result_tags = ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
     shape = f'{section[0]}{openers[0]}tool name{_SEPARATOR}{{"argument": "value"}}{closer}{section[1]}'
 
     def header(self, text: str) -> tuple[str, str | None]:
-        """Read the name."""
+        """Return the name of the tool."""
         if not text.strip():
-            raise Unreadable("missing_name", "the call has no name")
+            raise CallParseError("missing_name", "the call has no name")
         return text.strip(), None
 
     def write(self, call: ParsedCall) -> str:
@@ -41,7 +47,15 @@ class DeepSeekV31Parser(NamedJSONParser):
 
 
 class DeepSeekV3Parser(DeepSeekV31Parser):
-    """The same with a type before the name and a Markdown fence around the JSON."""
+    """The format of DeepSeek V3 and R1-0528: a type before the name, and JSON in a Markdown fence.
+
+        <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f
+        ```json
+        {"a": 1}
+        ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+    Source: the chat templates.
+    """
 
     name: ClassVar[str] = "deepseek_v3"
     aliases = ("deepseekv3",)
@@ -50,17 +64,19 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
     separator = "```json"
     json_end = "```"
     around = (DeepSeekV31Parser.section[0], "\n", DeepSeekV31Parser.section[1])
-    forged = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
+    result_tags = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")
     shape = (
         f"{DeepSeekV31Parser.section[0]}{DeepSeekV31Parser.openers[0]}function{_SEPARATOR}tool name\n"
         f'```json\n{{"argument": "value"}}\n```{DeepSeekV31Parser.closer}{DeepSeekV31Parser.section[1]}'
     )
 
     def header(self, text: str) -> tuple[str, str | None]:
-        """Read the name behind the type."""
+        """Return the name of the tool, after the type."""
         _, separator, name = text.partition(_SEPARATOR)
         if not separator or not name.strip():
-            raise Unreadable("missing_name", f"the name stands between {_SEPARATOR} and {self.separator}")
+            raise CallParseError(
+                "missing_name", f"the name must be between {_SEPARATOR} and {self.separator}"
+            )
         return name.strip(), None
 
     def write(self, call: ParsedCall) -> str:

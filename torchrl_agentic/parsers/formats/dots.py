@@ -1,20 +1,27 @@
-"""Calls of dots. Format: the parsers of vLLM and SGLang."""
+"""Parser of dots."""
 
 from __future__ import annotations
 
 import re
 from typing import ClassVar
 
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import read_call
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import read_call
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.invoke import MiniMaxM2Parser
 
 
 class DotsParser(MiniMaxM2Parser):
-    """`<invoke name="f"><parameter name="k">v</parameter></invoke>` in one `<dots_function_call>`.
+    """The format of dots: `invoke` elements in one section.
 
-    In place of these a section may hold one call as JSON. Values are taken as they are, their newlines too.
+        <dots_function_call>
+        <invoke name="f">
+        <parameter name="a">1</parameter>
+        </invoke>
+        </dots_function_call>
+
+    A section may hold one call as JSON instead. All newlines in values are data. Source: the parsers of vLLM
+    and SGLang.
     """
 
     name: ClassVar[str] = "dots"
@@ -26,24 +33,28 @@ class DotsParser(MiniMaxM2Parser):
     attribute = re.compile(r"""\s++(\w++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
     style = ""
     turn_end = ("<|endofresponse|>",)
-    forged = ("", "")
+    result_tags = ("", "")
     shape = MiniMaxM2Parser.shape.replace("minimax:tool_call", "dots_function_call")
 
-    def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
-        """Read a section that holds JSON.
+    def read_other_content(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read a section that contains JSON.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the content.
 
         Raises:
-            Unreadable: it holds something else, or no call.
+            CallParseError: If it contains something else, or no call.
         """
         if not reader.at("{", start):
-            return (yield from super().read_odd_section(reader, start))
+            return (yield from super().read_other_content(reader, start))
         value, end = yield from reader.json(start, (self.section[1],))
         attempt = read_call(value, limits=self.limits)
         after = yield from reader.skip(end)
         if not (yield from reader.which(self.section[1:], after)):
             if after < len(reader.text):
-                reason = f"after its JSON comes something else than {self.section[1]}"
-                raise Unreadable("extra_data", reason, after, tool=attempt.tool)
+                reason = f"unexpected text after the JSON, expecting {self.section[1]}"
+                raise CallParseError("extra_data", reason, after, tool=attempt.tool)
             attempt.notes = (*attempt.notes, "unclosed_tag")
         reader.add(attempt, start, end)
         return end

@@ -1,4 +1,4 @@
-"""Calls as Markdown code, as ReTool and its forks have them: the code of each fence is run."""
+"""Parser of calls written as Markdown code, as in ReTool: the code of each fence is run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _FENCE = "```"
 
 
 class FenceParser(TextParser):
-    """A fence of one of some languages is a call of one tool, whose one argument is the code.
+    """Fenced code in given languages is a call of one tool, with the code as its only argument.
 
-    A fence closes only at the start of a line. Fences of other languages are text. result: the tag around a
-    result. `<code>` around the fence is left in the text.
+        ```python
+        print(1)
+        ```
+
+    A fence closes only at the start of a line. Fences of other languages are text, and so are `<code>` tags
+    around a fence. Source: Feng et al., ReTool, arXiv:2504.11536.
+
+    Args:
+        tool: Name of the tool.
+        argument: Name of its argument.
+        languages: Words after the opening fence that mark a call.
+        result: Name of the tag around a result.
+        result_role: Role of the messages that carry results.
+        **rules: Options of `TextScanner`.
     """
 
     name: ClassVar[str] = "fence"
@@ -41,37 +53,49 @@ class FenceParser(TextParser):
     ) -> None:
         super().__init__(**rules)
         if not languages or isinstance(languages, str):
-            raise ValueError("languages are several words, such as ('python', 'py')")
+            raise ValueError("languages must be a sequence of words, such as ('python', 'py')")
         self.tool, self.argument, self.languages = tool, argument, tuple(languages)
         self.result, self.result_role = result, result_role
-        self.forged = (f"<{result}>", f"</{result}>")
+        self.result_tags = (f"<{result}>", f"</{result}>")
         self.shape = f"{_FENCE}{self.languages[0]}\n{argument}\n{_FENCE}"
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether a fence of one of our languages opens here."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether a fence in one of the languages opens here.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if not reader.is_line_start(start):
             return False
         line_end = yield from reader.line_end(start)
         info = reader.text[start + len(_FENCE) : line_end]
         return info.strip() in self.languages
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one fence."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one fence.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         begin = yield from reader.find("\n", start)
         if begin < 0:
-            raise Unreadable("unclosed", "the message ends before the code", len(reader.text), tool=self.tool)
+            raise CallParseError(
+                "unclosed", "the message ends before the code", len(reader.text), tool=self.tool
+            )
         stop, end = yield from self._closing(reader, begin)
         if stop < 0:
-            raise Unreadable("unclosed", f"the message ends before {_FENCE}", begin, tool=self.tool)
+            raise CallParseError("unclosed", f"the message ends before {_FENCE}", begin, tool=self.tool)
         code = reader.text[begin + 1 : stop]
         if not code.strip():
-            raise Unreadable("empty", "there is no code in the fence", begin, tool=self.tool)
+            raise CallParseError("empty", "there is no code in the fence", begin, tool=self.tool)
         check_size(reader.text, begin, stop, self.limits, tool=self.tool)
-        reader.add(Attempt(self.tool, {self.argument: code}), start, end)
+        reader.add(PartialCall(self.tool, {self.argument: code}), start, end)
         return end
 
-    def _closing(self, reader: Reader, at: int) -> Steps[tuple[int, int]]:
-        """Step: give where the code ends and where the fence does; -1 if it never closes."""
+    def _closing(self, reader: Reader, at: int) -> Incremental[tuple[int, int]]:
+        """Return the end of the code and of its fence; (-1, -1) if it never closes."""
         while (found := (yield from reader.find(f"\n{_FENCE}", at))) >= 0:
             end = found + 1 + len(_FENCE)
             line_end = yield from reader.line_end(end)
@@ -80,8 +104,14 @@ class FenceParser(TextParser):
             at = end
         return -1, -1
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable fence at `start`."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed fence at `start`.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         del broke
         _, end = yield from self._closing(reader, start)
         return len(reader.text) if end < 0 else end
@@ -90,22 +120,27 @@ class FenceParser(TextParser):
         """Write a call as the model would.
 
         Raises:
-            ValueError: it is a call of something else, or its code would close the fence.
+            ValueError: If it calls another tool, or its code would close the fence.
         """
         code = call.args.get(self.argument)
         if call.tool != self.tool or list(call.args) != [self.argument] or not isinstance(code, str):
-            raise ValueError(f"a fence holds {self.tool}({self.argument}=…) alone; got {call.tool!r}")
+            raise ValueError(f"a fence can only express {self.tool}({self.argument}=…); got {call.tool!r}")
         if not code.strip() or any(
             not line.strip("`").strip() and line[:3] == _FENCE for line in code.split("\n")
         ):
-            raise ValueError("the code would close its own fence, or is empty")
+            raise ValueError("the code is empty or contains a line that closes the fence")
         return f"{_FENCE}{self.languages[0]}\n{code}\n{_FENCE}"
 
     def frame(self, name: str) -> None:
-        """Give none: what stands inside is free text."""
+        """Return None: the code is free text."""
         del name
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result in its tag."""
+        """Write one result in its tag.
+
+        Args:
+            call_id: Id of the call, control tokens escaped.
+            result: Result of the call, control tokens escaped.
+        """
         content = f"<{self.result}>\n{result.text}\n</{self.result}>"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}

@@ -1,7 +1,4 @@
-"""Calls of Gemma 4 and FunctionGemma, whose values have a grammar of their own.
-
-Formats: the chat templates of Gemma 4, and https://ai.google.dev/gemma/docs/functiongemma.
-"""
+"""Parsers of Gemma 4 and FunctionGemma, whose values have a grammar of their own."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONTextParser
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
 
-# Text without the marks of a string: the name of an argument, a number, a constant.
+# Text without delimiters of a string: the name of an argument, a number, a constant.
 _BARE = re.compile(r"""[^:,{}\[\]<>"'\r\n]*+""")
 _NUMBER = re.compile(r"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?+[0-9]++)?+")
 _CONSTANTS: Mapping[str, JSON] = {"true": True, "false": False, "null": None}
@@ -28,12 +25,17 @@ _Inside: TypeAlias = "dict[str, JSON] | list[JSON]"
 
 
 class Gemma4Parser(JSONTextParser):
-    """`<|tool_call>call:f{k:<|"|>v<|"|>,n:3}<tool_call|>`, any number of them.
+    """The format of Gemma 4.
 
-    Strings have no escapes between their marks; names of arguments need no marks. `None` is read as null and
-    noted, because older chat templates write it. tolerance: "lenient" also reads a bare word as a string.
+        <|tool_call>call:f{k:<|"|>text<|"|>,n:3,more:{flag:true}}<tool_call|>
 
-    quote: the mark before and behind a string. thought: the name of the channel behind the tag of a thought.
+    Strings have no escapes between their delimiters; names of arguments need no delimiters. `None` is read as
+    null and noted, because older chat templates write it. With `tolerance="lenient"` a bare word is read as a
+    string. Source: the chat templates of Gemma 4.
+
+    Attributes:
+        quote: Delimiter before and after a string.
+        thought: Name of the channel after the opening tag of reasoning.
     """
 
     name: ClassVar[str] = "gemma4"
@@ -47,46 +49,53 @@ class Gemma4Parser(JSONTextParser):
     think = ("<|channel>", "<channel|>")
     think_end_proves = False
     turn_end = ("<turn|>", "<eos>", "<|tool_response>")
-    forged = ("<|tool_response>", "<tool_response|>")
+    result_tags = ("<|tool_response>", "<tool_response|>")
     quote: ClassVar[str] = '<|"|>'
     more_markers = (quote,)
     thought: ClassVar[str] = "thought"
     names_tool: ClassVar[bool] = True
     shape = '<|tool_call>call:tool_name{argument:<|"|>text<|"|>,other:3}<tool_call|>'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one call."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         at, notes = yield from self.begin(reader, start)
         name, brace, more = yield from self._header(reader, at)
         return (yield from self.named_call(reader, start, name, self._call(reader, brace, (*notes, *more))))
 
-    def _header(self, reader: Reader, at: int) -> Steps[tuple[str, int, tuple[str, ...]]]:
-        """Step: read the name of the tool; return it, where the arguments begin, and notes."""
+    def _header(self, reader: Reader, at: int) -> Incremental[tuple[str, int, tuple[str, ...]]]:
+        """Read the name of the tool; return it, the place of the arguments, and notes."""
         markers = ("{", self.closer, *self.openers, *self.turn_end)
         brace, marker = yield from reader.find_first(markers, at)
         if brace < 0 or marker in self.turn_end:
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         if brace == at and marker == self.closer:
-            raise Unreadable("empty", "there is nothing between the tags", at)
+            raise CallParseError("empty", "there is nothing between the tags", at)
         prefix, colon, name = reader.text[at:brace].partition(":")
         if not colon or prefix.strip() not in ("call", ""):
-            raise Unreadable("wrong_dialect", f"here a call is {_CALL}tool_name{{…}}", at)
+            raise CallParseError("wrong_dialect", f"a call must be {_CALL}tool_name{{…}}", at)
         name = name.strip()
         if marker != "{" or not _NAME.fullmatch(name):
             code = "missing_name" if not name or marker == "{" else "bad_arguments"
-            raise Unreadable(code, f"expecting the name of the tool and {{ behind {_CALL}", at)
+            raise CallParseError(code, f"expecting the name of the tool and {{ after {_CALL}", at)
         return name, brace, () if prefix.strip() else ("missing_call_prefix",)
 
-    def _call(self, reader: Reader, brace: int, notes: tuple[str, ...]) -> Steps[tuple[Attempt, int]]:
+    def _call(
+        self, reader: Reader, brace: int, notes: tuple[str, ...]
+    ) -> Incremental[tuple[PartialCall, int]]:
         args, end, more = yield from self._arguments(reader, brace)
         check_size(reader.text, brace, end, self.limits)
         end, unclosed = yield from self.tail(reader, end)
-        return Attempt(args=args, notes=(*notes, *more, *unclosed)), end
+        return PartialCall(args=args, notes=(*notes, *more, *unclosed)), end
 
-    # The grammar of values, read once and without recursion: open objects and lists are kept in a list.
+    # The grammar of values, read in one pass without recursion; a list holds the open objects and lists.
 
-    def _arguments(self, reader: Reader, brace: int) -> Steps[tuple[Fields, int, tuple[str, ...]]]:
-        """Step: read the object that opens at a place; return it, where it ends, and notes."""
+    def _arguments(self, reader: Reader, brace: int) -> Incremental[tuple[Fields, int, tuple[str, ...]]]:
+        """Read the object that opens at a place; return it, its end, and notes."""
         root: dict[str, JSON] = {}
         opened: list[_Inside] = [root]
         notes: dict[str, None] = {}
@@ -100,7 +109,7 @@ class Gemma4Parser(JSONTextParser):
                 if reader.text[at] in "{[":
                     if len(opened) >= self.limits.depth:
                         reason = f"its values are nested deeper than {self.limits.depth}"
-                        raise Unreadable("too_deep", reason, at)
+                        raise CallParseError("too_deep", reason, at)
                     opened.append({} if reader.text[at] == "{" else [])
                     _put(inside, key, opened[-1])
                     at, is_next = at + 1, False
@@ -116,32 +125,32 @@ class Gemma4Parser(JSONTextParser):
                     return root, at, tuple(notes)
                 at = yield from self._next(reader, at)
             if reader.text[at] != ",":
-                raise Unreadable("not_literal", f"expecting ',' or '{_end(opened[-1])}'", at)
+                raise CallParseError("not_literal", f"expecting ',' or '{_end(opened[-1])}'", at)
             at, is_next = at + 1, True
 
-    def _next(self, reader: Reader, at: int) -> Steps[int]:
-        """Step: return the place of the next character that is no white space."""
+    def _next(self, reader: Reader, at: int) -> Incremental[int]:
+        """Return the place of the next character that is not white space."""
         at = yield from reader.skip(at)
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at
 
-    def _key(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of an argument; return it and where its value begins."""
+    def _key(self, reader: Reader, at: int) -> Incremental[tuple[str, int]]:
+        """Read the name of an argument; return it and the start of its value."""
         if (yield from reader.which((self.quote,), at)):
             key, end = yield from self._string(reader, at)
         else:
             end = yield from self._bare_end(reader, at)
             key = reader.text[at:end].strip()
             if not key:
-                raise Unreadable("not_literal", "expecting the name of an argument, without quotes", at)
+                raise CallParseError("not_literal", "expecting the name of an argument, without quotes", at)
         end = yield from self._next(reader, end)
         if reader.text[end] != ":":
-            raise Unreadable("not_literal", "expecting ':' behind the name of an argument", end)
+            raise CallParseError("not_literal", "expecting ':' after the name of an argument", end)
         return key, (yield from self._next(reader, end + 1))
 
-    def _scalar(self, reader: Reader, at: int) -> Steps[tuple[JSON, int, tuple[str, ...]]]:
-        """Step: read a string, a number or a constant; return it, where it ends, and notes."""
+    def _scalar(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
+        """Read a string, a number or a constant; return it, its end, and notes."""
         if (yield from reader.which((self.quote,), at)):
             value, end = yield from self._string(reader, at)
             return value, end, ()
@@ -154,44 +163,44 @@ class Gemma4Parser(JSONTextParser):
         if _NUMBER.fullmatch(word):
             return _number(word, at), end, ()
         if not word:
-            raise Unreadable("not_literal", "expecting a value", at)
+            raise CallParseError("not_literal", "expecting a value", at)
         if self.tolerance == "lenient":
             return word, end, ("bare_string",)
-        raise Unreadable("not_literal", f"expecting a string between {self.quote} and {self.quote}", at)
+        raise CallParseError("not_literal", f"expecting a string between {self.quote} and {self.quote}", at)
 
-    def _string(self, reader: Reader, at: int) -> Steps[tuple[str, int]]:
-        """Step: read a string; return it and where it ends."""
+    def _string(self, reader: Reader, at: int) -> Incremental[tuple[str, int]]:
+        """Read a string; return it and its end."""
         begin = at + len(self.quote)
-        # A marker that was sampled as a token is no part of a string; spelled out it may be.
+        # A marker that was sampled as one token is not part of a string; other spellings may be.
         ends = [marker for marker in (self.closer, *self.openers, *self.turn_end) if marker in reader.exact]
         end, marker = yield from reader.find_first((self.quote, *ends), begin)
         if marker != self.quote:
-            rest = None if marker else len(reader.text)  # what the string quotes is no call of this message
-            raise Unreadable("unclosed", f"a string has no {self.quote} at its end", begin, end=rest)
+            rest = None if marker else len(reader.text)  # calls quoted in the string do not count
+            raise CallParseError("unclosed", f"a string has no {self.quote} at its end", begin, end=rest)
         return reader.text[begin:end], end + len(self.quote)
 
-    def _bare_end(self, reader: Reader, at: int) -> Steps[int]:
-        """Step: return the end of a name, number or constant."""
+    def _bare_end(self, reader: Reader, at: int) -> Incremental[int]:
+        """Return the end of a name, number or constant."""
         while (at := end_of(_BARE.match(reader.text, at), at)) == len(reader.text) and not reader.is_whole:
             yield
         return at
 
-    # Thoughts, and results that the model wrote
+    # Reasoning, and results that the model wrote
 
-    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
-        """Step: read what the model thinks, behind the name of the channel."""
+    def _read_reasoning(self, reader: Reader, inside: int) -> Incremental[int]:
+        """Read reasoning, after the name of its channel."""
         inside = yield from reader.past_repeated(self.think[0], inside)
         if self.thought and (yield from reader.which((self.thought,), inside)):
             inside += len(self.thought)
             inside += len((yield from reader.which(("\n",), inside)))
-        return (yield from super()._reason(reader, inside))
+        return (yield from super()._read_reasoning(reader, inside))
 
-    def _forgery(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: read a result that the model wrote itself; its opener at the end is where it stopped."""
+    def _read_forgery(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Read a result that the model wrote; if its opener ends the message, sampling stopped there."""
         inside = place + len(marker)
-        if marker == self.forged[0] and (yield from reader.skip(inside)) == len(reader.text):
+        if marker == self.result_tags[0] and (yield from reader.skip(inside)) == len(reader.text):
             return len(reader.text)
-        return (yield from super()._forgery(reader, place, marker))
+        return (yield from super()._read_forgery(reader, place, marker))
 
     # Writing
 
@@ -199,16 +208,16 @@ class Gemma4Parser(JSONTextParser):
         """Write a call as the model would.
 
         Raises:
-            ValueError: The format cannot hold the name of the tool, or a string holds the mark of one.
+            ValueError: If the format cannot express the tool's name, or a string contains the delimiter.
         """
         if not _NAME.fullmatch(call.tool):
-            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+            raise ValueError(f"the format cannot express the name {call.tool!r}")
         return f"{self.openers[0]}{_CALL}{call.tool}{self._written(call.args)}{self.closer}"
 
     def _written(self, value: JSON) -> str:
         if isinstance(value, str):
             if self.quote in value:
-                raise ValueError(f"the format has no escapes, and a string holds {self.quote}")
+                raise ValueError(f"a string contains {self.quote}, and the format has no escapes")
             return f"{self.quote}{value}{self.quote}"
         if isinstance(value, Mapping):
             fields = cast("Fields", value).items()
@@ -230,7 +239,12 @@ class Gemma4Parser(JSONTextParser):
 
 
 class FunctionGemmaParser(Gemma4Parser):
-    """`<start_function_call>call:f{k:<escape>v<escape>}<end_function_call>`: the same with other markers."""
+    """The format of FunctionGemma: that of Gemma 4 with other markers.
+
+        <start_function_call>call:f{k:<escape>text<escape>,n:3}<end_function_call>
+
+    Source: https://ai.google.dev/gemma/docs/functiongemma.
+    """
 
     name: ClassVar[str] = "functiongemma"
     aliases = ("function_gemma",)
@@ -242,7 +256,7 @@ class FunctionGemmaParser(Gemma4Parser):
     think = ("<think>", "</think>")
     think_end_proves = True
     turn_end = ("<end_of_turn>", "<eos>", "<start_function_response>")
-    forged = ("<start_function_response>", "<end_function_response>")
+    result_tags = ("<start_function_response>", "<end_function_response>")
     quote: ClassVar[str] = "<escape>"
     more_markers = (quote,)
     thought: ClassVar[str] = ""
@@ -264,7 +278,7 @@ def _number(word: str, at: int) -> int | float:
     try:
         number = int(word) if word.lstrip("-").isdigit() else float(word)
     except ValueError:  # an integer of more digits than Python converts
-        raise Unreadable("not_literal", "the number has too many digits", at) from None
+        raise CallParseError("not_literal", "the number has too many digits", at) from None
     if number in (float("inf"), float("-inf")):
-        raise Unreadable("not_literal", f"the number {word[:20]} is too large", at)
+        raise CallParseError("not_literal", f"the number {word[:20]} is too large", at)
     return number

@@ -1,7 +1,4 @@
-"""Calls of GigaChat: JSON behind a marker (3 and 3.1), and the "GCML" of 3.5.
-
-Formats: the chat templates of GigaChat 3 and 3.1, and SGLang's reader of 3.5.
-"""
+"""Parsers of GigaChat 3, 3.1 and 3.5."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.invoke import DeepSeekV4Parser
 
 _MESSAGE_END, _ROLE_END = "<|message_sep|>", "<|role_sep|>"
@@ -17,10 +14,13 @@ _ROLE = f"function call{_ROLE_END}"
 
 
 class GigaChat3Parser(JSONBlockParser):
-    """`<|function_call|>{"name": …, "arguments": {…}}` (3.1), or the same in a message of its own (3).
+    """The format of GigaChat 3.1: JSON after a marker.
 
-    That message begins with `<|message_sep|>`, two newlines and `function call<|role_sep|>`; elsewhere
-    `<|message_sep|>` ends the turn. It stays in the text. `render_call` writes calls as 3.1 does.
+        <|function_call|>{"name": "f", "arguments": {"a": 1}}
+
+    GigaChat 3 writes the JSON in a message of its own, which begins with `<|message_sep|>`, two newlines and
+    `function call<|role_sep|>`; this is read too and stays in the text. Elsewhere `<|message_sep|>` ends the
+    turn. Source: the chat templates of both.
     """
 
     name: ClassVar[str] = "gigachat3"
@@ -33,18 +33,23 @@ class GigaChat3Parser(JSONBlockParser):
     more_markers = (_ROLE_END,)
     shape = '<|function_call|>{"name": "tool name", "arguments": {"argument": "value"}}'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: return whether a marker opens a call; the name of the role must end with its token."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether a marker opens a call; the name of the role must end with its token.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         return not reader.at(_ROLE, start) or reader.at(_ROLE_END, start + len(_ROLE) - len(_ROLE_END))
         yield
 
-    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: do what a marker asks for; the end of one message may begin the message of a call."""
+    def _handle_marker(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Handle a marker; the end of one message may begin the message of a call."""
         if marker == _MESSAGE_END:
             after = yield from reader.skip(place + len(marker))
             if (yield from reader.which((_ROLE,), after)) and (yield from self.opens(reader, after)):
                 return (yield from self.attempt(reader, after))
-        return (yield from super()._at_marker(reader, place, marker))
+        return (yield from super()._handle_marker(reader, place, marker))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would."""
@@ -52,7 +57,16 @@ class GigaChat3Parser(JSONBlockParser):
 
 
 class GigaChat35Parser(DeepSeekV4Parser):
-    """DeepSeek V4's calls with `GCML` in place of `DSML`."""
+    """The format of GigaChat 3.5: that of DeepSeek V4 with `GCML` instead of `DSML`.
+
+        <｜GCML｜tool_calls>
+        <｜GCML｜invoke name="f">
+        <｜GCML｜parameter name="a" string="false">1</｜GCML｜parameter>
+        </｜GCML｜invoke>
+        </｜GCML｜tool_calls>
+
+    Source: SGLang's detector.
+    """
 
     name: ClassVar[str] = "gigachat35"
     models = "GigaChat 3.5"
@@ -67,7 +81,7 @@ class GigaChat35Parser(DeepSeekV4Parser):
     other_openers = ()
     more_markers = (parameter, parameter_end, markup)
     turn_end = (_MESSAGE_END, "</s>")
-    forged = ("", "")
+    result_tags = ("", "")
     shape = DeepSeekV4Parser.shape.replace("DSML", "GCML")
 
     def frame(self, name: str) -> None:

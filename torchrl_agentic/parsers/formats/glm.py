@@ -1,20 +1,30 @@
-"""Calls of GLM-4.5 to 4.7 and GLM-5. Format: their chat templates."""
+"""Parser of GLM-4.5 to 4.7 and GLM-5."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
 
 class GLM45Parser(XMLParamsParser):
-    """`<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, with or without newlines.
+    """The format of GLM-4.5 to 4.7 and GLM-5, with or without newlines between the tags.
 
-    key_end, value_begin: the tags behind the name of an argument and before its value. separator: the tag
-    behind the name of the tool, "" for none. gap: white space that is written between the tags.
+        <tool_call>f
+        <arg_key>a</arg_key>
+        <arg_value>1</arg_value>
+        </tool_call>
+
+    Source: the chat templates.
+
+    Attributes:
+        key_end: Tag after the name of an argument.
+        value_begin: Tag before its value.
+        separator: Tag after the name of the tool; "" if there is none.
+        gap: White space that is written between the tags.
     """
 
     name: ClassVar[str] = "glm45"
@@ -30,72 +40,77 @@ class GLM45Parser(XMLParamsParser):
     gap: ClassVar[str] = "\n"
     style = "glm_xml"
     turn_end = ("<|observation|>", "<|user|>", "<|endoftext|>")
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")
     shape = "<tool_call>tool_name\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of the tool, up to the first argument or the end."""
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
+        """Read the name of the tool, up to the first argument or the closer."""
         begin = yield from reader.past_repeated(self.openers[0], start + len(self.openers[0]))
         markers = filter(None, (self.separator, self.parameter, self.closer, *self.openers, *self.turn_end))
         end = yield from reader.find_first(tuple(markers), begin)
         if end[0] < 0:
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin)
+            raise CallParseError("unclosed", f"the message ends before {self.closer}", begin)
         name = reader.text[begin : end[0]].strip()
         if "{" in name or name.startswith("<"):
-            raise Unreadable(
-                "wrong_dialect", "here a call is the name of the tool, then its arguments", begin
+            raise CallParseError(
+                "wrong_dialect", "a call must begin with the name of the tool, then its arguments", begin
             )
         if "<" in name:
             at = reader.text.find("<", begin)
             following = self.separator or self.parameter
-            raise Unreadable("extra_data", f"expecting {following} behind the name", at)
+            raise CallParseError("extra_data", f"expecting {following} after the name", at)
         if end[1] in self.turn_end:
-            raise Unreadable("unclosed", f"the turn ends before {self.closer}", end[0])
+            raise CallParseError("unclosed", f"the turn ends before {self.closer}", end[0])
         if not name or len(name.split()) > 1:
             code = "missing_name" if name or end[1] == self.parameter else "empty"
-            raise Unreadable(code, "the name of the tool is missing", begin)
+            raise CallParseError(code, "the name of the tool is missing", begin)
         if end[1] in self.openers:
-            raise Unreadable("unclosed", f"{self.closer} is missing", end[0])
+            raise CallParseError("unclosed", f"{self.closer} is missing", end[0])
         if self.separator and end[1] != self.separator:
             reader.note("missing_separator")
         return name, end[0] + (len(self.separator) if end[1] == self.separator else 0)
 
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
-        """Step: read the name of an argument and the tag of its value."""
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
+        """Read the name of an argument and the tag of its value."""
         begin = start + len(self.parameter)
         end = yield from self._within_call(reader, self.key_end, begin)
         value, is_string = yield from self.read_type(reader, end + len(self.key_end))
         value = yield from reader.skip(value)
         if value == len(reader.text):
-            raise Unreadable("unclosed", f"the message ends before {self.value_begin}", value)
+            raise CallParseError("unclosed", f"the message ends before {self.value_begin}", value)
         if not (yield from reader.which((self.value_begin,), value)):
-            raise Unreadable("extra_data", f"expecting {self.value_begin}", value)
+            raise CallParseError("extra_data", f"expecting {self.value_begin}", value)
         return Parameter(reader.text[begin:end].strip(), value + len(self.value_begin), is_string)
 
-    def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
-        """Step: read the type between name and value; return where it ends, and whether it is a string."""
+    def read_type(self, reader: Reader, at: int) -> Incremental[tuple[int, bool | None]]:
+        """Read the type between name and value; return its end, and whether it is a string (None if unknown).
+
+        Args:
+            reader: The message as read so far.
+            at: Index after the name of the argument.
+        """
         del reader
         return at, None
         yield
 
-    def _within_call(self, reader: Reader, marker: str, at: int) -> Steps[int]:
+    def _within_call(self, reader: Reader, marker: str, at: int) -> Incremental[int]:
         markers = (marker, self.closer, *self.openers, *self.turn_end)
         found = yield from reader.find_first(markers, at)
         if found[1] != marker or not reader.text[at : found[0]].strip():
             broke = len(reader.text) if found[0] < 0 else found[0]
             code = "missing_name" if found[1] == marker else "unclosed"
-            raise Unreadable(code, f"the name of an argument ends with {marker}", broke)
+            raise CallParseError(code, f"the name of an argument must end with {marker}", broke)
         return found[0]
 
     def write(self, call: ParsedCall) -> str:
         """Write a call.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
         for name in (call.tool, *call.args):
             if name != name.strip() or not name or "<" in name or "{" in name:
-                raise ValueError(f"the format cannot hold the name {name!r}")
+                raise ValueError(f"the format cannot express the name {name!r}")
         values = "".join(
             f"{self.gap}{self.parameter}{name}{self.key_end}"
             f"{self.gap}{self.value_begin}{self.raw(name, value)}{self.parameter_end}"

@@ -1,7 +1,6 @@
-"""Calls of Granite: a JSON list behind `<|tool_call|>` (3.x), an object behind `<function_call>` (20B).
+"""Parsers of Granite 3 and Granite 20B.
 
-Formats: the chat templates of Granite 3.0 to 3.3 and of granite-20b-functioncalling. Granite 4.0 and 4.1
-write Hermes (`hermes`), Granite 4.2 writes XML (`qwen3_coder`).
+Granite 4.0 and 4.1 use the parser `hermes`, Granite 4.2 uses `qwen3_coder`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,12 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 
 
 class GraniteParser(JSONBlockParser):
-    """`<|tool_call|>[{"name": …, "arguments": {…}}, …]`; nothing closes it but the list itself."""
+    """The format of Granite 3.0 to 3.3: a JSON list, which has no closer.
+
+        <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]
+
+    Source: the chat templates.
+    """
 
     name: ClassVar[str] = "granite"
     models = "Granite 3"
@@ -28,7 +32,12 @@ class GraniteParser(JSONBlockParser):
 
 
 class Granite20BParser(JSONBlockParser):
-    """`<function_call> {"name": …, "arguments": {…}}`, any number of them."""
+    """The format of granite-20b-functioncalling: any number of objects, each after a marker.
+
+        <function_call> {"name": "f", "arguments": {"a": 1}}
+
+    Source: the chat template.
+    """
 
     name: ClassVar[str] = "granite-20b-fc"
     models = "Granite 20B"

@@ -1,4 +1,4 @@
-"""Calls of GPT-OSS, in messages of channels and recipients. Format: OpenAI's harmony response format."""
+"""Parser of GPT-OSS: OpenAI's harmony format of messages with channels and recipients."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import decode_any, dumps, read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.scan import ReasoningPolicy, any_of
-from torchrl_agentic.parsers.engine.text import TextParser
-from torchrl_agentic.parsers.engine.typed import only_string
+from torchrl_agentic.parsers.engine.json_text import decode_any, dumps, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
+from torchrl_agentic.parsers.engine.text_scanner import ReasoningPolicy, any_of
+from torchrl_agentic.parsers.engine.typed_values import only_string
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -30,14 +30,20 @@ _ENDS = any_of((END, CALL, RETURN, START, CHANNEL))
 
 
 def _search(pattern: re.Pattern[str], text: str, start: int) -> tuple[int, int]:
-    """Return the place of a marker, or -1, and from where to look when more text has come."""
+    """Return the place of a marker, or -1, and where to search when more text arrives."""
     match = pattern.search(text, start)
     return (-1, max(start, len(text) - len(CHANNEL) + 1)) if match is None else (match.start(), start)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before `<|message|>`: who writes, to whom, in which channel."""
+    """The text before `<|message|>`.
+
+    Attributes:
+        role: Author of the message.
+        channel: Channel of the message, "" if it names none.
+        recipient: Recipient, such as a function, "" if it names none.
+    """
 
     role: str
     channel: str
@@ -45,14 +51,14 @@ class Header:
 
     @classmethod
     def read(cls, text: str) -> Header:
-        """Read it, whichever order its parts have."""
+        """Return the header of a text; its parts may have any order."""
         found = (pattern.search(text) for pattern in (_ROLE, _CHANNEL, _RECIPIENT))
         role, channel, recipient = (match[1] if match else "" for match in found)
         return cls(role or "assistant", channel, recipient)
 
     @property
     def is_call(self) -> bool:
-        """Whether a tool is meant."""
+        """Return whether the recipient is a tool."""
         return self.role == "assistant" and self.recipient not in ("", "assistant", "user", "all")
 
     @property
@@ -62,12 +68,20 @@ class Header:
 
 
 class HarmonyParser(TextParser):
-    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`, one message per call.
+    """The harmony format of GPT-OSS: one message per call, addressed to the tool.
 
-    The analysis channel is the reasoning. A function that is called there runs too, for `<|call|>` asks for
-    it, and the call is noted as "call_in_reasoning"; `parse_reasoning` says otherwise if it is "text" or
-    "error". The built-in `python` and `browser` are called from there by design. All markers stay in the
-    text.
+        <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
+
+    The analysis channel is the reasoning. A function called there runs too, because `<|call|>` waits for its
+    result, and the call is noted "call_in_reasoning"; set `parse_reasoning` to "text" or "error" to prevent
+    that. The built-in tools `python` and `browser` are called from there by design. All markers stay in the
+    text. Source: https://github.com/openai/harmony.
+
+    Args:
+        parse_reasoning: What to do with functions called in the analysis channel; see `TextScanner`.
+        reasoning_open: Unused; the channel of each message is explicit.
+        tolerance: Unused; accepted like by other formats.
+        limits: Bounds on what is read from one message.
     """
 
     name: ClassVar[str] = "harmony"
@@ -99,11 +113,11 @@ class HarmonyParser(TextParser):
         )
 
     def control_markers(self) -> tuple[str, ...]:
-        """What steers the conversation in this format."""
+        """Return the control tokens of the format."""
         return (START, CHANNEL, MESSAGE, END, CALL, RETURN, "<|constrain|>")
 
-    def scan(self, reader: Reader) -> Steps[None]:
-        """Step: read the message, which holds messages of its own."""
+    def scan(self, reader: Reader) -> Incremental[None]:
+        """Read the text, which consists of messages."""
         at = searched = 0
         while True:
             if reader.is_whole:
@@ -112,20 +126,20 @@ class HarmonyParser(TextParser):
                 place, searched = _search(_OPENERS, reader.text, max(at, searched))
             if place < 0:
                 if reader.is_whole:
-                    reader.say(len(reader.text))
+                    reader.emit_text(len(reader.text))
                     return
                 if len(reader.text) - at > _LONGEST_BARE or not _PART_OF_BARE.match(reader.text, at):
-                    reader.say(searched)
+                    reader.emit_text(searched)
                 yield
                 continue
             begin = place
             before = _BARE.match(reader.text, at)
             if before and before.end() == place:
-                begin = at  # the prompt ends with the role, and the recipient comes next
+                begin = at  # the prompt ends with the role; the recipient follows
             at = yield from self._message(reader, begin, place)
 
-    def _message(self, reader: Reader, begin: int, place: int) -> Steps[int]:
-        """Step: read the message whose first marker stands at `place`; give where to go on."""
+    def _message(self, reader: Reader, begin: int, place: int) -> Incremental[int]:
+        """Read the message whose first marker is at `place`, and return where to continue."""
         body, marker = yield from reader.find_first((MESSAGE, END, CALL, RETURN), place)
         again = reader.seek(START, place + 1)
         if again >= 0 and (body < 0 or again < body):
@@ -138,11 +152,11 @@ class HarmonyParser(TextParser):
             return (yield from self.attempt(reader, begin, lambda reader, _: self._without_body(reader, end)))
         body += len(MESSAGE)
         if header.is_call and (not header.is_draft or self.parse_reasoning != "text"):
-            reader.drafts = self.parse_reasoning if header.is_draft else ""
+            reader.draft_policy = self.parse_reasoning if header.is_draft else ""
             at = yield from self.attempt(
                 reader, begin, lambda reader, start: self._call(reader, start, body, header)
             )
-            reader.drafts = ""
+            reader.draft_policy = ""
             return at
         if header.is_draft:
             reader.note("call_in_reasoning")
@@ -163,10 +177,10 @@ class HarmonyParser(TextParser):
             return (yield from self.end_of_text(reader))
         return end + len(closer)
 
-    def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Steps[tuple[int, str]]:
-        """Step: give where the body of a message ends, and the marker that closes it.
+    def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Incremental[tuple[int, str]]:
+        """Return the end of a message's body and the marker that closes it.
 
-        is_text: whether it is known to be no call, and can be told while it comes.
+        With `is_text` the body is known not to be a call, and is emitted while it arrives.
         """
         searched = body
         while not reader.is_whole:
@@ -174,42 +188,47 @@ class HarmonyParser(TextParser):
             if place >= 0:
                 break
             if is_text:
-                reader.say(searched)
+                reader.emit_text(searched)
             yield
         place, marker = reader.first((END, CALL, RETURN, START, CHANNEL), body)
         if place < 0:
             return len(reader.text), ""
         return place, "" if marker in (START, CHANNEL) else marker
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Harmony is read message by message, see `scan`."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Raise NotImplementedError: `scan` reads message by message.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         raise NotImplementedError
 
-    def _without_body(self, reader: Reader, end: int) -> Steps[int]:
+    def _without_body(self, reader: Reader, end: int) -> Incremental[int]:
         del reader
-        error = Unreadable("unclosed", f"{MESSAGE} is missing", end)
+        error = CallParseError("unclosed", f"{MESSAGE} is missing", end)
         error.end = end
         raise error
         yield
 
-    def _call(self, reader: Reader, start: int, body: int, header: Header) -> Steps[int]:
+    def _call(self, reader: Reader, start: int, body: int, header: Header) -> Incremental[int]:
         name = header.recipient.removeprefix(_FUNCTIONS)
         if not name:
-            raise Unreadable("missing_name", "the recipient names no function", body)
+            raise CallParseError("missing_name", "the recipient names no function", body)
         return (yield from self.named_call(reader, start, name, self._arguments(reader, body, name)))
 
-    def _arguments(self, reader: Reader, body: int, name: str) -> Steps[tuple[Attempt, int]]:
+    def _arguments(self, reader: Reader, body: int, name: str) -> Incremental[tuple[PartialCall, int]]:
         at = yield from reader.skip(body)
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         plain = None if reader.tools is None else only_string(reader.tools.get(name))
         if reader.text[at] not in "{[":
             stop, closer = yield from self._body_end(reader, body)
             value = reader.text[body:stop]
             if not closer and value.strip():
-                raise Unreadable("unclosed", f"the message ends before {CALL}", stop)
+                raise CallParseError("unclosed", f"the message ends before {CALL}", stop)
             if plain is not None and value.strip():
-                return Attempt(args={plain: value}, notes=("plain_input",)), stop + len(closer)
+                return PartialCall(args={plain: value}, notes=("plain_input",)), stop + len(closer)
             return self._read(
                 decode_any(value, self.limits) if value.strip() else None, at, stop + len(closer)
             )
@@ -218,19 +237,25 @@ class HarmonyParser(TextParser):
         if closer := (yield from reader.which((CALL, END, RETURN), after)):
             return self._read(value, at, after + len(closer))
         if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
-            raise Unreadable("extra_data", f"after its JSON comes something else than {CALL}", after)
+            raise CallParseError("extra_data", f"unexpected text after the JSON, expecting {CALL}", after)
         return self._read(value, at, stop, "unclosed_tag")
 
-    def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[Attempt, int]:
+    def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[PartialCall, int]:
         try:
             args, more = read_arguments(value, self.limits)
-        except Unreadable as error:
+        except CallParseError as error:
             error.at, error.end = at, end
             raise
-        return Attempt(args=args, notes=(*more, *notes)), end
+        return PartialCall(args=args, notes=(*more, *notes)), end
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable message at `start`."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed message at `start`.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         end, closer = yield from self._body_end(reader, max(start + 1, broke))
         return end + len(closer)
 
@@ -238,9 +263,9 @@ class HarmonyParser(TextParser):
         """Write a call as the model would.
 
         Raises:
-            ValueError: the name of the tool holds white space or markup.
+            ValueError: If the name of the tool contains white space or markup.
         """
         if not re.fullmatch(r"[^\s<]+", call.tool):
-            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+            raise ValueError(f"the format cannot express the name {call.tool!r}")
         header = f"{CHANNEL}commentary to={_FUNCTIONS}{call.tool} <|constrain|>json{MESSAGE}"
         return f"{header}{dumps(call.args)}{CALL}"

@@ -1,7 +1,4 @@
-"""Calls as JSON between `<tool_call>` tags: Hermes 2 and 3, Qwen2.5, Qwen3, and other models. The default.
-
-Format: https://github.com/NousResearch/Hermes-Function-Calling, and the chat templates of Qwen2.5 and Qwen3.
-"""
+"""Parser of Hermes 2 and 3, Qwen2.5, Qwen3 and other models: JSON between `<tool_call>` tags. The default."""
 
 from __future__ import annotations
 
@@ -11,9 +8,14 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 
 
 class HermesParser(JSONBlockParser):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them, with text around.
+    """The format of Hermes, Qwen2.5 and Qwen3: any number of blocks of JSON, with text around them.
 
-    In one block a list of calls is read too.
+        <tool_call>
+        {"name": "f", "arguments": {"a": 1}}
+        </tool_call>
+
+    A list of calls in one block is read and noted. Source:
+    https://github.com/NousResearch/Hermes-Function-Calling and the chat templates of Qwen2.5 and Qwen3.
     """
 
     name: ClassVar[str] = "hermes"
@@ -29,5 +31,5 @@ class HermesParser(JSONBlockParser):
     openers = ("<tool_call>",)
     closer = "</tool_call>"
     turn_end = ("<|im_end|>", "<|endoftext|>")
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")
     shape = '<tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_call>'

@@ -1,7 +1,4 @@
-"""Calls of Hunyuan A13B: Jamba's list, after a thought. Format: the chat templates of vLLM and of the model.
-
-Hunyuan 3 and later write another format.
-"""
+"""Parser of Hunyuan A13B: Jamba's list after reasoning. Later versions are in `hy`."""
 
 from __future__ import annotations
 
@@ -11,11 +8,16 @@ from torchrl_agentic.parsers.formats.jamba import JambaParser
 
 
 class HunyuanA13BParser(JambaParser):
-    """`<answer><tool_calls>[{…}]</tool_calls></answer>`, behind a thought; the answer's tags stay text."""
+    """The format of Hunyuan A13B: one JSON list after the reasoning.
+
+        <answer><tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls></answer>
+
+    The tags of the answer stay in the text. Source: the chat templates of vLLM and of the model.
+    """
 
     name: ClassVar[str] = "hunyuan_a13b"
     models = "Hunyuan A13B"
     example = '<tool_calls>[{"name", "arguments"}]</tool_calls>'
     stop = ("<|eos|>",)
     turn_end = ("<|eos|>",)
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")

@@ -1,4 +1,4 @@
-"""Calls of Tencent's Hy3 and Hy4. Formats: the chat template of Hy3; vLLM's and SGLang's parsers of Hy4."""
+"""Parsers of Tencent's Hy3 and Hy4."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.control_tokens import AddedTokens, control_tokens_of
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 
 _SUFFIX = r"(:[^\s<>:]{1,40}+)?+>"
@@ -18,19 +18,22 @@ _CALL = re.compile(rf"<tool_calls?+{_SUFFIX}")
 _SECTION = re.compile(rf"<tool_calls{_SUFFIX}")
 _THINK = re.compile(rf"</?+think{_SUFFIX}")
 _LONGEST = 64
-_MARKERS = ("openers", "section", "think", "forged", "turn_end", "stop", "around")
+_MARKERS = ("openers", "section", "think", "result_tags", "turn_end", "stop", "around")
 _MARKER = ("closer", "parameter", "parameter_end", "key_end", "value_begin", "separator", "shape")
 
 
 class HyV4Parser(GLM45Parser):
-    """`<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, any number in `<tool_calls>`.
+    """The format of Hy4: any number of calls in one section.
 
-    All tags of a checkpoint may have the same suffix: `<tool_call:opensource>`. `with_tokenizer` takes it
-    from the tokenizer; without one it is that of the first tag in a message that opens a call.
+        <tool_calls><tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call></tool_calls>
+
+    All tags of a checkpoint may have the same suffix, such as `<tool_call:opensource>`. `with_tokenizer`
+    takes it from the tokenizer; otherwise the first opening tag of a message sets it. Source: the parsers of
+    vLLM and SGLang.
 
     Args:
         suffix: The suffix with its colon, "" for none, or None to detect it.
-        options: Those of `TextScanner`.
+        **options: Options of `TextScanner`.
     """
 
     name: ClassVar[str] = "hy_v4"
@@ -43,7 +46,7 @@ class HyV4Parser(GLM45Parser):
     around = (section[0], "", section[1])
     gap: ClassVar[str] = ""
     turn_end = ("<｜hy_eos｜>", "<｜hy_User｜>")
-    forged = ("<tool_responses>", "</tool_responses>")
+    result_tags = ("<tool_responses>", "</tool_responses>")
     shape = (
         "<tool_calls><tool_call>tool_name<arg_key>argument</arg_key><arg_value>value</arg_value></tool_call>"
         "</tool_calls>"
@@ -63,7 +66,7 @@ class HyV4Parser(GLM45Parser):
 
     @property
     def _spelled(self) -> str:
-        """The suffix that is written."""
+        """Return the suffix for writing."""
         return self.default_suffix if self.suffix is None else self.suffix
 
     def _with_suffix(self, suffix: str) -> Self:
@@ -79,20 +82,25 @@ class HyV4Parser(GLM45Parser):
         self._spell(self.suffix)
 
     def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
-        """Return a parser for the suffix of a tokenizer; see `ToolCallParser.with_tokenizer`."""
+        """Return a copy for the suffix of a tokenizer; see `ToolCallParser.with_tokenizer`.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            **template_kwargs: Options of its chat template.
+        """
         tokens = control_tokens_of(tokenizer).values()
         match = next(filter(None, map(_SECTION.fullmatch, tokens)), None) if self.suffix is None else None
         spelled = self if match is None else self._with_suffix(match[1] or "")
         return super(HyV4Parser, spelled).with_tokenizer(tokenizer, **template_kwargs)
 
     def control_markers(self) -> tuple[str, ...]:
-        """Return what steers the conversation: with and without suffix, unless the suffix is known."""
+        """Return the markers of this format, with and without suffix unless the suffix is known."""
         if self.suffix is not None or not self.default_suffix:
             return super().control_markers()
         return (*super().control_markers(), *self._with_suffix("").control_markers())
 
-    def scan(self, reader: Reader) -> Steps[None]:
-        """Step: read the message."""
+    def scan(self, reader: Reader) -> Incremental[None]:
+        """Read the message."""
         suffix = self.suffix
         if suffix is None:
             suffix = yield from self._suffix_of(reader)
@@ -101,8 +109,8 @@ class HyV4Parser(GLM45Parser):
         else:
             yield from self._with_suffix(suffix).scan(reader)
 
-    def _suffix_of(self, reader: Reader) -> Steps[str]:
-        """Step: return the suffix of the tags in a message; the text before the first call is reported."""
+    def _suffix_of(self, reader: Reader) -> Incremental[str]:
+        """Return the suffix of the tags in a message, and emit the text before the first call."""
         for suffix in (self.default_suffix, ""):
             if f"<tool_calls{suffix}>" in reader.exact:
                 return suffix
@@ -110,7 +118,7 @@ class HyV4Parser(GLM45Parser):
         while end_of(_CALL.search(reader.text, at), -1) < 0 and not reader.is_whole:
             begun = reader.text.rfind("<", max(at, len(reader.text) - _LONGEST))
             at = len(reader.text) if begun < 0 or reader.text.find(">", begun) >= 0 else begun
-            reader.say(at)
+            reader.emit_text(at)
             yield
         match = _CALL.search(reader.text, at) or _THINK.search(reader.text)
         return self.default_suffix if match is None else match[1] or ""
@@ -121,7 +129,17 @@ class HyV4Parser(GLM45Parser):
 
 
 class HyV3Parser(HyV4Parser):
-    """The same with `<tool_sep>` behind the name, each tag on a line of its own; Hy3 has a suffix."""
+    """The format of Hy3: each tag begins a line, and a tag follows the name.
+
+        <tool_calls:opensource>
+        <tool_call:opensource>f<tool_sep:opensource>
+        <arg_key:opensource>a</arg_key:opensource>
+        <arg_value:opensource>1</arg_value:opensource>
+        </tool_call:opensource>
+        </tool_calls:opensource>
+
+    The suffix is handled as in Hy4. Source: the chat template.
+    """
 
     name: ClassVar[str] = "hy_v3"
     aliases = ("hy3", "hunyuan")

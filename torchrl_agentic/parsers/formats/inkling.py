@@ -1,7 +1,4 @@
-"""Calls of Inkling, whose messages are blocks of typed content.
-
-Format: the control tokens of its tokenizer, and the `tml-renderers` package, which writes its prompts.
-"""
+"""Parser of Inkling, whose messages are blocks of typed content."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of
-from torchrl_agentic.parsers.engine.structural import Frame
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
+from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 _BLOCK = "<|message_model|>"
 _CALL, _RAW_CALL = "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"
@@ -23,12 +20,15 @@ _HEADER = re.compile(r"[^<\r\n]{0,256}+")
 
 
 class InklingParser(JSONBlockParser):
-    """`<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {…}}<|end_message|>`.
+    """The format of Inkling: one block per call.
 
-    Thoughts, text and calls are blocks that end with the same token and do not nest. A call that begins
-    before a thought has ended therefore is not part of it: it runs, and the message is noted
-    `unclosed_reasoning`. The name before the JSON may be missing; the one inside counts. A block with raw
-    text for a tool is an error.
+        <|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {"a": 1}}<|end_message|>
+
+    Reasoning, text and calls are blocks that end with the same token and do not nest. A call that begins
+    before reasoning has ended is therefore not part of it: it runs, and the message is noted
+    `unclosed_reasoning`. The name before the JSON is optional; the one in the JSON counts. A block with raw
+    text for a tool is an error. Source: the control tokens of the tokenizer, and the package `tml-renderers`,
+    which writes the prompts.
     """
 
     name: ClassVar[str] = "inkling"
@@ -43,12 +43,17 @@ class InklingParser(JSONBlockParser):
     think = ("<|content_thinking|>", "<|end_message|>")
     think_end_proves = False
     turn_end = (_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>")
-    forged = ("<|message_tool|>", "<|end_message|>")
+    result_tags = ("<|message_tool|>", "<|end_message|>")
     names_tool: ClassVar[bool] = True
     shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: return whether the block that begins at `start` is a call; others are text or thoughts."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether the block at `start` is a call; other blocks are text or reasoning.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if not reader.at(_BLOCK, start):
             return True
         end = begin = start + len(_BLOCK)
@@ -58,11 +63,15 @@ class InklingParser(JSONBlockParser):
             yield
         return bool((yield from reader.which((_CALL, _RAW_CALL), end)))
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the text before the JSON; return where the JSON begins, and notes.
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+        """Read the header of a block; return the start of the JSON and notes.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            Unreadable: The message ends there, or the call is raw text.
+            CallParseError: If the message ends there, or the call is raw text.
         """
         header = ""
         if reader.at(_BLOCK, start):
@@ -71,33 +80,40 @@ class InklingParser(JSONBlockParser):
             header = reader.text[begin:start].strip()
         at, notes = yield from super().begin(reader, start)
         if reader.at(_RAW_CALL, start):
-            raise Unreadable("wrong_dialect", f"a tool is called with JSON, behind {_CALL}", at, tool=header)
+            raise CallParseError(
+                "wrong_dialect", f"tools are called with JSON, after {_CALL}", at, tool=header
+            )
         return at, notes
 
-    def tail(self, reader: Reader, end: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read what ends a block; the end of the whole message does too."""
+    def tail(self, reader: Reader, end: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+        """Read the end of a block, which the end of the whole message may be.
+
+        Args:
+            reader: The message as read so far.
+            end: Index just after the JSON.
+        """
         after = yield from reader.skip(end)
         if (yield from reader.which((_END,), after)):
             return end, ()
         return (yield from super().tail(reader, end))
 
-    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
-        """Step: read a thought; a call that begins before its end ends it."""
+    def _read_reasoning(self, reader: Reader, inside: int) -> Incremental[int]:
+        """Read reasoning; a call that begins before its end ends it."""
         closed = yield from self.closing(reader, self.think[1], inside, inside)
         opener, _ = reader.first(self._calling, inside)
         if 0 <= opener < closed:
             reader.note("unclosed_reasoning")
             return inside
-        return (yield from super()._reason(reader, inside))
+        return (yield from super()._read_reasoning(reader, inside))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.
 
         Raises:
-            ValueError: The format cannot hold the name of the tool.
+            ValueError: If the format cannot express the name of the tool.
         """
         if not call.tool.strip() or not _HEADER.fullmatch(call.tool):
-            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+            raise ValueError(f"the format cannot express the name {call.tool!r}")
         body = dumps({"name": call.tool, self.arguments_key: call.args})
         return f"{_BLOCK}{call.tool}{_CALL}{body}{self.closer}"
 

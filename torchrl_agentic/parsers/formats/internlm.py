@@ -1,22 +1,27 @@
-"""Calls of InternLM2 and Intern-S1: JSON behind `<|plugin|>`. Format: InternLM2's chat format."""
+"""Parser of InternLM2 and Intern-S1: JSON after `<|plugin|>`."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _PLUGIN, _INTERPRETER = "<|plugin|>", "<|interpreter|>"
 
 
 class InternLMParser(JSONBlockParser):
-    """`<|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>`, any number of them.
+    """The format of InternLM2, InternLM2.5 and Intern-S1.
 
-    Code behind `<|interpreter|>` names no tool: it becomes an error entry.
+        <|action_start|><|plugin|>
+        {"name": "f", "parameters": {"a": 1}}
+        <|action_end|>
+
+    Code after `<|interpreter|>` names no tool and becomes an error entry. Source: the chat format of
+    InternLM2 (`chat/chat_format.md` of its repository).
     """
 
     name: ClassVar[str] = "internlm"
@@ -35,21 +40,25 @@ class InternLMParser(JSONBlockParser):
         "<|action_end|>"
     )
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the opener and `<|plugin|>` at `start`; return where the JSON begins, and notes.
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+        """Read the opener and `<|plugin|>` at `start`; return the start of the JSON and notes.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            Unreadable: No plugin is called, or the message ends here.
+            CallParseError: If `<|plugin|>` is missing, or the message ends there.
         """
         at, notes = yield from super().begin(reader, start)
         called = yield from reader.which((_PLUGIN, _INTERPRETER), at)
         if called == _INTERPRETER:
-            raise Unreadable("wrong_dialect", f"tools are called behind {_PLUGIN}", at)
+            raise CallParseError("wrong_dialect", f"tools are called after {_PLUGIN}", at)
         if not called:
-            raise Unreadable("missing_name", f"{_PLUGIN} is missing", at)
+            raise CallParseError("missing_name", f"{_PLUGIN} is missing", at)
         at = yield from reader.skip(at + len(called))
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, notes
 
     def write(self, call: ParsedCall) -> str:

@@ -1,7 +1,4 @@
-"""Calls as `<invoke name="f">` with `<parameter name="k">`: MiniMax M2, and DeepSeek V3.2 to V4.1 ("DSML").
-
-Formats: the chat templates and encoding guides of these models.
-"""
+"""Parsers of `<invoke name="f">` elements: MiniMax M2, and DeepSeek V3.2 to V4.1 ("DSML")."""
 
 from __future__ import annotations
 
@@ -10,43 +7,51 @@ import re
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
 _TAG_END = re.compile(r"\s*+>")
 
 
 class InvokeParser(XMLParamsParser):
-    """A format with `invoke` and `parameter` elements that have a `name`.
+    """A format of `invoke` and `parameter` elements with a `name` attribute.
 
-    attribute: the pattern of an attribute and its value in quotes.
+        <invoke name="f"><parameter name="a">1</parameter></invoke>
+
+    Attributes:
+        attribute: Pattern of an attribute and its quoted value.
     """
 
     attribute: ClassVar[re.Pattern[str]] = re.compile(r'\s++(\w++)\s*+=\s*+("[^"<>]*+")')
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether it stands in a section or at a line start; elsewhere it is prose about calls."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether the tag is in a section or begins a line; elsewhere it is prose about calls.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         return reader.in_section or reader.is_line_start(start)
         yield
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of the tool."""
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
+        """Read the name of the tool."""
         attributes, end = yield from self._tag(reader, start, self.openers[0])
         return attributes["name"], end
 
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
-        """Step: read the opening tag of an argument."""
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
+        """Read the opening tag of an argument."""
         attributes, end = yield from self._tag(reader, start, self.parameter)
         return Parameter(attributes["name"], end, self.is_string(attributes))
 
     def is_string(self, attributes: dict[str, str]) -> bool | None:
-        """Whether the tag says that its value is a string; None if it says nothing."""
+        """Return whether the tag declares a string; None if it declares no type."""
         del attributes
         return None
 
-    def _tag(self, reader: Reader, start: int, tag: str) -> Steps[tuple[dict[str, str], int]]:
+    def _tag(self, reader: Reader, start: int, tag: str) -> Incremental[tuple[dict[str, str], int]]:
         begin = at = start + len(tag)
         closed = yield from reader.find(">", begin)
         attributes: dict[str, str] = {}
@@ -55,13 +60,13 @@ class InvokeParser(XMLParamsParser):
             at = match.end()
         end = _TAG_END.match(reader.text, at)
         if end is None and closed < 0:
-            raise Unreadable("unclosed", f"{tag} has no end", begin)
+            raise CallParseError("unclosed", f"{tag} has no end", begin)
         if end is None or not attributes.get("name"):
-            raise Unreadable("missing_name", f'{tag} has no name="…"', begin)
+            raise CallParseError("missing_name", f'{tag} has no name="…"', begin)
         return attributes, end.end()
 
     def _arguments(self, call: ParsedCall, after: str = "") -> str:
-        """Write the arguments of a call, with `after` behind each."""
+        """Write the arguments of a call, each followed by `after`."""
         end = f"{self.parameter_end}{after}"
         return "".join(
             f"{self._named(self.parameter, name, self.kind(value))}{self.raw(name, value)}{end}"
@@ -69,18 +74,27 @@ class InvokeParser(XMLParamsParser):
         )
 
     def kind(self, value: JSON) -> str:
-        """Return the attribute that tells the type of a value, behind a space; "" if there is none."""
+        """Return the attribute that declares a value's type, after a space; "" if there is none."""
         del value
         return ""
 
     def _named(self, tag: str, name: str, more: str = "") -> str:
         if not name.strip() or name != name.strip():
-            raise ValueError(f"the format cannot hold the name {name!r}")
+            raise ValueError(f"the format cannot express the name {name!r}")
         return f'{tag} name="{html.escape(name)}"{more}>'
 
 
 class MiniMaxM2Parser(InvokeParser):
-    """`<invoke name="f"><parameter name="k">v</parameter></invoke>` in one `<minimax:tool_call>`."""
+    """The format of MiniMax M2 and M2.5: any number of calls in one section.
+
+        <minimax:tool_call>
+        <invoke name="f">
+        <parameter name="a">1</parameter>
+        </invoke>
+        </minimax:tool_call>
+
+    Source: the chat template and the tool-calling guide of MiniMax M2.
+    """
 
     name: ClassVar[str] = "minimax_m2"
     aliases = ("minimax", "minimax-m2")
@@ -94,7 +108,7 @@ class MiniMaxM2Parser(InvokeParser):
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
     style = "minimax_xml"
     turn_end = ("[e~[",)
-    forged = ("<response>", "</response>")
+    result_tags = ("<response>", "</response>")
     shape = (
         '<minimax:tool_call>\n<invoke name="tool_name">\n<parameter name="argument">value</parameter>\n'
         "</invoke>\n</minimax:tool_call>"
@@ -114,16 +128,23 @@ _DIALECTS = (
 
 
 def _dialects_but(*ours: str) -> tuple[str, ...]:
-    """Return what opens sections and calls only in other versions than the one with these markers."""
+    """Return the openers of sections and calls in versions other than the one with these markers."""
     return tuple(marker for marker in _DIALECTS if marker not in ours)
 
 
 class DeepSeekV32Parser(InvokeParser):
-    """The same with `<｜DSML｜` before each name; `string="false"` marks a value that is JSON.
+    """The format of DeepSeek V3.2 ("DSML"): any number of calls in one section.
 
-    In place of parameters a call may hold one JSON object. `｜DSML｜` is one token, which is never data.
-    Calls as another version writes them are read if only the section around them has another name, which is
-    noted on the message; others are an error.
+        <｜DSML｜function_calls>
+        <｜DSML｜invoke name="f">
+        <｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>
+        </｜DSML｜invoke>
+        </｜DSML｜function_calls>
+
+    `string="false"` marks a value that is JSON. A call may hold one JSON object instead of parameters.
+    `｜DSML｜` is a single token and never data. Calls of another version are read if only the section has
+    another name, which is noted on the message; other differences are an error. Source: the encoding guide of
+    DeepSeek V3.2.
     """
 
     name: ClassVar[str] = "deepseek_v32"
@@ -141,15 +162,21 @@ class DeepSeekV32Parser(InvokeParser):
     more_markers = (parameter, parameter_end, *other_openers, markup)
     style = "deepseek_xml"
     turn_end = ("<｜end▁of▁sentence｜>",)
-    forged = ("<function_results>", "</function_results>")
+    result_tags = ("<function_results>", "</function_results>")
     shape = (
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="tool_name">\n'
         '<｜DSML｜parameter name="argument" string="true">value</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
     )
 
-    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: read a call behind another version's section; report that version's calls as errors."""
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Read a call in another version's section; report that version's calls as errors.
+
+        Args:
+            reader: The message as read so far.
+            place: Index of the opener.
+            marker: The opener.
+        """
         if marker[-1] != ">" and not reader.is_line_start(place):
             return place + len(marker)
         inside = yield from reader.skip(place + len(marker))
@@ -159,29 +186,34 @@ class DeepSeekV32Parser(InvokeParser):
             return (yield from self.attempt(reader, inside))
         return (yield from self.attempt(reader, place, self._read_other))
 
-    def _read_other(self, reader: Reader, start: int) -> Steps[int]:
-        """Refuse a call in the syntax of another version.
+    def _read_other(self, reader: Reader, start: int) -> Incremental[int]:
+        """Raise the error for a call in the syntax of another version.
 
         Raises:
-            Unreadable: Always.
+            CallParseError: Always.
         """
         marker = yield from reader.which(self.other_openers, start)
         closer = f"</{marker[1:].removesuffix('>')}>"
-        error = Unreadable("wrong_dialect", "this is how other versions of DeepSeek write calls", start)
+        error = CallParseError("wrong_dialect", "this is the syntax of another DeepSeek version", start)
         found = yield from reader.find(closer, start)
         error.end = len(reader.text) if found < 0 else found + len(closer)
         raise error
 
     def is_string(self, attributes: dict[str, str]) -> bool | None:
-        """Whether the tag says that its value is a string."""
+        """Return whether the tag declares a string."""
         told = attributes.get("string")
         return None if told not in ("true", "false") else told == "true"
 
-    def json_body(self, reader: Reader, at: int) -> Steps[tuple[Attempt, int]]:
-        """Step: read arguments that are one JSON object."""
+    def json_body(self, reader: Reader, at: int) -> Incremental[tuple[PartialCall, int]]:
+        """Read arguments written as one JSON object.
+
+        Args:
+            reader: The message as read so far.
+            at: Index of the object.
+        """
         value, end = yield from reader.json(at, (self.closer,))
         args, notes = read_arguments(value, self.limits)
-        return Attempt(args=args, notes=notes), (yield from self.past_closer(reader, end))
+        return PartialCall(args=args, notes=notes), (yield from self.past_closer(reader, end))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
@@ -189,12 +221,21 @@ class DeepSeekV32Parser(InvokeParser):
         return f"{self._named(self.openers[0], call.tool)}\n{values}{self.closer}"
 
     def kind(self, value: JSON) -> str:
-        """Return the attribute that tells whether a value is a string or JSON."""
+        """Return the attribute that declares a value a string or JSON."""
         return f' string="{"true" if isinstance(value, str) else "false"}"'
 
 
 class DeepSeekV4Parser(DeepSeekV32Parser):
-    """V4's variant, whose section is called `tool_calls`."""
+    """The format of DeepSeek V4: that of V3.2 in a section called `tool_calls`.
+
+        <｜DSML｜tool_calls>
+        <｜DSML｜invoke name="f">
+        <｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>
+        </｜DSML｜invoke>
+        </｜DSML｜tool_calls>
+
+    Source: the encoding guide of DeepSeek V4.
+    """
 
     name: ClassVar[str] = "deepseek_v4"
     aliases = ("deepseekv4",)
@@ -202,7 +243,7 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
     example = '<｜DSML｜tool_calls><｜DSML｜invoke name="f">…'
     section = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
     around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
-    forged = ("<tool_result>", "</tool_result>")
+    result_tags = ("<tool_result>", "</tool_result>")
     other_openers = _dialects_but(*DeepSeekV32Parser.openers, *section)
     more_markers = (
         DeepSeekV32Parser.parameter,
@@ -214,7 +255,16 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
 
 
 class DeepSeekV41Parser(DeepSeekV4Parser):
-    """V4.1's variant, with a space before each name and a section called `calls`."""
+    """The format of DeepSeek V4.1: that of V4 with a space before each name, in a section called `calls`.
+
+        <｜DSML｜ calls>
+        <｜DSML｜ invoke name="f">
+        <｜DSML｜ parameter name="a" string="false">1</｜DSML｜ parameter>
+        </｜DSML｜ invoke>
+        </｜DSML｜ calls>
+
+    Source: the encoding guide of DeepSeek V4.1.
+    """
 
     name: ClassVar[str] = "deepseek_v41"
     aliases = ("deepseekv41",)

@@ -1,4 +1,4 @@
-"""Calls of Jamba: one JSON list between `<tool_calls>` tags. Format: the models' chat templates."""
+"""Parser of Jamba: one JSON list between `<tool_calls>` tags."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONListParser
 
 
 class JambaParser(JSONListParser):
-    """`<tool_calls>[{"name": …, "arguments": {…}}, …]</tool_calls>`."""
+    """The format of Jamba: one list of all calls.
+
+        <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>
+
+    Source: the chat templates.
+    """
 
     name: ClassVar[str] = "jamba"
     models = "Jamba"

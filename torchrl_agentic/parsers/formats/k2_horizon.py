@@ -1,12 +1,12 @@
-"""Calls of K2 Horizon. Format: the parsers of vLLM and SGLang."""
+"""Parser of K2 Horizon."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import read_call
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import read_call
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.glm import GLM45Parser
 
 _TYPE, _TYPE_END = "<ifm|arg_type>", "</ifm|arg_type>"
@@ -14,11 +14,18 @@ _THOUGHTS = tuple((f"<ifm|{level}>", f"</ifm|{level}>") for level in ("think", "
 
 
 class K2HorizonParser(GLM45Parser):
-    """`<ifm|tool_call>f<ifm|arg_key>k</ifm|arg_key><ifm|arg_value>v</ifm|arg_value></ifm|tool_call>`.
+    """The format of K2 Horizon: any number of calls in one section.
 
-    That is the format "xml" of its chat template. "xml_typed" has an `<ifm|arg_type>` before each value, and
-    in "json" a call is `{"name", "arguments"}`; both are read too. Each level of effort has its own tags of
-    thoughts.
+        <ifm|tool_calls>
+        <ifm|tool_call>f
+        <ifm|arg_key>a</ifm|arg_key>
+        <ifm|arg_value>1</ifm|arg_value>
+        </ifm|tool_call>
+        </ifm|tool_calls>
+
+    This is the format "xml" of its chat template. In "xml_typed" an `<ifm|arg_type>` precedes each value, and
+    in "json" a call is `{"name", "arguments"}`; both are read too. Each level of effort has its own reasoning
+    tags. Source: the parsers of vLLM and SGLang.
     """
 
     name: ClassVar[str] = "k2_horizon"
@@ -35,14 +42,19 @@ class K2HorizonParser(GLM45Parser):
     think = _THOUGHTS[0]
     other_thinks = _THOUGHTS[1:]
     turn_end = ("<|ifm|im_end|>",)
-    forged = ("", "")
+    result_tags = ("", "")
     shape = (
         "<ifm|tool_calls>\n<ifm|tool_call>tool_name\n<ifm|arg_key>argument</ifm|arg_key>\n"
         "<ifm|arg_value>value</ifm|arg_value>\n</ifm|tool_call>\n</ifm|tool_calls>"
     )
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one call, whose body may be JSON."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one call, whose body may be JSON.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         at = yield from reader.past_repeated(self.openers[0], start + len(self.openers[0]))
         at = yield from reader.skip(at)
         if not reader.at("{", at):
@@ -53,8 +65,8 @@ class K2HorizonParser(GLM45Parser):
         reader.add(attempt, start, end)
         return end
 
-    def read_type(self, reader: Reader, at: int) -> Steps[tuple[int, bool | None]]:
-        """Step: read the type of an argument, if it is there; `array[string]` and its like are no strings."""
+    def read_type(self, reader: Reader, at: int) -> Incremental[tuple[int, bool | None]]:
+        """Read the type of an argument if it is there; `array[string]` and its like are not strings."""
         begin = yield from reader.skip(at)
         if not (yield from reader.which((_TYPE,), begin)):
             return at, None
@@ -62,6 +74,6 @@ class K2HorizonParser(GLM45Parser):
         markers = (_TYPE_END, self.value_begin, self.closer, *self.openers, *self.turn_end)
         end, marker = yield from reader.find_first(markers, begin)
         if marker != _TYPE_END:
-            raise Unreadable("unclosed", f"the type of an argument ends with {_TYPE_END}", begin)
+            raise CallParseError("unclosed", f"the type of an argument must end with {_TYPE_END}", begin)
         kind = reader.text[begin:end].strip().lower()
         return end + len(_TYPE_END), None if kind in ("", "any") else kind == "string"

@@ -1,4 +1,4 @@
-"""Calls of Kimi K3, in elements that three control tokens make. Format: its chat template."""
+"""Parser of Kimi K3, whose elements are made of three control tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size, read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.structural import Frame
-from torchrl_agentic.parsers.engine.typed import kinds_of
+from torchrl_agentic.parsers.engine.json_text import check_size, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.structural_tag import Frame
+from torchrl_agentic.parsers.engine.typed_values import kinds_of
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
@@ -22,10 +22,15 @@ _JSON, _JSON_END = f"{_OPEN}json", f"{_CLOSE}json{_SEP}"
 
 
 class KimiK3Parser(XMLParamsParser):
-    """`<|open|>call tool="f" index="1"<|sep|>`, then an element per argument, in a channel called `tools`.
+    """The format of Kimi K3: any number of calls in a channel called `tools`.
 
-    Each argument states its type: strings have no escapes, other values are JSON. Instead of arguments a call
-    may contain one element with a JSON object. The tags of the channel `response` stay in the text.
+        <|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>
+        <|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>
+        <|close|>call<|sep|><|close|>tools<|sep|>
+
+    (Without the line breaks.) Each argument declares its type: strings have no escapes, other values are
+    JSON. A call may contain one element with a JSON object instead. The tags of the channel `response` stay
+    in the text. Source: the chat template.
     """
 
     name: ClassVar[str] = "kimi_k3"
@@ -42,45 +47,49 @@ class KimiK3Parser(XMLParamsParser):
     turn_end = ("<|end_of_msg|>",)
     more_markers = (_OPEN, _CLOSE, _SEP, parameter, parameter_end)
     names_tool: ClassVar[bool] = True
-    forged = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
+    result_tags = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
     shape = (
         f'{section[0]}{openers[0]} tool="tool_name" index="1"{_SEP}{parameter} key="argument" type="string"'
         f"{_SEP}value{parameter_end}{closer}{section[1]}"
     )
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of the tool."""
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
+        """Read the name of the tool."""
         attributes, end = yield from self._tag(reader, start, self.openers[0], "tool")
         return attributes["tool"], end
 
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
-        """Step: read the opening tag of an argument."""
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
+        """Read the opening tag of an argument."""
         attributes, end = yield from self._tag(reader, start, self.parameter, "key")
         kind = attributes.get("type")
         return Parameter(attributes["key"], end, None if kind is None else kind == "string")
 
-    def _tag(self, reader: Reader, start: int, tag: str, name: str) -> Steps[tuple[dict[str, str], int]]:
+    def _tag(
+        self, reader: Reader, start: int, tag: str, name: str
+    ) -> Incremental[tuple[dict[str, str], int]]:
         begin = at = start + len(tag)
         closed = yield from reader.find(_SEP, begin)
         if closed < 0:
-            raise Unreadable("unclosed", f"{tag} has no {_SEP}", begin)
+            raise CallParseError("unclosed", f"{tag} has no {_SEP}", begin)
         attributes: dict[str, str] = {}
         while match := _ATTRIBUTE.match(reader.text, at, closed):
             attributes[match[1]] = match[2].replace("&quot;", '"').replace("&amp;", "&")
             at = match.end()
         if not attributes.get(name, "").strip():
-            raise Unreadable("missing_name", f'{tag} has no {name}="…"', begin)
+            raise CallParseError("missing_name", f'{tag} has no {name}="…"', begin)
         if not _BLANKS.fullmatch(reader.text, at, closed):
-            raise Unreadable("extra_data", f"expecting {_SEP}", at)
+            raise CallParseError("extra_data", f"expecting {_SEP}", at)
         return attributes, closed + len(_SEP)
 
-    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+    def _read_arguments(
+        self, reader: Reader, at: int, schema: Fields | None
+    ) -> Incremental[tuple[PartialCall, int]]:
         body = yield from reader.skip(at)
         if not (yield from reader.which((_JSON,), body)):
             return (yield from super()._read_arguments(reader, at, schema))
         begin = yield from reader.find(_SEP, body)
         if begin < 0:
-            raise Unreadable("unclosed", f"{_JSON} has no {_SEP}", body)
+            raise CallParseError("unclosed", f"{_JSON} has no {_SEP}", body)
         begin = yield from reader.skip(begin + len(_SEP))
         value, end = yield from reader.json(begin, (_JSON_END,))
         check_size(reader.text, begin, end, self.limits)
@@ -88,20 +97,20 @@ class KimiK3Parser(XMLParamsParser):
             end = yield from reader.skip(end)
             if not (yield from reader.which((marker,), end)):
                 code = "unclosed" if end == len(reader.text) else "extra_data"
-                raise Unreadable(code, f"expecting {marker}", end)
+                raise CallParseError(code, f"expecting {marker}", end)
             end += len(marker)
         try:
             args, notes = read_arguments(value, self.limits)
-        except Unreadable as error:
+        except CallParseError as error:
             error.at, error.end = begin, end
             raise
-        return Attempt(args=args, notes=notes), end
+        return PartialCall(args=args, notes=notes), end
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the channel around it.
 
         Raises:
-            ValueError: The format cannot hold a name, or a value.
+            ValueError: If the format cannot express a name or a value.
         """
         values = "".join(
             f"{self.parameter}{_attributes(key=name, type=_kind(value))}"
@@ -113,40 +122,40 @@ class KimiK3Parser(XMLParamsParser):
         )
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls as one message would hold them, counted from 1."""
+        """Write several calls, counted from 1, as they appear in one message."""
         return super().render_calls([replace(call, index=index) for index, call in enumerate(calls)])
 
     def raw(self, name: str, value: JSON) -> str:
         """Write the value of an argument.
 
         Raises:
-            ValueError: It holds what would end it.
+            ValueError: If the value contains a string that would end it.
         """
         text = super().raw(name, value)
         if self.parameter in text or self.openers[0] in text:
-            raise ValueError(f"the value of {name!r} holds tags of the format, which has no escapes")
+            raise ValueError(f"the value of {name!r} contains tags of the format, which has no escapes")
         return text
 
     def frame(self, name: str) -> Frame:
-        """Return what stands around the arguments of a call, which counts the calls of its message."""
+        """Return the text around the arguments of a call, with any number as its index."""
         before = f'{self.openers[0]}{_attributes(tool=name).removesuffix(_SEP)} index="'
         return Frame(before, self.closer, "kimi_k3_xml", infix=(r"\d{1,4}", f'"{_SEP}'))
 
 
 def _kind(value: JSON) -> str:
-    """Return what the format calls the type of a value."""
+    """Return the format's name of a value's type."""
     return kinds_of(value)[-1]
 
 
 def _attributes(**attributes: str) -> str:
-    """Write attributes, and the end of the tag.
+    """Write attributes and the end of the tag.
 
     Raises:
-        ValueError: One is empty, or holds the end of the tag.
+        ValueError: If one is empty or contains the end of the tag.
     """
     for value in attributes.values():
         if not value.strip() or _SEP in value:
-            raise ValueError(f"the format cannot hold the name {value!r}")
+            raise ValueError(f"the format cannot express the name {value!r}")
     written = (
         (name, value.replace("&", "&amp;").replace('"', "&quot;")) for name, value in attributes.items()
     )

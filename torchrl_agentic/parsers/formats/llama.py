@@ -1,4 +1,4 @@
-"""Calls of Llama 3.1 to 3.3 as JSON. Format: Meta's prompt formats and the chat template."""
+"""Parser of Llama 3.1 to 3.3: JSON objects without an opener."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import decode, extent_of_odd, read_call
-from torchrl_agentic.parsers.engine.literals import LiteralReader
-from torchrl_agentic.parsers.engine.python_text import extent
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import decode, end_of_odd_value, read_call
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
+from torchrl_agentic.parsers.engine.python_source import bracket_end
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _PYTHON_TAG = "<|python_tag|>"
 _KEYS = "name|parameters|arguments|type|function|id"
@@ -24,12 +24,14 @@ _PART_OF_BUILTIN = re.compile(r"[A-Za-z_][\w.]{0,200}+ ?+\Z")
 
 
 class Llama3JSONParser(JSONBlockParser):
-    """`{"name": …, "parameters": {…}}` on a line of its own, or behind `<|python_tag|>`; `; ` between calls.
+    """The format of Llama 3.1 to 3.3: JSON objects on lines of their own or after `<|python_tag|>`.
 
-    There is no opener, so an object is an attempt if it begins with a key of a call and has a name and
-    parameters, or breaks after them. Behind prose on the same line it is text; if it could be read, the
-    result is noted as "call_behind_prose".
-    Behind `<|python_tag|>` a built-in call `f.call(query="x")` is read too.
+        {"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}
+
+    Without an opener, an object is a call if it begins with a key of a call and has a name and parameters, or
+    is malformed after them. After prose on the same line it is text; if it is a readable call, the message is
+    noted "call_behind_prose". After `<|python_tag|>` a built-in call `f.call(query="x")` is read too. Source:
+    Meta's prompt formats and the chat template.
     """
 
     name: ClassVar[str] = "llama3_json"
@@ -47,8 +49,13 @@ class Llama3JSONParser(JSONBlockParser):
     trigger = '{"name": "'
     shape = '{"name": "tool name", "parameters": {"argument": "value"}}'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether an object stands where a call may, and begins like one."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether an object is where a call may be, and begins like one.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if reader.at(_PYTHON_TAG, start):
             return True
         covered = reader.covered
@@ -61,7 +68,7 @@ class Llama3JSONParser(JSONBlockParser):
         return False
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Return whether an object behind prose can be read as a call of a tool."""
+        """Return whether an object after prose can be read as a call of a tool."""
         passed = 0
         for place in reader.suspects:
             try:
@@ -70,17 +77,17 @@ class Llama3JSONParser(JSONBlockParser):
                 value, passed = decode(reader.text, place, self.limits)
                 if _is_call(value) and reader.knows(read_call(value, limits=self.limits).tool):
                     return True
-            except Unreadable:
+            except CallParseError:
                 continue
         return False
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one object or built-in call; what turns out to be none is left as text."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one object or built-in call; an object that is not a call stays text."""
         if (yield from reader.which((_PYTHON_TAG,), start)):
             return (yield from self._behind_tag(reader, start))
         try:
             value, end = yield from reader.json(start, None)
-        except Unreadable as error:
+        except CallParseError as error:
             broken = error
         else:
             return (yield from self._object(reader, start, value, end))
@@ -88,34 +95,34 @@ class Llama3JSONParser(JSONBlockParser):
             raise broken
         broke = start if broken.at is None else broken.at
         closed = -1
-        if broke == start:  # what is wrong is a value, such as NaN, and the object may go on behind it
-            closed, broke = extent_of_odd(reader.text, start)
+        if broke == start:  # the error is a value such as NaN; the object may continue after it
+            closed, broke = end_of_odd_value(reader.text, start)
         if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
             return broke
         if closed < 0 and (yield from self._closed(reader, start)) < 0:
-            raise Unreadable("unclosed", "the message ends inside the call", broken.at)
+            raise CallParseError("unclosed", "the message ends inside the call", broken.at)
         raise broken
 
-    def _closed(self, reader: Reader, start: int) -> Steps[int]:
-        """Step: like `reader.balanced`, but not for ever: each time may take as long as the text."""
-        reader.futile += 1
-        if reader.futile > 2 * self.limits.calls:
+    def _closed(self, reader: Reader, start: int) -> Incremental[int]:
+        """Return `reader.balanced`, or -1 after too many such searches of the whole text."""
+        reader.failed_searches += 1
+        if reader.failed_searches > 2 * self.limits.calls:
             return -1
         return (yield from reader.balanced(start))
 
-    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
+    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Incremental[int]:
         if not _is_call(value):
             return end
         try:
             (attempt,) = self.attempts(value, (), len(reader.calls))
-        except Unreadable as error:
+        except CallParseError as error:
             error.at, error.end = start, end
             raise
         reader.add(attempt, start, end)
         return end
         yield
 
-    def _behind_tag(self, reader: Reader, start: int) -> Steps[int]:
+    def _behind_tag(self, reader: Reader, start: int) -> Incremental[int]:
         at, _ = yield from self.begin(reader, start)
         if reader.text[at] in "[{":
             value, end, notes = yield from self.json(reader, at)
@@ -125,33 +132,39 @@ class Llama3JSONParser(JSONBlockParser):
             return end
         return (yield from self._builtin(reader, start, at))
 
-    def _builtin(self, reader: Reader, start: int, at: int) -> Steps[int]:
+    def _builtin(self, reader: Reader, start: int, at: int) -> Incremental[int]:
         while not (match := _BUILTIN.match(reader.text, at)) and not reader.is_whole:
             if not _PART_OF_BUILTIN.match(reader.text, at):
                 break
             yield
         if match is None:
-            raise Unreadable("invalid_json", "invalid JSON, expecting an object", at)
-        if (yield from extent(reader, match.end() - 1)) < 0:
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("invalid_json", "invalid JSON, expecting an object", at)
+        if (yield from bracket_end(reader, match.end() - 1)) < 0:
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         name, args, end = LiteralReader(reader.text, self.limits).call(at)
-        reader.add(Attempt(name.removesuffix(".call"), args), start, end)
+        reader.add(PartialCall(name.removesuffix(".call"), args), start, end)
         return end
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable call at `start`: that of its brackets."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed call at `start`: that of its brackets.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         at, tags = start, (_PYTHON_TAG,)
         while tag := (yield from reader.which(tags, at)):
             at = yield from reader.skip(at + len(tag))
         if match := _BUILTIN.match(reader.text, at):
-            end = yield from extent(reader, match.end() - 1)
+            end = yield from bracket_end(reader, match.end() - 1)
         else:
             end = yield from reader.balanced(at)
         return end if end >= 0 else (yield from self.end_of_text(reader))
 
 
 def _is_call(value: JSON) -> bool:
-    """Return whether an object has the keys of a call, readable or not."""
+    """Return whether an object has the keys of a call."""
     fields: Any = value
     name, inner = fields.get("name"), fields.get("function")
     return (isinstance(name, str) and bool(fields.keys() & {"parameters", "arguments"})) or (

@@ -1,6 +1,6 @@
-"""Calls of LongCat-Flash: JSON between `<longcat_tool_call>` tags. Format: the models' chat template.
+"""Parser of LongCat-Flash: JSON between `<longcat_tool_call>` tags.
 
-The smallest kind of format: JSON between an opener and a closer. Copy this file to read another one.
+This is the smallest kind of format, JSON between an opener and a closer; copy this file to add another one.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
 
 
 class LongCatParser(JSONBlockParser):
-    """`<longcat_tool_call>{"name": …, "arguments": {…}}</longcat_tool_call>`, any number of them."""
+    """The format of LongCat-Flash: any number of blocks of JSON.
 
-    # For `get_parser` and the table of formats in the README.
+        <longcat_tool_call>
+        {"name": "f", "arguments": {"a": 1}}
+        </longcat_tool_call>
+
+    Source: the chat template.
+    """
+
+    # For `get_parser` and the table in `docs/howto/formats.md`.
     name: ClassVar[str] = "longcat"
     models = "LongCat-Flash"
     example = '<longcat_tool_call>{"name", "arguments"}</longcat_tool_call>'
-    # The markers around a call and a thought, and at the end of a message; at a stop string sampling ends.
+    # Markers around a call and around reasoning, and at the end of a message; sampling ends at a stop string.
     openers = ("<longcat_tool_call>",)
     closer = "</longcat_tool_call>"
     think = ("<longcat_think>", "</longcat_think>")
     turn_end = ("</longcat_s>",)
     stop = ("</longcat_s>",)
-    # Results have a key "name", because the chat template reads it.
+    # Results have a key "name", which the chat template reads.
     names_tool: ClassVar[bool] = True
     # A correct call, for error messages to the model.
     shape = (

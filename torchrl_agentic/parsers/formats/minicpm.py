@@ -1,4 +1,4 @@
-"""Calls of MiniCPM5. Format: its chat template."""
+"""Parser of MiniCPM5."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.xml_params import Parameter
 from torchrl_agentic.parsers.formats.invoke import InvokeParser
 
@@ -19,10 +19,13 @@ _ENTITY = re.compile("&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
 
 
 class MiniCPM5Parser(InvokeParser):
-    """`<function name="f"><param name="k">v</param></function>`; a value may be a CDATA block.
+    """The format of MiniCPM5: `function` and `param` elements.
 
-    XML's entities count outside of CDATA. The chat template writes values that are no strings as Python does,
-    so `True` and `{'a': 1}` are read where the tool's schema asks for such a value.
+        <function name="f"><param name="a">1</param><param name="code"><![CDATA[a < b]]></param></function>
+
+    A value may be a CDATA block; XML entities count outside of it. The chat template writes values other than
+    strings in Python's syntax, so `True` and `{'a': 1}` are read if the tool's schema asks for such a value.
+    Source: the chat template.
     """
 
     name: ClassVar[str] = "minicpm5"
@@ -35,18 +38,18 @@ class MiniCPM5Parser(InvokeParser):
     parameter, parameter_end = "<param", "</param>"
     attribute = re.compile(r"""\s*+(\w++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
     turn_end = ("<|im_end|>",)
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")
     shape = '<function name="tool_name"><param name="argument">value</param></function>'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: return whether it is a tag with a name, and not `<functional>`."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether it is a tag with a name, unlike `<functional>`."""
         after = yield from reader.skip(start + len(self.openers[0]))
         return (yield from reader.which(("name",), after)) != ""
 
     def _value_end(
         self, reader: Reader, parameter: Parameter, schema: Fields | None, known: dict[str, JSON]
-    ) -> Steps[tuple[int, int, bool]]:
-        """Step: return where a value ends; a CDATA block reaches to the `]]>` that ends the parameter too."""
+    ) -> Incremental[tuple[int, int, bool]]:
+        """Return the end of a value; that of a CDATA block is the `]]>` before the end of the parameter."""
         begin = yield from reader.skip(parameter.value_at)
         if not (yield from reader.which((_CDATA,), begin)):
             return (yield from super()._value_end(reader, parameter, schema, known))
@@ -55,16 +58,16 @@ class MiniCPM5Parser(InvokeParser):
         while not is_closed:
             end = yield from reader.find(_CDATA_END, end)
             if end < 0:
-                rest = len(reader.text)  # calls in it are quoted
-                raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", begin, end=rest)
+                rest = len(reader.text)  # calls inside the block do not count
+                raise CallParseError("unclosed", f"its CDATA block has no {_CDATA_END}", begin, end=rest)
             end += len(_CDATA_END)
             stop = yield from reader.skip(end)
             is_closed = bool((yield from reader.which((self.parameter_end,), stop)))
-        # A block that was cut off must not end with that of a later call.
-        later = yield from self.invented_turn(reader, begin, end)
+        # A block that was cut off must not extend to the end of a later one.
+        later = yield from self.find_invented_turn(reader, begin, end)
         later = (yield from self._next_call(reader, begin, end)) if later < 0 else later
         if later >= 0 and reader.text.find(_CDATA, later, end) >= 0:
-            raise Unreadable("unclosed", f"its CDATA block has no {_CDATA_END}", later)
+            raise CallParseError("unclosed", f"its CDATA block has no {_CDATA_END}", later)
         return stop, (yield from reader.skip(stop + len(self.parameter_end))), True
 
     def _value(self, text: str, parameter: Parameter, schema: Fields | None) -> tuple[JSON, tuple[str, ...]]:
@@ -79,16 +82,20 @@ class MiniCPM5Parser(InvokeParser):
         """Write a call.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
         values = self._arguments(call)
         return f"{self._named(self.openers[0], call.tool)}{values}{self.closer}"
 
     def raw(self, name: str, value: JSON) -> str:
-        """Write the value of an argument, in a CDATA block where the chat template has one.
+        """Write the value of an argument, in a CDATA block where the chat template uses one.
+
+        Args:
+            name: Name of the argument.
+            value: Its value.
 
         Raises:
-            ValueError: it would be read as something else.
+            ValueError: If it would be read as something else.
         """
         text = value if isinstance(value, str) else dumps(value)
         if any(character in text for character in "<&\n"):
@@ -96,7 +103,7 @@ class MiniCPM5Parser(InvokeParser):
                 f"{_CDATA}{text.replace(_CDATA_END, f'{_CDATA_END[:2]}{_SPLIT}{_CDATA_END[2:]}')}{_CDATA_END}"
             )
         if not self.reads_back(text):
-            raise ValueError(f"the value of {name!r} holds a call, and the format has no escapes for that")
+            raise ValueError(f"the value of {name!r} contains a call, and the format has no escapes for it")
         return text
 
 

@@ -1,18 +1,26 @@
-"""Calls of MiniMax M1: JSON objects, one a line, between `<tool_calls>` tags. Format: its chat template."""
+"""Parser of MiniMax M1: one JSON object per line between `<tool_calls>` tags."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 
 class MiniMaxM1Parser(JSONBlockParser):
-    """`<tool_calls>`, a call `{"name": …, "arguments": {…}}` on each line, `</tool_calls>`."""
+    """The format of MiniMax M1: one call per line.
+
+        <tool_calls>
+        {"name": "f", "arguments": {"a": 1}}
+        {"name": "g", "arguments": {}}
+        </tool_calls>
+
+    Source: the chat template.
+    """
 
     name: ClassVar[str] = "minimax_m1"
     models = "MiniMax M1"
@@ -25,11 +33,11 @@ class MiniMaxM1Parser(JSONBlockParser):
     fast = False
     shape = '<tool_calls>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_calls>'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one block: calls that were read count, also if the block breaks behind them."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one block; calls before a malformed line count."""
         at, notes = yield from self.begin(reader, start)
         if (yield from reader.which((self.closer,), at)):
-            raise Unreadable("empty", "there is nothing between the tags", at)
+            raise CallParseError("empty", "there is nothing between the tags", at)
         while True:
             value, end, fixes = yield from self.json(reader, at)
             at = yield from reader.skip(end)
@@ -39,7 +47,7 @@ class MiniMaxM1Parser(JSONBlockParser):
                 fixes = (*fixes, *more)
             try:
                 found = self.attempts(value, (*notes, *fixes), len(reader.calls), is_checked=False)
-            except Unreadable as error:
+            except CallParseError as error:
                 error.at, error.end = start, end
                 raise
             for attempt in found:

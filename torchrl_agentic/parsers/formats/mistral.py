@@ -1,4 +1,4 @@
-"""Calls of Mistral's models, tokenizers v3 to v15. Formats: mistral-common and the chat templates."""
+"""Parser of Mistral's models, tokenizers v3 to v15."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps, read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
 _WIRE_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -19,10 +19,14 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class MistralParser(JSONBlockParser):
-    """`[TOOL_CALLS]` and a JSON list (v3 to v7), or the name and `[ARGS]` (v11 and later); both are read.
+    """The formats of Mistral's models: name and arguments (v11 and later), or a JSON list (v3 to v7).
 
-    The tags of thoughts are `[THINK]…[/THINK]` (Magistral, Ministral 3 Reasoning) or `<think>…</think>` (the
-    first Magistral). Ids in results have nine letters or digits: the model's own, or a hash of ours.
+        [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}
+        [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]
+
+    Both are read; the first is written. Reasoning is between `[THINK]` tags (Magistral, Ministral 3
+    Reasoning) or `<think>` tags (the first Magistral). Ids in results have nine letters or digits: the
+    model's own, or a hash of ours. Source: the package `mistral-common` and the chat templates.
     """
 
     name: ClassVar[str] = "mistral"
@@ -31,7 +35,7 @@ class MistralParser(JSONBlockParser):
     stop = ("</s>",)
     openers = ("[TOOL_CALLS]",)
     turn_end = ("</s>",)
-    forged = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+    result_tags = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
     think = ("[THINK]", "[/THINK]")
     other_thinks = (("<think>", "</think>"),)
     more_markers = (_CALL_ID, _ARGS, "[INST]", "[/INST]", "[TOOL_CONTENT]")
@@ -39,47 +43,53 @@ class MistralParser(JSONBlockParser):
     around = ("", "", "")
     shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read the list, or one call."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read a list or one call."""
         at, notes = yield from self.begin(reader, start)
         if reader.text[at] in "[{" and not (yield from reader.which((_ARGS, _CALL_ID), at)):
             return (yield from super().read(reader, start))
         name, call_id, json_at = yield from self._header(reader, at)
-        attempt = Attempt(name, call_id=call_id)
+        attempt = PartialCall(name, call_id=call_id)
         try:
             value, end, fixes = yield from self.json(reader, json_at)
-        except Unreadable as error:
+        except CallParseError as error:
             error.tool, error.call_id = name, call_id
             raise
         try:
             attempt.args, more = read_arguments(value, self.limits)
-        except Unreadable as error:
+        except CallParseError as error:
             error.tool, error.call_id, error.end = name, call_id, end
             raise
         attempt.notes = (*notes, *fixes, *more)
         reader.add(attempt, start, end)
         return end
 
-    def _header(self, reader: Reader, at: int) -> Steps[tuple[str, str | None, int]]:
-        """Step: read name, id and where the arguments begin."""
+    def _header(self, reader: Reader, at: int) -> Incremental[tuple[str, str | None, int]]:
+        """Read the name and the id; return them and the start of the arguments."""
         place, marker = yield from self._header_end(reader, at)
         if marker not in (_ARGS, "{"):
-            error = Unreadable("unclosed", "the call has no arguments", at)
+            error = CallParseError("unclosed", "the call has no arguments", at)
             error.end = len(reader.text) if place < 0 else place
             raise error
         name, _, call_id = reader.text[at:place].partition(_CALL_ID)
         json_at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
         name = name.strip().strip("\ufeff")
         if len(name.split()) != 1 or "[" in name:
-            raise Unreadable("missing_name", "the name of the tool is missing", at)
+            raise CallParseError("missing_name", "the name of the tool is missing", at)
         return name, call_id.strip() or None, json_at
 
-    def _header_end(self, reader: Reader, at: int) -> Steps[tuple[int, str]]:
+    def _header_end(self, reader: Reader, at: int) -> Incremental[tuple[int, str]]:
         markers = (_ARGS, "{", *self.openers, *self.turn_end)
         return (yield from reader.find_first(markers, at))
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable call at `start`: that of its brackets."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed call at `start`: that of its brackets.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         at = start
         while (yield from reader.which(self.openers, at)):
             at = yield from reader.skip(at + len(self.openers[0]))
@@ -97,19 +107,27 @@ class MistralParser(JSONBlockParser):
         """Write a call as newer models would.
 
         Raises:
-            ValueError: The name of the tool holds white space or a bracket.
+            ValueError: If the name of the tool contains white space or a bracket.
         """
         if len(call.tool.split()) != 1 or "[" in call.tool or "{" in call.tool:
-            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+            raise ValueError(f"the format cannot express the name {call.tool!r}")
         return f"{self.openers[0]}{call.tool}{_ARGS}{dumps(call.args)}"
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as a message whose id chat templates take."""
+        """Write one result as a message, with an id that chat templates accept.
+
+        Args:
+            call_id: Id of the call, control tokens escaped.
+            result: Result of the call, control tokens escaped.
+        """
         return super().render_result(wire_id(call_id), result)
 
 
 def wire_id(call_id: str) -> str:
-    """Give an id of nine letters or digits: itself, or the first nine base-62 digits of its blake2b hash."""
+    """Return an id of nine letters or digits: the id itself, or a hash of it.
+
+    The hash is blake2b, its first nine base-62 digits.
+    """
     if _WIRE_ID.fullmatch(call_id):
         return call_id
     number = int.from_bytes(hashlib.blake2b(call_id.encode("utf-8", "replace")).digest())

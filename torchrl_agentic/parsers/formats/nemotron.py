@@ -1,6 +1,6 @@
-"""Calls of Nemotron Nano v2 and Llama-Nemotron: one JSON list in `<TOOLCALL>`. Format: their chat templates.
+"""Parser of Nemotron Nano v2 and Llama-Nemotron: one JSON list in `<TOOLCALL>` tags.
 
-Nemotron 3 writes the XML of Qwen3-Coder.
+Nemotron 3 uses the parser `qwen3_coder`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from torchrl_agentic.parsers.engine.json_blocks import JSONListParser
 
 
 class NemotronNanoV2Parser(JSONListParser):
-    """`<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>`."""
+    """The format of Nemotron Nano v2 and Llama-Nemotron: one list of all calls.
+
+        <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>
+
+    Source: the chat templates.
+    """
 
     name: ClassVar[str] = "nemotron_nano_v2"
     aliases = ("llama_nemotron_json",)
@@ -21,6 +26,6 @@ class NemotronNanoV2Parser(JSONListParser):
     openers = ("<TOOLCALL>",)
     closer = "</TOOLCALL>"
     turn_end = ("<SPECIAL_12>", "<|eot_id|>")
-    forged = ("<TOOL_RESPONSE>", "</TOOL_RESPONSE>")
+    result_tags = ("<TOOL_RESPONSE>", "</TOOL_RESPONSE>")
     around = ("<TOOLCALL>[", ", ", "]</TOOLCALL>")
     shape = '<TOOLCALL>[{"name": "tool name", "arguments": {"argument": "value"}}]</TOOLCALL>'

@@ -1,20 +1,23 @@
-"""Calls of Phi-4-mini and FireFunction v2: a JSON list behind `functools`, or between tags.
-
-Formats: the model cards, and the chat templates of vLLM and llama.cpp for them.
-"""
+"""Parser of Phi-4-mini and FireFunction v2: a JSON list after `functools`, or between tags."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _TAG, _TAG_END = "<|tool_call|>", "<|/tool_call|>"
 
 
 class Phi4MiniParser(JSONBlockParser):
-    """`functools[{"name": …, "arguments": {…}}, …]`; or that list, or one object, in `<|tool_call|>` tags."""
+    """The format of Phi-4-mini and FireFunction v2: one list of all calls.
+
+        functools[{"name": "f", "arguments": {"a": 1}}]
+
+    The list, or one object, between `<|tool_call|>` and `<|/tool_call|>` is read too. Source: the model
+    cards, and the chat templates of vLLM and llama.cpp.
+    """
 
     name: ClassVar[str] = "phi4_mini"
     aliases = ("phi4_mini_json", "firefunction_v2")
@@ -27,8 +30,8 @@ class Phi4MiniParser(JSONBlockParser):
     around = ("functools[", ", ", "]")
     shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one list, and the tag behind it if there is one before it."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one list, and the closing tag if there is an opening one."""
         end = yield from super().read(reader, start)
         if not reader.at(_TAG, start):
             return end

@@ -1,4 +1,4 @@
-"""Calls of PLaMo 3. Format: vLLM's parser and its structural tag."""
+"""Parser of PLaMo 3."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import dumps
+from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _NAME, _NAME_END = "<|plamo:begin_tool_name:plamo|>", "<|plamo:end_tool_name:plamo|>"
 _ARGUMENTS, _JSON = "<|plamo:begin_tool_arguments:plamo|>", "<|plamo:constrain|>json"
@@ -19,9 +19,15 @@ _HEADER = re.compile(
 
 
 class Plamo3Parser(NamedJSONParser):
-    """The name of a tool and its arguments as JSON, each between tags like `<|plamo:begin_tool_name:plamo|>`.
+    """The format of PLaMo 3: the tool's name and JSON arguments, each between tags.
 
-    One `tool_request` is one call; all of them are in one `tool_requests`.
+        <|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>
+        <|plamo:begin_tool_name:plamo|>f<|plamo:end_tool_name:plamo|>
+        <|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{"a": 1}
+        <|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>
+
+    (Without the line breaks.) One `tool_request` is one call; all of them are in one `tool_requests`. Source:
+    vLLM's parser and its structural tag.
     """
 
     name: ClassVar[str] = "plamo3"
@@ -43,11 +49,11 @@ class Plamo3Parser(NamedJSONParser):
     )
 
     def header(self, text: str) -> tuple[str, str | None]:
-        """Read the name, and what announces the arguments."""
+        """Read the name of the tool and the tags up to the JSON."""
         match = _HEADER.fullmatch(text)
         if match is None or not match[1].strip():
-            raise Unreadable(
-                "missing_name", f"the name is between {_NAME} and {_NAME_END}, then {_ARGUMENTS}"
+            raise CallParseError(
+                "missing_name", f"the name must be between {_NAME} and {_NAME_END}, then {_ARGUMENTS}"
             )
         return match[1].strip(), None
 
@@ -55,10 +61,10 @@ class Plamo3Parser(NamedJSONParser):
         """Write a call without the section around it.
 
         Raises:
-            ValueError: the format cannot hold the name of the tool.
+            ValueError: If the format cannot express the name of the tool.
         """
         if not call.tool.strip() or call.tool != call.tool.strip() or "<" in call.tool or ">" in call.tool:
-            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+            raise ValueError(f"the format cannot express the name {call.tool!r}")
         name = f"{_NAME}{call.tool}{_NAME_END}"
         arguments = f"{_ARGUMENTS}{_JSON}{self.separator}{dumps(call.args)}{self.json_end}"
         return f"{self.openers[0]}{name}{arguments}{self.closer}"

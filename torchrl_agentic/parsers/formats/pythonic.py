@@ -1,6 +1,6 @@
-"""The engine of formats whose calls look like Python: `[f(a='x', n=3), g()]`. Nothing is compiled or run.
+"""Parsers of calls in Python syntax: Llama 4, Llama 3.2, ToolACE and OLMo 3; `lfm2` has LFM2.
 
-Formats: the prompt formats and chat templates of Llama 4, Llama 3.2 and OLMo 3; `lfm2` has LFM2.
+Nothing that the model wrote is compiled or run.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.literals import LiteralReader
-from torchrl_agentic.parsers.engine.python_text import extent, items, open_string
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, finish
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall, call_error
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
+from torchrl_agentic.parsers.engine.python_source import bracket_end, open_string, split_items
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _FIRST = re.compile(r"\[\s{0,99}+([A-Za-z_][\w.-]{0,200}+)\s{0,99}+\(")
 _PART_OF_FIRST = re.compile(r"\[\s{0,99}+(?:[A-Za-z_][\w.-]{0,200}+)?+\s{0,99}+\Z")
@@ -24,13 +24,25 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 class CallListParser(TextParser):
-    """A list of calls between markers; its arguments are literals, by keyword."""
+    """A format with a list of calls between markers, whose arguments are literals passed by keyword.
+
+        <opener>[f(a='x', n=3), g()]<closer>
+
+    Attributes:
+        in_brackets: Whether the list has brackets.
+        separators: Characters that separate calls.
+    """
 
     in_brackets: ClassVar[bool] = True
     separators: ClassVar[str] = ","
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one list."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one list.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         inside, end, notes = yield from self._list(reader, begin)
@@ -39,15 +51,15 @@ class CallListParser(TextParser):
         self._add(reader, start, inside, attempts, end, notes)
         return end
 
-    def _list(self, reader: Reader, begin: int) -> Steps[tuple[tuple[int, int], int, tuple[str, ...]]]:
-        """Step: return where the calls behind an opener begin and stop, where the block ends, and notes.
+    def _list(self, reader: Reader, begin: int) -> Incremental[tuple[tuple[int, int], int, tuple[str, ...]]]:
+        """Return the bounds of the calls after an opener, the end of the block, and notes.
 
         Raises:
-            Unreadable: the message ends inside the list.
+            CallParseError: If the message ends inside the list.
         """
-        stop = yield from extent(reader, begin, self.closer, self.openers[0], *self.turn_end)
+        stop = yield from bracket_end(reader, begin, self.closer, self.openers[0], *self.turn_end)
         at_end = stop < 0 or not reader.at(self.closer, stop)
-        quoted = len(reader.text) if stop < 0 else None  # a closer that is there stands in a string
+        quoted = len(reader.text) if stop < 0 else None  # the only closer, if any, is in a string
         if stop < 0:
             stop = len(reader.text)
         inside = self._trimmed(reader.text, begin, stop)
@@ -55,33 +67,37 @@ class CallListParser(TextParser):
             return inside, stop + len(self.closer), ()
         if not (reader.text.startswith(self.openers[0], stop) or self._is_complete(reader, inside, begin)):
             self._refuse_open_string(reader, begin, stop)
-            raise Unreadable("unclosed", f"the message ends before {self.closer}", begin, end=quoted)
+            raise CallParseError("unclosed", f"the message ends before {self.closer}", begin, end=quoted)
         return inside, stop, ("unclosed_tag",)
 
     def _refuse_open_string(
-        self, reader: Reader, begin: int, stop: int, attempts: Sequence[Attempt] | None = None
+        self, reader: Reader, begin: int, stop: int, attempts: Sequence[PartialCall] | None = None
     ) -> None:
-        """Refuse a broken list if the message ends inside a string of it, which may quote what follows.
+        """Raise an error if the message ends inside a string, which may quote later calls.
 
         Raises:
-            Unreadable: it does.
+            CallParseError: If it does.
         """
         is_broken = attempts is None or any(attempt.error for attempt in attempts)
         if is_broken and reader.text.find(self.openers[0], stop) >= 0:
             place = open_string(reader.text, begin, stop)
             if place >= 0:
-                raise Unreadable("unclosed", "the message ends inside a string", place, end=len(reader.text))
+                raise CallParseError(
+                    "unclosed", "the message ends inside a string", place, end=len(reader.text)
+                )
 
     def _is_complete(self, reader: Reader, inside: tuple[int, int], begin: int) -> bool:
-        """Return whether a list without its closer was written to its end."""
+        """Return whether a list without its closer is complete."""
         begin = reader.text.find("[", begin, inside[0])
-        if self.in_brackets and (begin < 0 or finish(extent(Reader(reader.text), begin)) != inside[1] + 1):
+        if self.in_brackets and (
+            begin < 0 or finish(bracket_end(Reader(reader.text), begin)) != inside[1] + 1
+        ):
             return False
         attempts = self._attempts(reader, inside)
         return bool(attempts) and all(attempt.error is None for attempt in attempts[-1:])
 
     def _trimmed(self, text: str, begin: int, stop: int) -> tuple[int, int]:
-        """Leave out white space and the brackets around the list."""
+        """Return bounds without white space and the brackets of the list."""
         inside = text[begin:stop]
         begin += len(inside) - len(inside.lstrip(_BLANKS))
         stop -= len(inside) - len(inside.rstrip(_BLANKS))
@@ -89,9 +105,9 @@ class CallListParser(TextParser):
             return begin + 1, stop - 1
         return begin, stop
 
-    def _attempts(self, reader: Reader, inside: tuple[int, int]) -> list[Attempt]:
+    def _attempts(self, reader: Reader, inside: tuple[int, int]) -> list[PartialCall]:
         """Read the calls of a list."""
-        places = items(reader.text, *inside, self.separators)
+        places = split_items(reader.text, *inside, self.separators)
         return [self._item(reader, index, *place) for index, place in enumerate(places, len(reader.calls))]
 
     def _add(
@@ -99,51 +115,57 @@ class CallListParser(TextParser):
         reader: Reader,
         start: int,
         inside: tuple[int, int],
-        attempts: Sequence[Attempt],
+        attempts: Sequence[PartialCall],
         end: int,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """Add the calls of a list; the first has the span of all of it.
+        """Add the calls of a list; the span of the first one covers the whole list.
 
         Raises:
-            Unreadable: there is none.
+            CallParseError: If the list is empty.
         """
         if not attempts:
-            raise Unreadable("empty", "the list holds no call", inside[0])
+            raise CallParseError("empty", "the list contains no call", inside[0])
         for attempt in attempts:
             attempt.notes += notes
             reader.add(attempt, start, end)
             start = end
 
-    def _item(self, reader: Reader, index: int, begin: int, stop: int) -> Attempt:
+    def _item(self, reader: Reader, index: int, begin: int, stop: int) -> PartialCall:
         literal = LiteralReader(reader.text, self.limits)
         try:
             check_size(reader.text, begin, stop, self.limits)
             name, args, end = literal.call(literal.skip(begin))
             if (after := literal.skip(end)) < stop:
-                raise Unreadable("extra_data", "behind the call comes something else", after, tool=name)
-        except Unreadable as error:
-            return Attempt(error.tool, error=explain(index, error, reader.text, self.shape, stop))
-        return Attempt(name, args)
+                raise CallParseError("extra_data", "unexpected text after the call", after, tool=name)
+        except CallParseError as error:
+            return PartialCall(error.tool, error=call_error(index, error, reader.text, self.shape, stop))
+        return PartialCall(name, args)
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the list around it.
 
         Raises:
-            ValueError: an argument has a name that no keyword argument can have.
+            ValueError: If a name is not a Python identifier.
         """
         for name in (call.tool, *call.args):
             if not _IDENTIFIER.fullmatch(name):
-                raise ValueError(f"a pythonic call cannot hold the name {name!r}")
+                raise ValueError(f"a pythonic call cannot express the name {name!r}")
         return f"{call.tool}({', '.join(f'{key}={value!r}' for key, value in call.args.items())})"
 
     def frame(self, name: str) -> None:
-        """Give none: no grammar for Python literals is at hand."""
+        """Return None: there is no grammar for Python literals."""
         del name
 
 
 class OLMo3Parser(CallListParser):
-    r"""`<function_calls>f(a='x')\ng()</function_calls>`, a call a line, as OLMo 3 writes it."""
+    """The format of OLMo 3: one call per line, without brackets.
+
+        <function_calls>f(a='x')
+        g()</function_calls>
+
+    Source: the chat template.
+    """
 
     name: ClassVar[str] = "olmo3"
     models = "OLMo 3"
@@ -160,10 +182,14 @@ class OLMo3Parser(CallListParser):
 
 
 class PythonicParser(CallListParser):
-    """`[f(a='x', n=3), g()]` on a line of its own, or between `<|python_start|>` and `<|python_end|>`.
+    """The format of Llama 4, Llama 3.2 and ToolACE: a list on a line of its own.
 
-    A bare list is an attempt if one of its calls can be read, or if its first name is that of a tool. Behind
-    prose on the same line it is text; if it could be read, the result is noted as "call_behind_prose".
+        [f(a='x', n=3), g()]
+
+    `<|python_start|>` and `<|python_end|>` may surround it. A bare list is a call if one of its items can be
+    read, or its first name is that of a tool. After prose on the same line it is text; if it is readable, the
+    message is noted "call_behind_prose". Source: Meta's prompt formats of Llama 3.2 and 4, and the chat
+    templates.
     """
 
     name: ClassVar[str] = "pythonic"
@@ -179,8 +205,13 @@ class PythonicParser(CallListParser):
     turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
     shape = "[tool_name(argument='value')]"
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether a list stands where calls may, and begins like one."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether a list is where calls may be, and begins like one.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if reader.at(self.openers[0], start):
             return True
         if not (_FIRST.match(reader.text, start) or (yield from self.has_shape(reader, start))):
@@ -191,13 +222,13 @@ class PythonicParser(CallListParser):
         return False
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Return whether a list behind prose calls a known tool, or any with an argument if none is known."""
+        """Return whether a list after prose calls a known tool, or has arguments if no tools are known."""
         passed = 0
         for place in reader.suspects:
             first = _FIRST.match(reader.text, place)
             if place < passed or first is None or not reader.knows(first[1]):
                 continue
-            passed = finish(extent(Reader(reader.text), place))
+            passed = finish(bracket_end(Reader(reader.text), place))
             if passed < 0:
                 return False
             attempts = self._attempts(reader, (place + 1, passed - 1))
@@ -205,23 +236,23 @@ class PythonicParser(CallListParser):
                 return True
         return False
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one list; a bare one that turns out to be none is left as text."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one list; a bare one without calls stays text."""
         if (yield from reader.which(self.openers[:1], start)):
             return (yield from super().read(reader, start))
         passed = len(reader.unclosed)
-        end = yield from extent(reader, start)
+        end = yield from bracket_end(reader, start)
         first = _FIRST.match(reader.text, start)
         is_known = first is not None and reader.tools is not None and first[1] in reader.tools
         if end < 0:
-            # To go over the rest of the text costs more than to know of this bracket from an earlier time.
-            reader.futile += 1 if len(reader.unclosed) == passed else 16
+            # A search of the rest of the text costs more than a known unclosed bracket.
+            reader.failed_searches += 1 if len(reader.unclosed) == passed else 16
             line_end = reader.text.find("\n", start)
             line = reader.text[start : line_end if line_end >= 0 else len(reader.text)]
             is_prose = not is_known and reader.tools is not None and "'" not in line and '"' not in line
-            if is_prose and reader.futile <= self.limits.calls:
+            if is_prose and reader.failed_searches <= self.limits.calls:
                 return start + 1
-            raise Unreadable("unclosed", "the message ends inside the list of calls", start)
+            raise CallParseError("unclosed", "the message ends inside the list of calls", start)
         inside = (start + 1, end - 1)
         attempts = self._attempts(reader, inside)
         errors = [attempt.error for attempt in attempts]
@@ -230,9 +261,15 @@ class PythonicParser(CallListParser):
         self._add(reader, start, inside, attempts, end)
         return end
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable list at `start`."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed list at `start`.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         if (yield from reader.which(self.openers[:1], start)):
-            return (yield from super().end_of_bad(reader, start, broke))
-        end = yield from extent(reader, start)
+            return (yield from super().end_of_malformed(reader, start, broke))
+        end = yield from bracket_end(reader, start)
         return len(reader.text) if end < 0 else end

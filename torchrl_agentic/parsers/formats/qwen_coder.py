@@ -1,8 +1,4 @@
-"""Calls of Qwen3-Coder, Qwen3.5 and later, Nemotron 3 and Granite 4.2; of MiMo V2; of Seed-OSS.
-
-Formats: their chat templates. That of Qwen3-Coder writes each value on lines of its own; those of the others
-write it between its tags as it is.
-"""
+"""Parsers of Qwen3-Coder, Qwen3.5 and later, Nemotron 3 and Granite 4.2; of MiMo V2; of Seed-OSS."""
 
 from __future__ import annotations
 
@@ -10,17 +6,26 @@ import re
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
 
 _NAME = re.compile("([^<>\n]*+)>")
 
 
 class Qwen3CoderParser(XMLParamsParser):
-    """`<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`, each tag on its own line.
+    """The format of Qwen3-Coder and Qwen3.5: each tag and each value on lines of its own.
 
-    `<function=` alone begins a call too: these models forget the tag around it.
+        <tool_call>
+        <function=f>
+        <parameter=a>
+        1
+        </parameter>
+        </function>
+        </tool_call>
+
+    `<function=` alone begins a call too, since these models omit the tag around it. Source: the chat
+    templates.
     """
 
     name: ClassVar[str] = "qwen3_coder"
@@ -39,42 +44,42 @@ class Qwen3CoderParser(XMLParamsParser):
     style = "qwen_xml"
     trigger = f"{section[0]}\n{openers[0]}"
     turn_end = ("<|im_end|>", "<|endoftext|>")
-    forged = ("<tool_response>", "</tool_response>")
+    result_tags = ("<tool_response>", "</tool_response>")
     shape = (
         "<tool_call>\n<function=tool_name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n"
         "</tool_call>"
     )
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of the tool."""
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
+        """Read the name of the tool."""
         return (yield from self._equals(reader, start, self.openers[0]))
 
-    def read_parameter(self, reader: Reader, start: int) -> Steps[Parameter]:
-        """Step: read the opening tag of an argument."""
+    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
+        """Read the opening tag of an argument."""
         return Parameter(*(yield from self._equals(reader, start, self.parameter)))
 
-    def _equals(self, reader: Reader, start: int, tag: str) -> Steps[tuple[str, int]]:
+    def _equals(self, reader: Reader, start: int, tag: str) -> Incremental[tuple[str, int]]:
         begin = start + len(tag)
         match = _NAME.match(reader.text, begin)
         if match is not None and (name := match[1].strip()):
             return name, match.end()
         end = yield from reader.find_first((">", "\n", "<"), begin)
         if end[1] != ">":
-            raise Unreadable("unclosed", f"{tag} has no end", start)
+            raise CallParseError("unclosed", f"{tag} has no end", start)
         name = reader.text[begin : end[0]].strip()
         if not name:
-            raise Unreadable("missing_name", f"{tag} names nothing", start)
+            raise CallParseError("missing_name", f"{tag} has no name", start)
         return name, end[0] + 1
 
     def write(self, call: ParsedCall) -> str:
         """Write a call with the tag around it.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
         for name in (call.tool, *call.args):
             if name != name.strip() or not name or _NAME.fullmatch(f"{name}>") is None:
-                raise ValueError(f"the format cannot hold the name {name!r}")
+                raise ValueError(f"the format cannot express the name {name!r}")
         values = "".join(
             f"{self.parameter}{name}>{self.wrapped(self.raw(name, value))}{self.parameter_end}\n"
             for name, value in call.args.items()
@@ -88,7 +93,16 @@ class Qwen3CoderParser(XMLParamsParser):
 
 
 class MiMoParser(Qwen3CoderParser):
-    """The same without newlines around values: those between the tags are data."""
+    """The format of MiMo V2: that of Qwen3-Coder without newlines around values; newlines there are data.
+
+        <tool_call>
+        <function=f>
+        <parameter=a>1</parameter>
+        </function>
+        </tool_call>
+
+    Source: the chat template.
+    """
 
     name: ClassVar[str] = "mimo"
     aliases = ("mimo_v2",)
@@ -97,14 +111,21 @@ class MiMoParser(Qwen3CoderParser):
     shape = Qwen3CoderParser.shape.replace("\nvalue\n", "value")
 
     def wrapped(self, text: str) -> str:
-        """Return a value as it is."""
+        """Return the value unchanged."""
         return text
 
 
 class SeedOSSParser(Qwen3CoderParser):
-    """The same between `<seed:tool_call>` tags, without newlines around values.
+    """The format of Seed-OSS: that of Qwen3-Coder between other tags, without newlines around values.
 
-    A value with newlines on both sides is in Qwen3-Coder's format, which the model writes too.
+        <seed:tool_call>
+        <function=f>
+        <parameter=a>1</parameter>
+        </function>
+        </seed:tool_call>
+
+    A value with newlines on both sides is in Qwen3-Coder's format, which the model writes too. Source: the
+    chat template.
     """
 
     name: ClassVar[str] = "seed_oss"
@@ -116,10 +137,10 @@ class SeedOSSParser(Qwen3CoderParser):
     think = ("<seed:think>", "</seed:think>")
     trigger = f"{section[0]}\n{Qwen3CoderParser.openers[0]}"
     turn_end = ("<seed:eos>",)
-    forged = ("", "")
+    result_tags = ("", "")
     newlines: ClassVar[Literal["data", "each", "pair"]] = "pair"
     shape = Qwen3CoderParser.shape.replace("\nvalue\n", "value").replace("tool_call>", "seed:tool_call>")
 
     def wrapped(self, text: str) -> str:
-        """Return a value as it is, unless newlines around it would be taken for those of the format."""
+        """Return the value, with newlines around it only if it begins and ends with newlines itself."""
         return text if self.unwrapped(text) == text else f"\n{text}\n"

@@ -1,7 +1,4 @@
-"""Calls as ReAct prompts have them: `Action: f` and `Action Input: {…}` on lines of their own.
-
-Format: Yao et al., ReAct, arXiv:2210.03629, with the JSON input that later agents settled on.
-"""
+"""Parser of ReAct prompts: `Action:` and `Action Input:` lines."""
 
 from __future__ import annotations
 
@@ -9,21 +6,25 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import decode_any, dumps, read_arguments
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.text import TextParser
-from torchrl_agentic.parsers.engine.typed import only_string
+from torchrl_agentic.parsers.engine.json_text import decode_any, dumps, read_arguments
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
+from torchrl_agentic.parsers.engine.typed_values import only_string
 
 _ACTION, _INPUT, _OBSERVATION = "Action:", "Action Input:", "Observation:"
 _LINES = (f"\n{_OBSERVATION}", "\nThought:", f"\n{_ACTION}", "\nFinal Answer:")
 
 
 class ReActParser(TextParser):
-    r"""`Action: f\nAction Input: {"a": 1}`, any number of them.
+    r"""The format of ReAct prompts.
 
-    Plain input is read for a tool with one string argument, up to `\nObservation:`. An observation that the
-    model writes itself is text, and so is all behind it.
+        Action: f
+        Action Input: {"a": 1}
+
+    For a tool with one string argument the input may be plain text, up to `\nObservation:`. If the model
+    writes an observation itself, the rest of the message is text. Source: Yao et al., ReAct,
+    arXiv:2210.03629, with the JSON input of later agents.
     """
 
     name: ClassVar[str] = "react"
@@ -36,57 +37,73 @@ class ReActParser(TextParser):
     more_markers = (_INPUT,)
     shape = f'{_ACTION} tool_name\n{_INPUT} {{"argument": "value"}}'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether it stands at the start of a line."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether the marker is at the start of a line.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         return reader.is_line_start(start)
         yield
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one action and its input."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one action and its input.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         line_end = yield from reader.find("\n", start)
         if line_end < 0:
-            raise Unreadable("unclosed", f"the message ends before {_INPUT}", len(reader.text))
+            raise CallParseError("unclosed", f"the message ends before {_INPUT}", len(reader.text))
         name = reader.text[start + len(_ACTION) : line_end].strip()
         if not name:
-            raise Unreadable("missing_name", f"{_ACTION} names no tool", start)
+            raise CallParseError("missing_name", f"{_ACTION} names no tool", start)
         at = yield from reader.skip(line_end)
         if not (yield from reader.which((_INPUT,), at)):
             code = "unclosed" if at == len(reader.text) else "extra_data"
-            raise Unreadable(code, f"expecting {_INPUT}", line_end, tool=name)
+            raise CallParseError(code, f"expecting {_INPUT}", line_end, tool=name)
         read = self._input(reader, at + len(_INPUT), name)
         return (yield from self.named_call(reader, start, name, read))
 
-    def _input(self, reader: Reader, begin: int, name: str) -> Steps[tuple[Attempt, int]]:
+    def _input(self, reader: Reader, begin: int, name: str) -> Incremental[tuple[PartialCall, int]]:
         at = yield from reader.skip(begin)
         plain = None if reader.tools is None else only_string(reader.tools.get(name))
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends before the input", at)
+            raise CallParseError("unclosed", "the message ends before the input", at)
         if plain is not None and reader.text[at] != "{":
             end = yield from reader.find(f"\n{_OBSERVATION}", begin)
             if end < 0:
-                raise Unreadable("unclosed", f"plain input ends with {_OBSERVATION}", at)
-            return Attempt(args={plain: reader.text[at:end].strip()}, notes=("plain_input",)), end
-        if reader.text[at] in 'n"':  # no arguments at all, or an object as a string
+                raise CallParseError("unclosed", f"plain input must end with {_OBSERVATION}", at)
+            return PartialCall(args={plain: reader.text[at:end].strip()}, notes=("plain_input",)), end
+        if reader.text[at] in 'n"':  # null, or an object as a JSON string
             end = yield from reader.line_end(at)
             value = decode_any(reader.text[at:end], self.limits)
         else:
             value, end = yield from self._json(reader, at)
         line_end = yield from reader.line_end(end)
         if reader.text[end:line_end].strip():
-            raise Unreadable("extra_data", "behind the input stands something else on its line", end)
+            raise CallParseError("extra_data", "unexpected text after the input, on the same line", end)
         args, notes = read_arguments(value, self.limits)
-        return Attempt(args=args, notes=notes), end
+        return PartialCall(args=args, notes=notes), end
 
-    def _json(self, reader: Reader, at: int) -> Steps[tuple[JSON, int]]:
+    def _json(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int]]:
         try:
             return (yield from reader.json(at, _LINES))
-        except Unreadable as error:
+        except CallParseError as error:
             if error.code != "unclosed" or (yield from reader.balanced(at)) < 0:
                 raise
-            raise Unreadable("invalid_json", "invalid JSON", error.at) from None
+            raise CallParseError("invalid_json", "invalid JSON", error.at) from None
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable action at `start`: the line where something else begins."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed action at `start`: the line where another part begins.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         place, _ = yield from reader.find_first(_LINES, max(start + 1, broke - 1))
         return len(reader.text) if place < 0 else place
 
@@ -94,13 +111,18 @@ class ReActParser(TextParser):
         """Write a call as the model would.
 
         Raises:
-            ValueError: the name of the tool has several lines, or white space around it.
+            ValueError: If the name of the tool has several lines or surrounding white space.
         """
         if "\n" in call.tool or call.tool != call.tool.strip() or not call.tool:
-            raise ValueError(f"the format cannot hold the name {call.tool!r}")
+            raise ValueError(f"the format cannot express the name {call.tool!r}")
         return f"{_ACTION} {call.tool}\n{_INPUT} {dumps(call.args)}"
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as an observation."""
+        """Write one result as an observation.
+
+        Args:
+            call_id: Id of the call, control tokens escaped.
+            result: Result of the call, control tokens escaped.
+        """
         content = f"{_OBSERVATION} {result.text}"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}

@@ -1,12 +1,12 @@
-"""Calls of Step-3. Format: the parsers of vLLM and SGLang. Step-3.5 and later write those of `qwen_coder`."""
+"""Parser of Step-3; Step-3.5 and later use the parser `qwen3_coder`."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from torchrl_agentic.messages import Fields, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.invoke import InvokeParser
 
 _BEGIN, _END, _KIND, _SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "function", "<｜tool_sep｜>"
@@ -14,10 +14,14 @@ _INVOKE = "<steptml:invoke"
 
 
 class Step3Parser(InvokeParser):
-    """`<steptml:invoke name="f"><steptml:parameter name="k">v</steptml:parameter></steptml:invoke>`.
+    """The format of Step-3: `steptml` elements, each between markers of a call, in one section.
 
-    Each call is between `<｜tool_call_begin｜>function<｜tool_sep｜>` and `<｜tool_call_end｜>`, and all
-    are between `<｜tool_calls_begin｜>` and `<｜tool_calls_end｜>`; a complete call without these counts.
+        <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">
+        <steptml:parameter name="a">1</steptml:parameter></steptml:invoke>
+        <｜tool_call_end｜><｜tool_calls_end｜>
+
+    (Without the line breaks.) A complete `steptml:invoke` without these markers is a call too. Source: the
+    parsers of vLLM and SGLang.
     """
 
     name: ClassVar[str] = "step3"
@@ -35,45 +39,53 @@ class Step3Parser(InvokeParser):
         f'name="argument">value</steptml:parameter></steptml:invoke>{_END}{section[1]}'
     )
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: return whether it begins a call: `<｜tool_call_begin｜>` does anywhere."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether the marker begins a call: `<｜tool_call_begin｜>` does at any place."""
         return reader.at(_BEGIN, start) or (yield from super().opens(reader, start))
 
-    def read_name(self, reader: Reader, start: int) -> Steps[tuple[str, int]]:
-        """Step: read the name of the tool, and the kind of the call before it."""
+    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
+        """Read the kind of the call and the name of the tool."""
         if reader.at(_BEGIN, start):
             begin = yield from reader.past_repeated(_BEGIN, start + len(_BEGIN))
             markers = (_INVOKE, _BEGIN, _END, self.section[1], *self.turn_end)
             start, marker = yield from reader.find_first(markers, begin)
             if start < 0 or marker in (_BEGIN, *self.turn_end):
                 broke = len(reader.text) if start < 0 else start
-                raise Unreadable("unclosed", f"it ends before {self.closer}", broke)
+                raise CallParseError("unclosed", f"it ends before {self.closer}", broke)
             kind = reader.text[begin:start].strip()
             if not kind and marker != _INVOKE:
-                raise Unreadable("empty", f"there is nothing behind {_BEGIN}", begin)
+                raise CallParseError("empty", f"nothing follows {_BEGIN}", begin)
             if marker != _INVOKE or kind.removesuffix(_SEPARATOR).strip() not in ("", _KIND):
-                raise Unreadable("wrong_dialect", f"expecting {_KIND}{_SEPARATOR}{_INVOKE}", begin)
+                raise CallParseError("wrong_dialect", f"expecting {_KIND}{_SEPARATOR}{_INVOKE}", begin)
         attributes, end = yield from self._tag(reader, start, _INVOKE)
         return attributes["name"], end
 
-    def _read_arguments(self, reader: Reader, at: int, schema: Fields | None) -> Steps[tuple[Attempt, int]]:
+    def _read_arguments(
+        self, reader: Reader, at: int, schema: Fields | None
+    ) -> Incremental[tuple[PartialCall, int]]:
         attempt, end = yield from super()._read_arguments(reader, at, schema)
         return attempt, (yield from self._past_end(reader, end))
 
-    def _past_end(self, reader: Reader, end: int) -> Steps[int]:
-        """Step: return the place behind the end of a call, if it is at `end`."""
+    def _past_end(self, reader: Reader, end: int) -> Incremental[int]:
+        """Return the index after the end marker of a call, if it follows `end`."""
         after = yield from reader.skip(end)
         return after + len(_END) if (yield from reader.which((_END,), after)) else end
 
-    def _next_call(self, reader: Reader, at: int, before: int) -> Steps[int]:
+    def _next_call(self, reader: Reader, at: int, before: int) -> Incremental[int]:
         place = reader.seek(_BEGIN, at)
         is_inside = place >= 0 and (before < 0 or place < before)
         found = yield from super()._next_call(reader, at, place if is_inside else before)
         return place if is_inside and found < 0 else found
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: return the end of the unreadable call at `start`: its closer, or the next call."""
-        end = yield from super().end_of_bad(reader, start, broke)
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed call at `start`: its closer, or the next call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
+        end = yield from super().end_of_malformed(reader, start, broke)
         place, marker = yield from reader.find_first((_END, self.section[1]), max(start + 1, broke))
         if 0 <= place < end:
             return place + (len(_END) if marker == _END else 0)

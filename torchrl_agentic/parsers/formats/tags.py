@@ -1,4 +1,4 @@
-"""Calls as plain tags, as Search-R1, RAGEN and verl-agent have them: `<search> query </search>`."""
+"""Parser of plain tags, as in Search-R1, RAGEN and verl-agent."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import check_size
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 SEARCH = {"search": ("search", "query")}
 
 
 class TagsParser(TextParser):
-    """One tag per tool, whose one argument is the text inside, without the white space around it.
+    """One tag per tool, whose only argument is the text inside, without surrounding white space.
 
-    tags: tag → (tool, argument). result: the tag around a result. answer: the tag of the final answer, at
-    whose end the model stops too. result_role: results are messages of the user, for models that know no
-    other role.
+        <search>capital of France</search>
+
+    Source: Jin et al., Search-R1, arXiv:2503.09516.
+
+    Args:
+        tags: (tool, argument) by tag; by default `<search>` calls `search(query)`.
+        result: Name of the tag around a result.
+        answer: Name of the tag of the final answer, which also ends sampling.
+        result_role: Role of the messages that carry results; "user" for models without a role of tools.
+        **rules: Options of `TextScanner`.
     """
 
     name: ClassVar[str] = "tags"
@@ -39,33 +46,44 @@ class TagsParser(TextParser):
         super().__init__(**rules)
         self.tags = dict(SEARCH if tags is None else tags)
         if not self.tags or not all(tag.replace("_", "").replace("-", "").isalnum() for tag in self.tags):
-            raise ValueError(f"tags are words, one per tool; got {list(self.tags)}")
+            raise ValueError(f"tags must be words, one per tool; got {list(self.tags)}")
         self.openers = tuple(f"<{tag}>" for tag in self.tags)
         self.stop = (*(f"</{tag}>" for tag in self.tags), f"</{answer}>")
-        self.forged = (f"<{result}>", f"</{result}>")
+        self.result_tags = (f"<{result}>", f"</{result}>")
         self.result = result
         self.result_role = result_role
         first, (_, argument) = next(iter(self.tags.items()))
         self.shape = f"<{first}>{argument}</{first}>"
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one tag."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one tag.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         opener = yield from reader.which(self.openers, start)
         tool, argument = self.tags[opener[1:-1]]
         closer, begin = f"</{opener[1:]}", start + len(opener)
         begin = yield from reader.past_repeated(opener, begin)
         end = yield from reader.find(closer, begin)
         if end < 0:
-            raise Unreadable("unclosed", f"the message ends before {closer}", begin, tool=tool)
+            raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
         value = reader.text[begin:end].strip()
         if not value:
-            raise Unreadable("empty", f"there is nothing in {opener}", begin, tool=tool)
+            raise CallParseError("empty", f"there is nothing in {opener}", begin, tool=tool)
         check_size(reader.text, begin, end, self.limits, tool=tool)
-        reader.add(Attempt(tool, {argument: value}), start, end + len(closer))
+        reader.add(PartialCall(tool, {argument: value}), start, end + len(closer))
         return end + len(closer)
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable tag at `start`."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed tag at `start`.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         opener = yield from reader.which(self.openers, start)
         closer = f"</{opener[1:]}"
         end = yield from reader.find(closer, start)
@@ -75,21 +93,26 @@ class TagsParser(TextParser):
         """Write a call as the model would.
 
         Raises:
-            ValueError: no tag stands for that tool and its arguments, or the text holds the tag.
+            ValueError: If no tag expresses the tool and its arguments, or the text contains the closing tag.
         """
         for tag, (tool, argument) in self.tags.items():
             if tool == call.tool and list(call.args) == [argument]:
                 value = call.args[argument]
                 if not isinstance(value, str) or not value or value != value.strip() or f"</{tag}>" in value:
-                    raise ValueError(f"<{tag}> cannot hold {value!r}")
+                    raise ValueError(f"<{tag}> cannot contain {value!r}")
                 return f"<{tag}>{value}</{tag}>"
-        raise ValueError(f"no tag stands for {call.tool!r} with {', '.join(call.args) or 'no arguments'}")
+        raise ValueError(f"no tag for {call.tool!r} with {', '.join(call.args) or 'no arguments'}")
 
     def frame(self, name: str) -> None:
-        """Give none: what stands inside is free text."""
+        """Return None: the content is free text."""
         del name
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result in its tag."""
+        """Write one result in its tag.
+
+        Args:
+            call_id: Id of the call, control tokens escaped.
+            result: Result of the call, control tokens escaped.
+        """
         content = f"<{self.result}>{result.text}</{self.result}>"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}

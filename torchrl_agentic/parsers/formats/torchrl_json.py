@@ -1,4 +1,4 @@
-"""TorchRL's own JSON: the whole message is `{"message": …, "tools": [{"tool", "args", "id"}]}`."""
+"""Parser of TorchRL's own JSON messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torchrl_agentic.messages import (
     fields_of,
 )
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, message_text, require_name
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, number, over_limit
-from torchrl_agentic.parsers.engine.jsontext import (
+from torchrl_agentic.parsers.engine.json_text import (
     check_data,
     dumps,
     read_arguments,
@@ -22,16 +21,25 @@ from torchrl_agentic.parsers.engine.jsontext import (
     skip_whitespace,
     text_of,
 )
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallParseError,
+    PartialCall,
+    assign_ids,
+    call_error,
+    over_limit_error,
+)
 from torchrl_agentic.parsers.engine.reader import Reader, finish
 
 _FENCES = ("```json", "```")
 
 
 class JSONToolCallParser(ToolCallParser):
-    """`{"message": "text", "tools": [{"tool": "f", "args": {…}, "id": "c1"}]}`, in a code fence or bare.
+    """TorchRL's own JSON: the whole message is one object, bare or in a code fence.
 
-    Anything else is text without calls; what begins with "{" and speaks of "tools", but is broken, is one
-    unreadable attempt.
+        {"message": "text", "tools": [{"tool": "f", "args": {"a": 1}, "id": "c1"}]}
+
+    Any other text has no calls; malformed JSON that begins with "{" and contains "tools" is one error entry.
+    Source: `JSONToolCallParser` of TorchRL.
     """
 
     name: ClassVar[str] = "json"
@@ -57,11 +65,11 @@ class JSONToolCallParser(ToolCallParser):
             return ParseResult(text, (), response)
         try:
             value, end = finish(Reader(text, limits=self.limits).json(start))
-        except Unreadable as error:
+        except CallParseError as error:
             if '"tools"' not in text:
                 return ParseResult(text, (), response)
-            attempt = Attempt(error=explain(0, error, text, self.shape), span=(0, len(text)))
-            return ParseResult("", number([attempt], turn), response)
+            attempt = PartialCall(error=call_error(0, error, text, self.shape), span=(0, len(text)))
+            return ParseResult("", assign_ids([attempt], turn), response)
         fields = cast("Mapping[str, JSON]", value)
         if "tools" not in fields:
             return ParseResult(text, (), response)
@@ -77,13 +85,13 @@ class JSONToolCallParser(ToolCallParser):
         items = cast("list[JSON]", tools) if isinstance(tools, list) else [tools] if tools else []
         attempts = [self._attempt(item, index) for index, item in enumerate(items)]
         if rest.startswith("{") and '"tools"' in rest:
-            error = Unreadable("extra_data", "behind the JSON stands another; all calls go into one")
-            attempts.append(Attempt(error=explain(len(attempts), error, "", self.shape)))
-        return ParseResult(f"{text}\n{rest}" if rest else text, number(attempts, turn), raw)
+            error = CallParseError("extra_data", "a second JSON object follows; put all calls into one")
+            attempts.append(PartialCall(error=call_error(len(attempts), error, "", self.shape)))
+        return ParseResult(f"{text}\n{rest}" if rest else text, assign_ids(attempts, turn), raw)
 
-    def _attempt(self, item: JSON, index: int) -> Attempt:
+    def _attempt(self, item: JSON, index: int) -> PartialCall:
         if index >= self.limits.calls:
-            return Attempt(error=over_limit(index, self.limits.calls))
+            return PartialCall(error=over_limit_error(index, self.limits.calls))
         fields = fields_of(item) or {}
         tag = text_of(fields.get("tag"))
         call_id = text_of(fields.get("id")) or tag
@@ -91,23 +99,23 @@ class JSONToolCallParser(ToolCallParser):
             name = read_name(fields, "tool")
             args, notes = read_arguments(fields.get("args"), self.limits)
             check_data(args, self.limits)
-        except Unreadable as error:
-            return Attempt(error=explain(index, error, "", self.shape), call_id=call_id, tag=tag)
-        return Attempt(name, args, call_id=call_id, tag=tag, notes=notes)
+        except CallParseError as error:
+            return PartialCall(error=call_error(index, error, "", self.shape), call_id=call_id, tag=tag)
+        return PartialCall(name, args, call_id=call_id, tag=tag, notes=notes)
 
     def render_call(self, call: ParsedCall) -> str:
-        """Write a whole message that holds one call.
+        """Write a whole message with one call.
 
         Raises:
-            ValueError: The name of the tool does not read back.
+            ValueError: If the name of the tool does not read back.
         """
         return self.render_calls([call])
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write a whole message that holds these calls.
+        """Write a whole message with these calls.
 
         Raises:
-            ValueError: The name of a tool does not read back.
+            ValueError: If the name of a tool does not read back.
         """
         for call in calls:
             require_name(call)

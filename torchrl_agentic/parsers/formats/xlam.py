@@ -1,4 +1,4 @@
-"""Calls of xLAM 2: a bare JSON list. Formats: its chat templates, and the wrappers that vLLM reads."""
+"""Parser of xLAM 2: a bare JSON list."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from typing import Any, ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall
-from torchrl_agentic.parsers.engine.attempts import Unreadable
 from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.jsontext import dumps, fits
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.json_text import dumps, fits
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
 
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"
@@ -21,12 +21,14 @@ _PART_OF_FIRST_KEY = re.compile(r'\[\s{0,99}+(?:\{\s{0,99}+(?:"\w{0,10}(?:"\s{0,
 
 
 class XLAMParser(Llama3JSONParser):
-    """`[{"name": …, "arguments": {…}}, …]` on a line of its own, or behind a thought.
+    """The format of xLAM 2: a JSON list on a line of its own, or after reasoning.
 
-    There is no opener, so a list is an attempt if its first object begins with a key of a call and one of its
-    objects has a name and arguments, or it breaks after them. A Markdown fence of JSON, or of no language,
-    may surround it. Behind `[TOOL_CALLS]` and in `<tool_call>` tags everything is an attempt, and noted.
-    `[]` is text: no tool fits.
+        [{"name": "f", "arguments": {"a": 1}}]
+
+    Without an opener, a list is a call if its first object begins with a key of a call and one of its objects
+    has a name and arguments, or is malformed after them. A Markdown fence of JSON or without a language may
+    surround it. After `[TOOL_CALLS]` and in `<tool_call>` tags any content is a call, and noted. `[]` is
+    text: no tool fits. Source: the chat templates, and the wrappers that vLLM's parser reads.
     """
 
     name: ClassVar[str] = "xlam"
@@ -42,29 +44,33 @@ class XLAMParser(Llama3JSONParser):
     trigger = ""
     shape = '[{"name": "tool name", "arguments": {"argument": "value"}}]'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: return whether a list stands where a call may, and begins like one of calls."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether a list is where a call may be, and begins like one of calls."""
         if (yield from reader.which(_WRAPPERS, start)):
             return True
         if not reader.at("[", start) or not reader.is_line_start(start):
             return False
         return (yield from self.has_shape(reader, start))
 
-    def begin(self, reader: Reader, start: int) -> Steps[tuple[int, tuple[str, ...]]]:
-        """Step: read the wrapper at `start`; return where its JSON begins, and a note.
+    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+        """Read the wrapper at `start`; return the start of its JSON and a note.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            Unreadable: The message ends there.
+            CallParseError: If the message ends there.
         """
         at = start
         while wrapper := (yield from reader.which(_WRAPPERS, at)):
             at = yield from reader.skip(at + len(wrapper))
         if at == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", at)
+            raise CallParseError("unclosed", "the message ends inside the call", at)
         return at, ("foreign_wrapper",)
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one list; what turns out to be none of calls is left as text."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one list; a list without calls stays text."""
         wrapper = yield from reader.which(_WRAPPERS, start)
         if not wrapper:
             return (yield from super().read(reader, start))
@@ -76,14 +82,14 @@ class XLAMParser(Llama3JSONParser):
                 reader.extend(end)
         return end
 
-    def _fence(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: read a Markdown fence; one that may hold calls is passed over."""
+    def _read_fence(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Read a Markdown fence; return the end of its first line if it may contain calls."""
         line_end = yield from reader.line_end(place)
         if line_end - place <= _LONGEST and reader.text[place:line_end].strip() in _JSON_FENCES:
             return line_end
-        return (yield from super()._fence(reader, place, marker))
+        return (yield from super()._read_fence(reader, place, marker))
 
-    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Steps[int]:
+    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Incremental[int]:
         items = cast("list[Any]", value)
         if any(map(_is_call, items)):
             small = fits(reader.text, start, end, self.limits)
@@ -93,8 +99,8 @@ class XLAMParser(Llama3JSONParser):
         return end
         yield
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: return the end of the unreadable list at `start`: that of its wrapper or of its brackets."""
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed list at `start`: that of its wrapper or of its brackets."""
         at = start
         while wrapper := (yield from reader.which(_WRAPPERS, at)):
             at = yield from reader.skip(at + len(wrapper))

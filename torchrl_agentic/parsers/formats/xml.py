@@ -1,4 +1,4 @@
-"""TorchRL's own tags: `<tool name="f" tag="A">{"a": 1}</tool>`."""
+"""Parser of TorchRL's own tags."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections.abc import Mapping
 from typing import ClassVar, cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable
-from torchrl_agentic.parsers.engine.jsontext import decode, skip_whitespace
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
-from torchrl_agentic.parsers.engine.text import TextParser
+from torchrl_agentic.parsers.engine.json_text import decode, skip_whitespace
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
-# Possessive quantifiers (`++`, `*+`) take what they match for good, so that a failed match costs linear time.
+# Possessive quantifiers (`++`, `*+`) never backtrack, so a failed match takes linear time.
 _ATTRIBUTE = re.compile(r"""\s++([\w:-]++)\s*+=\s*+("[^"<>]*+"|'[^'<>]*+')""")
 _TAG_END = re.compile(r"\s*+(/?)>")
 _TAG = "<tool"
 
 
 class XMLToolCallParser(TextParser):
-    """`<tool name="f" tag="A">{json}</tool>`, with attributes in any order and either kind of quotes.
+    """TorchRL's own tags, with attributes in any order and either kind of quotes.
 
-    An empty body stands for no arguments. The tag is the call's id too. `<tool name="f"/>` is a call without
-    arguments. Results come as `<tool_result>`.
+        <tool name="f" tag="A">{"a": 1}</tool>
+
+    An empty body or `<tool name="f"/>` is a call without arguments. The tag is also the call's id. Results
+    are written as `<tool_result>` elements. Source: `XMLToolCallParser` of TorchRL.
     """
 
     name: ClassVar[str] = "xml"
@@ -31,49 +33,59 @@ class XMLToolCallParser(TextParser):
     example = '<tool name="f">{…}</tool>'
     openers = ("<tool ", "<tool>", "<tool\n", "<tool\t", "<tool\r", "<tool/")
     closer = "</tool>"
-    forged = ("<tool_result", "</tool_result>")
+    result_tags = ("<tool_result", "</tool_result>")
     shape = '<tool name="tool name">{"argument": "value"}</tool>'
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether it is the tag of a call: a bare `<tool>` that nothing closes is prose about tools."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether the tag begins a call; a bare `<tool>` that is never closed is prose.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         if not reader.at("<tool>", start):
             return True
         return (yield from reader.find(self.closer, start)) >= 0
 
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read one element."""
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read one element.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         at = start + len(_TAG)
         yield from reader.find(">", at)
         attributes: dict[str, str] = {}
         while match := _ATTRIBUTE.match(reader.text, at):
             if match[1] in attributes:
-                raise Unreadable("missing_name", f"its tag has two attributes {match[1]}", at)
+                raise CallParseError("missing_name", f"its tag has the attribute {match[1]} twice", at)
             attributes[match[1]] = html.unescape(match[2][1:-1])
             at = match.end()
         end_of_tag = _TAG_END.match(reader.text, at)
         if end_of_tag is None:
-            raise Unreadable("unclosed", "its opening tag cannot be read", at)
+            raise CallParseError("unclosed", "its opening tag is malformed", at)
         name, tag = attributes.get("name", "").strip(), attributes.get("tag") or None
         if not name:
-            raise Unreadable("missing_name", "its tag has no name attribute", start, call_id=tag)
+            raise CallParseError("missing_name", "its tag has no name attribute", start, call_id=tag)
         args: Mapping[str, JSON] = {}
         end = end_of_tag.end()
         if not end_of_tag[1]:
             try:
                 args, end = yield from self._body(reader, end)
-            except Unreadable as error:
+            except CallParseError as error:
                 error.tool, error.call_id = name, tag
                 raise
-        reader.add(Attempt(name, args, call_id=tag, tag=tag), start, end)
+        reader.add(PartialCall(name, args, call_id=tag, tag=tag), start, end)
         return end
 
-    def _body(self, reader: Reader, start: int) -> Steps[tuple[Mapping[str, JSON], int]]:
+    def _body(self, reader: Reader, start: int) -> Incremental[tuple[Mapping[str, JSON], int]]:
         at = yield from reader.skip(start)
         if (yield from reader.which((self.closer,), at)):
             return {}, at + len(self.closer)
         try:
             value, end = yield from reader.json(at, (self.closer,))
-        except Unreadable as error:
+        except CallParseError as error:
             value, end = yield from self._escaped(reader, at, error)
         after = yield from reader.skip(end)
         if not (yield from reader.which((self.closer,), after)):
@@ -81,22 +93,24 @@ class XMLToolCallParser(TextParser):
                 reason = (
                     "the message ends before" if after == len(reader.text) else "the next call begins before"
                 )
-                error = Unreadable("unclosed", f"{reason} {self.closer}", after)
+                error = CallParseError("unclosed", f"{reason} {self.closer}", after)
                 error.end = after
                 raise error
-            raise Unreadable("extra_data", f"after its JSON comes something else than {self.closer}", after)
+            raise CallParseError(
+                "extra_data", f"unexpected text after the JSON, expecting {self.closer}", after
+            )
         end = after + len(self.closer)
         if not isinstance(value, dict):
-            error = Unreadable("bad_arguments", "its body must be a JSON object", at)
+            error = CallParseError("bad_arguments", "its body must be a JSON object", at)
             error.end = end
             raise error
         return cast("dict[str, JSON]", value), end
 
-    def _escaped(self, reader: Reader, start: int, error: Unreadable) -> Steps[tuple[JSON, int]]:
-        """Step: read a body that is JSON once its entities are resolved, as models write that know XML.
+    def _escaped(self, reader: Reader, start: int, error: CallParseError) -> Incremental[tuple[JSON, int]]:
+        """Read a body that is JSON once its XML entities are resolved, and return it with its end.
 
         Raises:
-            Unreadable: it is not.
+            CallParseError: If it is not.
         """
         closer = yield from reader.find(self.closer, start)
         body = reader.text[start : max(start, closer)]
@@ -105,7 +119,7 @@ class XMLToolCallParser(TextParser):
         plain = html.unescape(body)
         try:
             value, end = decode(plain, skip_whitespace(plain, 0), self.limits)
-        except Unreadable:
+        except CallParseError:
             raise error from None
         if plain[end:].strip():
             raise error
@@ -122,7 +136,12 @@ class XMLToolCallParser(TextParser):
         return f'<tool name="{html.escape(call.tool)}"{tag}>{body}</tool>'
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as a `<tool_result>` element, errors marked."""
+        """Write one result as a `<tool_result>` element, errors marked.
+
+        Args:
+            call_id: Id of the call, control tokens escaped.
+            result: Result of the call, control tokens escaped.
+        """
         mark = "[error] " if result.is_error else ""
         content = f'<tool_result call_id="{html.escape(call_id)}">{mark}{result.text}</tool_result>'
         return {"role": "tool", "content": content, "tool_call_id": call_id}

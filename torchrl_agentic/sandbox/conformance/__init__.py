@@ -1,10 +1,10 @@
-"""What every sandbox promises, as cases that any sandbox can be put through, attacks among them.
+"""Requirements of every sandbox, as cases that any sandbox can be tested with, attacks included.
 
-`torchrl-agentic check sandbox NAME` does that on a machine, `testing.SandboxContract` in a test, both with
-the cases of `repl.conformance`, and `await check(make)` anywhere.
+`torchrl-agentic check sandbox NAME` runs them on a machine, and `testing.SandboxContract` in a test, both
+with the cases of `repl.repl_cases`. `await check(make)` runs them anywhere.
 """
 
 from torchrl_agentic.sandbox.conformance.base import Case, Make
-from torchrl_agentic.sandbox.conformance.checking import CASES, Outcome, check
+from torchrl_agentic.sandbox.conformance.checking import CASES, CaseOutcome, check
 
-__all__ = ["CASES", "Case", "Make", "Outcome", "check"]
+__all__ = ["CASES", "Case", "CaseOutcome", "Make", "check"]

@@ -1,4 +1,4 @@
-"""Code that is run inside a sandbox, and what is made of its output."""
+"""Run code inside a sandbox and evaluate its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 CLEARED_UP_S = 5.0
-"""How long a program may take to clear up what it prepared."""
+"""Maximum seconds that a program may take to clean up what it prepared."""
 ATTACKS = """
 import ctypes, os, sys, time, traceback
 libc = ctypes.CDLL(None, use_errno=True)
@@ -53,34 +53,55 @@ def processes():
     except OSError:
         return [str(number) for number in {1, os.getppid(), os.getpid()}]
 """
-"""`attempt` an attack in a process of its own: it is stopped by an OSError, or by the end of that process."""
+"""Defines `attempt`, which tries an attack in its own process: an OSError or its end means stopped."""
 
 
 async def python(
     sandbox: Sandbox, code: str, *, before: str = "", limits: ResourceLimits | None = None, **words: object
 ) -> SandboxResult:
-    """Run Python inside: code that may be indented, behind other code, where `words` are variables."""
+    """Run Python code inside.
+
+    Args:
+        sandbox: The sandbox.
+        code: The code; it may be indented.
+        before: Code to run first.
+        limits: Limits of the command.
+        words: Variables of the code.
+    """
     program = f"{_given(words)}{before}\n{textwrap.dedent(code)}"
     return await sandbox.run([*sandbox.python_argv, "-c", program], limits=limits)
 
 
-async def nothing_gets_through(sandbox: Sandbox, code: str, *, before: str = "", **words: object) -> None:
-    """Run attacks inside, and see that each was tried and stopped."""
+async def check_attacks_stopped(sandbox: Sandbox, code: str, *, before: str = "", **words: object) -> None:
+    """Run attacks inside, and assert that each was tried and stopped.
+
+    Args:
+        sandbox: The sandbox.
+        code: Calls of `attempt`; see `ATTACKS`.
+        before: Code to run first.
+        words: Variables of the code.
+    """
     whole = f"{textwrap.dedent(code)}\nprint('all tried')"
     result = await python(sandbox, whole, before=f"{_given(words)}{ATTACKS}{before}")
     lines = result.stdout.splitlines()
     assert lines[-1:] == ["all tried"], f"the attacks did not end: {result}"
     broken = [line for line in lines if line.startswith("broken:")]
-    assert not broken, f"attacks that are wrong themselves: {broken}, {result.stderr}"
+    assert not broken, f"attacks that failed by a mistake of their own: {broken}, {result.stderr}"
     through = [line.removeprefix("through: ") for line in lines if line.startswith("through:")]
     assert not through, f"got through: {', '.join(through)}"
 
 
 @contextlib.asynccontextmanager
-async def holding(sandbox: Sandbox, code: str, *, at_end: str = "", **words: object) -> AsyncGenerator[str]:
-    """Run Python inside that prepares something, and keeps it until the end; gives what it printed.
+async def prepared_inside(
+    sandbox: Sandbox, code: str, *, at_end: str = "", **words: object
+) -> AsyncGenerator[str]:
+    """Run Python code inside that prepares something and keeps it until the end. Yield what it printed.
 
-    code: where an OSError stops it, there is nothing that others could get at. at_end: code that clears up.
+    Args:
+        sandbox: The sandbox.
+        code: The code. If an OSError stops it, there is nothing to attack.
+        at_end: Code that cleans up.
+        words: Variables of the code.
     """
     lines = (
         "def prepare():", textwrap.indent(textwrap.dedent(code) + "\nreturn locals()", " "),
@@ -93,7 +114,7 @@ async def holding(sandbox: Sandbox, code: str, *, at_end: str = "", **words: obj
     try:
         yield (await until(process, b"ready\n")).decode()
     finally:
-        with contextlib.suppress(EOFError, TimeoutError):  # clears up also behind an attack that succeeded
+        with contextlib.suppress(EOFError, TimeoutError):  # cleans up also after an attack that succeeded
             async with asyncio.timeout(CLEARED_UP_S):
                 await process.send(b".")
                 await process.wait()
@@ -101,7 +122,12 @@ async def holding(sandbox: Sandbox, code: str, *, at_end: str = "", **words: obj
 
 
 async def until(process: Process, end: bytes) -> bytes:
-    """Read what a process prints, up to these bytes, which are left out."""
+    """Read the output of a process up to `end`, and return it without `end`.
+
+    Args:
+        process: The process.
+        end: Bytes that end the output.
+    """
     data = b""
     while not data.endswith(end):
         piece = await process.receive()

@@ -1,4 +1,4 @@
-"""What a case is: one promise of sandboxes, as a function that fails where it is broken."""
+"""`Case`: one requirement of sandboxes, as a function that fails if it is not met."""
 
 from __future__ import annotations
 
@@ -10,50 +10,57 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchrl_agentic.sandbox.base import CLAIMS, Sandbox
+from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 CASE_S = 60.0
-"""How long a case may take."""
+"""Maximum seconds of a case."""
 
 
 class Make(Protocol):
-    """Makes a fresh sandbox with these limits, not open yet; the class of a sandbox does."""
+    """Creates an unopened sandbox with some limits, as the class of a sandbox does."""
 
     def __call__(self, limits: ResourceLimits | None = None, /) -> Sandbox:
-        """Make one."""
+        """Create a sandbox."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A promise. name: a sentence that can be false. claim: of `CLAIMS`; None: every sandbox must keep it.
+    """A requirement of sandboxes.
 
-    needs: what else the sandbox must have for this to be tried, see `lack`. body: raises AssertionError.
+    Attributes:
+        name: A sentence that can be false.
+        group: Subject of the case.
+        threat: The threat of `THREATS` that it tests; None if every sandbox must pass it.
+        needs: What the sandbox must have for the case to be tried; see `missing_requirement`.
+        body: Raises AssertionError if the requirement is not met.
     """
 
     name: str
     group: str
-    claim: str | None
+    threat: str | None
     needs: frozenset[str]
     body: Callable[[Make], Awaitable[None]]
 
-    def excuse(self, sandbox: Sandbox, cannot: Collection[str] = ()) -> str | None:
-        """Say why this need not hold for a sandbox; None if it must.
+    def skip_reason(self, sandbox: Sandbox, untestable: Collection[str] = ()) -> str | None:
+        """Return why a sandbox need not pass this case; None if it must.
 
-        cannot: claims that cannot be shown here, besides what the sandbox itself says it cannot stop.
+        Args:
+            sandbox: The sandbox.
+            untestable: Threats that cannot be tested here, besides those that the sandbox does not stop.
         """
-        if self.claim in sandbox.cannot:
-            return f"{sandbox.name} says that it does not stop this: {self.claim}"
-        if self.claim in cannot:
-            return f"cannot be shown here: {self.claim}"
-        return next(filter(None, (lack(sandbox, need) for need in sorted(self.needs))), None)
+        if self.threat in sandbox.not_stopped:
+            return f"{sandbox.name} does not stop this threat: {self.threat}"
+        if self.threat in untestable:
+            return f"cannot be tested here: {self.threat}"
+        return next(filter(None, (missing_requirement(sandbox, need) for need in sorted(self.needs))), None)
 
-    async def hold(self, make: Make) -> None:
-        """Try it.
+    async def run(self, make: Make) -> None:
+        """Run the case.
 
         Raises:
-            AssertionError: it does not hold.
+            AssertionError: If the requirement is not met.
         """
         clock = asyncio.timeout(CASE_S)
         try:
@@ -68,59 +75,77 @@ class Case:
         return f"{self.group}: {self.name}"
 
 
-def lack(sandbox: Sandbox, need: str) -> str | None:
-    """Say what a sandbox lacks of something that a case needs; None if it has it.
+def missing_requirement(sandbox: Sandbox, need: str) -> str | None:
+    """Return what a sandbox lacks for a case; None if it lacks nothing.
 
-    need: a name of `limits_enforced`; "files", "loopback", "pickle"; "linux" or "x86_64" for where it runs.
+    Args:
+        sandbox: The sandbox.
+        need: A name of `limits_enforced`; "files", "loopback" or "pickle"; or "linux" or "x86_64", for the
+            machine.
     """
     if need == "linux":
         return None if sys.platform == "linux" else "needs Linux"
     if need == "x86_64":
         here = sys.platform == "linux" and platform.machine() == "x86_64"
-        return None if here else "needs Linux on x86-64, for the numbers of its system calls"
+        return None if here else "needs Linux on x86-64, for its system call numbers"
     if need == "files":
         return None if sandbox.files else f"{sandbox.name} keeps no files from one command to the next"
     if need == "loopback":
-        return None if "loopback" in sandbox.network else f"{sandbox.name} offers no loopback of its own"
+        return None if "loopback" in sandbox.network else f"{sandbox.name} has no loopback of its own"
     if need == "pickle":
         try:
             pickle.dumps(sandbox)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            return f"it cannot be sent to another process: {error}"
+            return f"{sandbox.name} cannot be sent to another process: {error}"
         return None
     held = sandbox.limits_enforced.get(need, False)
-    return None if held else f"{sandbox.name} says that it does not enforce {need}"
+    return None if held else f"{sandbox.name} does not enforce {need}"
 
 
 class Group:
-    """The cases about one subject. Its decorators note a function down as a case, and leave it as it is."""
+    """The cases about one subject. Its decorators register a function as a case and return it unchanged.
+
+    Args:
+        name: The subject.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.cases: list[Case] = []
 
     def case(
-        self, claim: str | None = None, *, limits: ResourceLimits | None = None, needs: Iterable[str] = ()
+        self, threat: str | None = None, *, limits: ResourceLimits | None = None, needs: Iterable[str] = ()
     ) -> Callable[[Callable[[Sandbox], Awaitable[None]]], Callable[[Sandbox], Awaitable[None]]]:
-        """Make a case of a function of a fresh open sandbox, with these limits."""
+        """Register a function that gets a new, open sandbox as a case.
+
+        Args:
+            threat: The threat that it tests; see `Case`.
+            limits: Limits of the sandbox; None for the defaults.
+            needs: See `missing_requirement`.
+        """
 
         def note(function: Callable[[Sandbox], Awaitable[None]]) -> Callable[[Sandbox], Awaitable[None]]:
             async def body(make: Make) -> None:
                 async with make() if limits is None else make(limits) as sandbox:
                     await function(sandbox)
 
-            self._add(function, claim, needs, body)
+            self._add(function, threat, needs, body)
             return function
 
         return note
 
     def factory_case(
-        self, claim: str | None = None, *, needs: Iterable[str] = ()
+        self, threat: str | None = None, *, needs: Iterable[str] = ()
     ) -> Callable[[Callable[[Make], Awaitable[None]]], Callable[[Make], Awaitable[None]]]:
-        """Make a case of a function that makes its sandboxes itself."""
+        """Register a function that creates its sandboxes itself as a case.
+
+        Args:
+            threat: The threat that it tests; see `Case`.
+            needs: See `missing_requirement`.
+        """
 
         def note(function: Callable[[Make], Awaitable[None]]) -> Callable[[Make], Awaitable[None]]:
-            self._add(function, claim, needs, function)
+            self._add(function, threat, needs, function)
             return function
 
         return note
@@ -128,11 +153,11 @@ class Group:
     def _add(
         self,
         function: Callable[..., object],
-        claim: str | None,
+        threat: str | None,
         needs: Iterable[str],
         body: Callable[[Make], Awaitable[None]],
     ) -> None:
-        if claim is not None and claim not in CLAIMS:
-            raise ValueError(f"no claim {claim!r}; there are {', '.join(CLAIMS)}")
+        if threat is not None and threat not in THREATS:
+            raise ValueError(f"unknown threat {threat!r}; expected one of {', '.join(THREATS)}")
         name = function.__name__.replace("_", " ")
-        self.cases.append(Case(name, self.name, claim, frozenset(needs), body))
+        self.cases.append(Case(name, self.name, threat, frozenset(needs), body))

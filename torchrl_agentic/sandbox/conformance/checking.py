@@ -1,4 +1,4 @@
-"""All cases, and putting a sandbox through them."""
+"""`check`: runs all cases with a sandbox."""
 
 from __future__ import annotations
 
@@ -45,8 +45,15 @@ _FOLDER = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a case. reason: why it was not tried, or how it failed, in one line."""
+class CaseOutcome:
+    """The outcome of a case.
+
+    Attributes:
+        case: The case.
+        status: "passed", "excused" if it was not tried, or "failed".
+        reason: Why it was not tried, or how it failed, in one line.
+        seconds: Its duration.
+    """
 
     case: Case
     status: Literal["passed", "excused", "failed"]
@@ -58,40 +65,43 @@ async def check(
     make: Make,
     cases: Iterable[Case] = CASES,
     *,
-    cannot: Collection[str] = (),
-    on_outcome: Callable[[Outcome], None] | None = None,
-) -> list[Outcome]:
-    """Try cases over the sandboxes that are made, one after the other.
+    untestable: Collection[str] = (),
+    on_outcome: Callable[[CaseOutcome], None] | None = None,
+) -> list[CaseOutcome]:
+    """Run cases one after another, with sandboxes that `make` creates.
 
-    cannot: claims that cannot be shown here, besides what the sandbox itself says it cannot stop. on_outcome:
-    called with each outcome as it is known.
+    Args:
+        make: Creates a sandbox.
+        cases: The cases.
+        untestable: Threats that cannot be tested here, besides those that the sandbox does not stop.
+        on_outcome: Called with each outcome.
     """
     if not __debug__:
-        raise RuntimeError("under 'python -O' nothing can fail: run the cases without it")
-    outcomes: list[Outcome] = []
+        raise RuntimeError("'python -O' disables assertions, so no case can fail; run without -O")
+    outcomes: list[CaseOutcome] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for case in cases:
-            outcomes.append(await _outcome(case, make, cannot))
+            outcomes.append(await _outcome(case, make, untestable))
             if on_outcome is not None:
                 on_outcome(outcomes[-1])
     return outcomes
 
 
-async def _outcome(case: Case, make: Make, cannot: Collection[str]) -> Outcome:
+async def _outcome(case: Case, make: Make, untestable: Collection[str]) -> CaseOutcome:
     began = time.monotonic()
-    excuse = case.excuse(make(), cannot)
-    if excuse is not None:
-        return Outcome(case, "excused", excuse, 0.0)
+    skip_reason = case.skip_reason(make(), untestable)
+    if skip_reason is not None:
+        return CaseOutcome(case, "excused", skip_reason, 0.0)
     try:
-        await case.hold(make)
+        await case.run(make)
     except Exception as error:
-        return Outcome(case, "failed", _first_line(error), time.monotonic() - began)
-    return Outcome(case, "passed", "", time.monotonic() - began)
+        return CaseOutcome(case, "failed", _first_line(error), time.monotonic() - began)
+    return CaseOutcome(case, "passed", "", time.monotonic() - began)
 
 
 def _first_line(error: Exception) -> str:
-    """Say in a line what went wrong: the message, or that which was asserted."""
+    """Return in one line what went wrong: the message, or the assertion that failed."""
     message = str(error).strip().partition("\n")[0]
     place = _place(error.__traceback__)
     if isinstance(error, AssertionError):
@@ -100,7 +110,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Give the statement in a case that an exception came from, in one line."""
+    """Return the statement in a case that raised an exception, in one line."""
     frames = [frame for frame in traceback.extract_tb(trace) if frame.filename.startswith(_FOLDER)]
     if not frames:
         return "no reason given"

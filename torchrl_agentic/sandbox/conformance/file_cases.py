@@ -1,4 +1,4 @@
-"""The file API: what is written is read back, and nothing outside of /work is ever touched."""
+"""The file API: files that are written can be read, and nothing outside /work is ever touched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ group = Group("files")
 
 
 async def _refused(work: Awaitable[object], *errors: type[Exception]) -> None:
-    """See that a call raises one of these errors."""
+    """Assert that a call raises one of these errors."""
     try:
         found = await work
     except errors:
@@ -37,7 +37,7 @@ async def a_file_that_is_written_is_read_back(sandbox: Sandbox) -> None:
 
 
 @group.case(needs=["files"])
-async def what_was_written_belongs_to_the_code(sandbox: Sandbox) -> None:
+async def written_files_belong_to_the_code(sandbox: Sandbox) -> None:
     await sandbox.write_file("folder/below/file", b"#!/bin/sh\n")
     change = "echo echo ran >> folder/below/file && chmod +x folder/below/file && folder/below/file"
     result = await sandbox.run(["sh", "-c", f"{change} && rm -r folder && ls"])
@@ -45,14 +45,14 @@ async def what_was_written_belongs_to_the_code(sandbox: Sandbox) -> None:
 
 
 @group.case(needs=["files"])
-async def what_code_writes_is_read(sandbox: Sandbox) -> None:
+async def files_of_the_code_can_be_read(sandbox: Sandbox) -> None:
     await sandbox.run(["sh", "-c", "umask 077; mkdir -p a/b; printf content > a/b/file; touch empty"])
     assert await sandbox.read_file("a/b/file") == b"content"
     assert await sandbox.read_file("empty") == b""
 
 
 @group.factory_case(needs=["files"])
-async def files_stay_from_call_to_call_and_not_beyond(make: Make) -> None:
+async def files_persist_between_calls_but_not_after_closing(make: Make) -> None:
     sandbox = make()
     async with sandbox:
         await sandbox.run(["sh", "-c", "echo content > file"])
@@ -103,22 +103,24 @@ async def names_may_be_odd(sandbox: Sandbox) -> None:
 
 
 @group.case(needs=["files"])
-async def names_that_cannot_be_are_refused(sandbox: Sandbox) -> None:
-    """Each by an error about the path; the sandbox is none the worse for it."""
+async def invalid_names_are_refused(sandbox: Sandbox) -> None:
+    """Each by an error about the path; the sandbox still works."""
     for path in ("x" * 256, "a\0b", "\ud800", "a/\udbff/b"):
         for written in (False, True):
             work = sandbox.write_file(path, b"x") if written else sandbox.read_file(path)
             try:
                 await _refused(work, OSError, ValueError)
             except SandboxError as error:
-                raise AssertionError(f"{path[:10]!r} is said to be the sandbox's failure: {error}") from None
+                raise AssertionError(
+                    f"{path[:10]!r} was reported as a failure of the sandbox: {error}"
+                ) from None
     await sandbox.write_file("after", b"well")
     assert await sandbox.read_file("after") == b"well"
 
 
 @group.case(needs=["files"])
 async def folders_may_be_nested_deeply(sandbox: Sandbox) -> None:
-    """Or an error about the path says that they may not be so deep."""
+    """Alternatively an error about the path says that they are too deep."""
     for depth in (100, 3000):
         path = "x/" * depth + "file"
         try:
@@ -156,8 +158,8 @@ async def a_missing_file_and_a_folder_are_told_apart(sandbox: Sandbox) -> None:
 
 
 @group.case(needs=["files"])
-async def what_is_no_file_is_refused_at_once(sandbox: Sandbox) -> None:
-    """A FIFO would hold the reader up for ever."""
+async def special_files_are_refused_at_once(sandbox: Sandbox) -> None:
+    """A FIFO would block the reader forever."""
     await sandbox.run(["sh", "-c", "mkfifo pipe; touch file; ln -s /dev/zero zero"])
     async with asyncio.timeout(5):
         for path in ("pipe", "zero", "file/below"):
@@ -166,7 +168,7 @@ async def what_is_no_file_is_refused_at_once(sandbox: Sandbox) -> None:
 
 
 @group.case(needs=["files"])
-async def links_of_the_models_are_not_followed(sandbox: Sandbox) -> None:
+async def links_of_the_model_are_not_followed(sandbox: Sandbox) -> None:
     with host_folder() as folder:
         links = f"ln -s /etc/passwd link; ln -s {folder}/secret file; ln -s {folder} folder; ln -s link chain"
         await sandbox.run(
@@ -199,8 +201,8 @@ async def many_files_can_be_read_and_written_at_the_same_time(sandbox: Sandbox) 
 
 
 @group.factory_case(needs=["files"])
-async def files_are_copied_as_what_they_are(make: Make) -> None:
-    """A link of the model's stays one, and what is no file holds nobody up."""
+async def files_and_links_are_copied_with_their_type(make: Make) -> None:
+    """A link of the model stays a link, and special files do not block."""
     made = "mkdir -p a/b; printf one > a/b/file; chmod 700 a/b/file; printf two > '-x\ny'; mkfifo pipe a/e"
     with host_folder() as folder:
         async with make() as sandbox, make() as other:
@@ -237,7 +239,7 @@ async def a_full_sandbox_takes_no_more_files(make: Make) -> None:
 
 
 @group.factory_case(needs=["files"])
-async def closing_removes_what_cannot_be_removed_easily(make: Make) -> None:
+async def closing_removes_files_that_are_hard_to_remove(make: Make) -> None:
     name = f"conformance-{os.getpid()}"
     deep = "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')"
     async with make() as sandbox:

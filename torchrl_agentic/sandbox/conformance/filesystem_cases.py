@@ -1,4 +1,4 @@
-"""What code inside can reach of file systems: of the host's nothing that was not granted."""
+"""File systems: code inside reaches nothing of the host that was not granted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
-from torchrl_agentic.sandbox.conformance.attack_cases import holding, nothing_gets_through, python
+from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
 from torchrl_agentic.sandbox.conformance.base import Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     SECRET,
@@ -38,7 +38,7 @@ async def files_of_the_host_cannot_be_read(sandbox: Sandbox) -> None:
             "/proc/kcore",
             "/dev/mem",
         )
-        await nothing_gets_through(sandbox, code, paths=[*paths, *more])
+        await check_attacks_stopped(sandbox, code, paths=[*paths, *more])
 
 
 @group.case("host_files")
@@ -51,7 +51,7 @@ async def folders_of_the_host_cannot_be_listed(sandbox: Sandbox) -> None:
         places = full_folders(
             str(folder), "/root", "/var/lib", "/boot", "/mnt", "/media", "/srv", str(Path.home())
         )
-        await nothing_gets_through(sandbox, code, places=places)
+        await check_attacks_stopped(sandbox, code, places=places)
 
 
 @group.case("host_metadata")
@@ -66,12 +66,12 @@ async def files_and_services_of_the_host_are_out_of_sight(sandbox: Sandbox) -> N
         for path in services: attempt(path, lambda: os.stat(path))
     """
     with host_secrets() as paths:
-        await nothing_gets_through(sandbox, code, paths=paths, services=services, secret=SECRET)
+        await check_attacks_stopped(sandbox, code, paths=paths, services=services, secret=SECRET)
 
 
 @group.case("host_paths", needs=["linux"])
-async def paths_of_the_host_do_not_show(sandbox: Sandbox) -> None:
-    """Of packages and folders that are shown inside under other paths, or under these."""
+async def paths_of_the_host_are_hidden(sandbox: Sandbox) -> None:
+    """Those of packages and folders that are shown inside, under these or other paths."""
     code = """
         shown = os.getcwd()
         for name in ('mountinfo', 'mounts', 'mountstats'):
@@ -80,7 +80,7 @@ async def paths_of_the_host_do_not_show(sandbox: Sandbox) -> None:
         for path in paths: attempt(path, lambda: expect(path in shown))
     """
     workspaces = os.path.join(tempfile.gettempdir(), "torchrl_agentic-")
-    await nothing_gets_through(sandbox, code, paths=[workspaces, *find_packages()])
+    await check_attacks_stopped(sandbox, code, paths=[workspaces, *find_packages()])
 
 
 @group.case("host_metadata")
@@ -94,11 +94,11 @@ async def rights_and_times_of_the_hosts_files_cannot_be_changed(sandbox: Sandbox
             attempt('xattr ' + path, lambda: os.setxattr(path, 'user.planted', b'x'))
     """
     with host_folder() as folder:
-        await nothing_gets_through(sandbox, code, folder=str(folder))
+        await check_attacks_stopped(sandbox, code, folder=str(folder))
 
 
 @group.case("host_files")
-async def nothing_of_the_hosts_can_be_written(sandbox: Sandbox) -> None:
+async def files_of_the_host_cannot_be_written(sandbox: Sandbox) -> None:
     code = """
         import sysconfig
         places = ['/', '/usr', '/usr/bin', '/usr/lib', '/etc', '/var', '/opt', '/home', '/boot', '/proc']
@@ -116,12 +116,12 @@ async def nothing_of_the_hosts_can_be_written(sandbox: Sandbox) -> None:
             attempt('remove ' + path, lambda: os.unlink(path + '-moved'))
     """
     with host_folder() as folder:
-        await nothing_gets_through(sandbox, code, folder=str(folder))
+        await check_attacks_stopped(sandbox, code, folder=str(folder))
         assert [path.name for path in folder.iterdir()] == ["secret"]
 
 
 @group.case("host_files")
-async def the_hosts_temporary_files_are_others_than_those_inside(sandbox: Sandbox) -> None:
+async def temporary_files_of_the_host_are_not_those_inside(sandbox: Sandbox) -> None:
     name = f"conformance-{new_mark()}"
     code = """
         import os
@@ -145,7 +145,7 @@ async def paths_through_proc_lead_to_no_other_root(sandbox: Sandbox) -> None:
         attempt('/work/../..', lambda: open('/work/../../..' + path))
     """
     with host_folder() as folder:
-        await nothing_gets_through(sandbox, code, path=f"{folder}/secret")
+        await check_attacks_stopped(sandbox, code, path=f"{folder}/secret")
 
 
 @group.case("host_files", needs=["linux"])
@@ -158,7 +158,7 @@ async def programs_that_run_cannot_be_overwritten(sandbox: Sandbox) -> None:
             attempt(f'{pid}/map_files', lambda: [os.open(f'/proc/{pid}/map_files/{name}', os.O_RDWR)
                 for name in os.listdir(f'/proc/{pid}/map_files')] or expect(False))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("host_files", needs=["linux"])
@@ -171,7 +171,7 @@ async def files_that_others_have_open_are_out_of_reach(sandbox: Sandbox) -> None
                     attempt(path, lambda: expect(secret in open(path, errors='replace').read()))
     """
     with secret_file() as number:
-        await nothing_gets_through(sandbox, code, secret=SECRET, number_of_secret=number)
+        await check_attacks_stopped(sandbox, code, secret=SECRET, number_of_secret=number)
 
 
 @group.case("host_files")
@@ -185,7 +185,7 @@ async def hard_links_to_files_of_the_host_cannot_be_made(sandbox: Sandbox) -> No
         attempt('number', by_number)
     """
     with host_folder() as folder:
-        await nothing_gets_through(sandbox, code, path=f"{folder}/secret")
+        await check_attacks_stopped(sandbox, code, path=f"{folder}/secret")
 
 
 @group.case("host_files", needs=["linux"])
@@ -200,12 +200,12 @@ async def device_nodes_cannot_be_made(sandbox: Sandbox) -> None:
             for number in ((8, 0), (254, 0), (7, 0)):
                 attempt(f'disk {number} in {place}', lambda: node(stat.S_IFBLK, number, f'{place}/{name}'))
     """
-    await nothing_gets_through(sandbox, code, name=f"conformance-{new_mark()}")
+    await check_attacks_stopped(sandbox, code, name=f"conformance-{new_mark()}")
 
 
 @group.case("host_files", needs=["linux"])
 async def devices_are_only_those_that_every_program_needs(sandbox: Sandbox) -> None:
-    """Zero, null, random numbers and terminals; a disk, the kernel's memory or a virtual machine are none."""
+    """Zero, null, random numbers and terminals, but no disk, kernel memory or virtual machine."""
     code = """
         import stat
         harmless = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2)}
@@ -218,12 +218,12 @@ async def devices_are_only_those_that_every_program_needs(sandbox: Sandbox) -> N
             names[:] = [name for name in names if name != 'pts']
             for name in files: attempt(name, lambda: device(os.path.join(folder, name)))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["linux"])
-async def the_kernel_cannot_be_told_anything_by_proc_and_sys(sandbox: Sandbox) -> None:
-    """Other than about namespaces of one's own."""
+async def settings_of_the_kernel_cannot_be_written(sandbox: Sandbox) -> None:
+    """By files in /proc and /sys, except those about own namespaces."""
     code = """
         import re
         of_ipc_and_pid = 'kernel/(msg|shm|sem$|auto_msgmni|ns_last_pid|pid_max)'
@@ -242,7 +242,7 @@ async def the_kernel_cannot_be_told_anything_by_proc_and_sys(sandbox: Sandbox) -
                      'fs/cgroup/release_agent', 'kernel/security/apparmor/.load'):
             attempt('/sys/' + name, lambda: os.open('/sys/' + name, os.O_WRONLY))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64"])
@@ -266,7 +266,7 @@ async def mounts_cannot_be_changed(sandbox: Sandbox) -> None:
         attempt('chroot', lambda: syscall(chroot, b'm'))
         attempt('swapon', lambda: syscall(167, b'm', 0))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
     for argv in (
         ["mount", "-t", "tmpfs", "none", "/tmp"],
         ["mount", "-o", "remount,rw", "/"],
@@ -278,7 +278,7 @@ async def mounts_cannot_be_changed(sandbox: Sandbox) -> None:
 
 @group.factory_case("host_files", needs=["linux"])
 async def two_sandboxes_share_no_folder_that_can_be_written(make: Make) -> None:
-    """The one leaves a file wherever it can: in its own file systems, and in what is mounted for writing."""
+    """One sandbox leaves a file wherever it can: in its own file systems, and in writable mounts."""
     name = f"conformance-{new_mark()}"
     plant = """
         import os
@@ -303,7 +303,7 @@ async def two_sandboxes_share_no_folder_that_can_be_written(make: Make) -> None:
         paths = (await python(sandbox, plant, name=name)).stdout.splitlines()
         assert paths, "it can write nowhere, not even in /work"
         try:
-            await nothing_gets_through(other, look, paths=paths)
+            await check_attacks_stopped(other, look, paths=paths)
         finally:
             await python(sandbox, clear, paths=paths)
 
@@ -315,5 +315,5 @@ async def two_sandboxes_share_no_terminals(make: Make) -> None:
         attempt(path, lambda: os.open(path, os.O_RDWR | os.O_NOCTTY))
         attempt('the list of terminals', lambda: expect(set(os.listdir('/dev/pts')) - {'ptmx'}))
     """
-    async with make() as sandbox, make() as other, holding(sandbox, code) as path:
-        await nothing_gets_through(other, attack, path=path.strip())
+    async with make() as sandbox, make() as other, prepared_inside(sandbox, code) as path:
+        await check_attacks_stopped(other, attack, path=path.strip())

@@ -1,4 +1,4 @@
-"""What cases do and see on the host: secrets, processes, memory and open files of the trainer."""
+"""The part of cases on the host: secrets, processes, memory and open files of the trainer."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.python_runtime import find_python
 
 SECRET = "sesame-of-the-host"
-"""What stands in files and variables that must not be seen inside."""
+"""Content of files and variables that must not be readable inside."""
 
 
 def new_mark() -> str:
-    """Make a number that is nowhere else: to `sleep` for, and to be found by."""
+    """Return a unique number, which processes can `sleep` for and be found by."""
     return str(random.randrange(10**8, 10**9))
 
 
 def command_lines() -> dict[int, str]:
-    """Give the command lines of all processes that can be seen from here, by their numbers."""
+    """Return the command lines of all visible processes, by PID."""
     found: dict[int, str] = {}
     if sys.platform != "linux":
         done = subprocess.run(["ps", "-axo", "pid=,args="], capture_output=True, text=True, check=True)
@@ -46,8 +46,13 @@ def command_lines() -> dict[int, str]:
     return found
 
 
-async def gone(mark: str, within_s: float = 1.0) -> None:
-    """See that no process with this in its command line is left, after a moment; end those that are."""
+async def check_gone(mark: str, within_s: float = 1.0) -> None:
+    """Assert that no process with a mark in its command line is left after a moment. Kill those that are.
+
+    Args:
+        mark: The mark.
+        within_s: Seconds to wait.
+    """
     left: list[int] = []
     for _ in range(round(within_s / 0.02)):
         left = [number for number, words in command_lines().items() if mark in words]
@@ -57,11 +62,16 @@ async def gone(mark: str, within_s: float = 1.0) -> None:
     for number in left:
         with contextlib.suppress(OSError):
             os.kill(number, signal.SIGKILL)
-    raise AssertionError(f"{len(left)} processes run on that should have ended: {mark}")
+    raise AssertionError(f"{len(left)} processes still run that should have ended: {mark}")
 
 
 async def file_appears(sandbox: Sandbox, path: str) -> bytes:
-    """Wait until code inside has made a file."""
+    """Wait until code inside has created a file, and return its content.
+
+    Args:
+        sandbox: The sandbox.
+        path: Path inside.
+    """
     async with asyncio.timeout(10):
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -70,17 +80,17 @@ async def file_appears(sandbox: Sandbox, path: str) -> bytes:
 
 
 def files_named(name: str) -> list[str]:
-    """Give the files of a name below the host's temporary folders, two levels deep."""
+    """Return files with a name below the host's temporary folders, two levels deep."""
     found: list[str] = []
     for folder in {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"}:
         for pattern in (name, f"*/{name}", f"*/*/{name}"):
-            found += glob.glob(f"{folder}/{pattern}")  # passes over folders that vanish meanwhile
+            found += glob.glob(f"{folder}/{pattern}")  # skips folders that vanish meanwhile
     return found
 
 
 @contextlib.contextmanager
 def host_folder() -> Generator[Path]:
-    """Make a folder on the host that everybody may read and write, with a file `secret` in it."""
+    """Yield a new folder on the host that all users may read and write, with a file `secret` in it."""
     folder = Path(tempfile.mkdtemp(prefix="conformance-"))
     try:
         folder.chmod(0o777)
@@ -93,7 +103,7 @@ def host_folder() -> Generator[Path]:
 
 @contextlib.contextmanager
 def host_secrets() -> Generator[list[str]]:
-    """Put files that everybody may read into all of the host's folders where we may; give their paths."""
+    """Yield the paths of new files that all users may read, in all folders of the host that allow it."""
     name = f"conformance-{new_mark()}"
     paths: list[Path] = []
     try:
@@ -111,7 +121,7 @@ def host_secrets() -> Generator[list[str]]:
 
 @contextlib.contextmanager
 def secret_variable() -> Generator[None]:
-    """Put a secret into our environment."""
+    """Put a secret into the environment of this process."""
     os.environ["TORCHRL_AGENTIC_SECRET"] = SECRET
     try:
         yield
@@ -121,7 +131,7 @@ def secret_variable() -> Generator[None]:
 
 @contextlib.contextmanager
 def secret_file() -> Generator[int]:
-    """Open a file without a name that holds a secret, so that children would inherit it; give its number."""
+    """Open an inheritable anonymous file with a secret, and yield its descriptor."""
     with tempfile.TemporaryFile() as file:
         file.write(SECRET.encode())
         file.seek(0)
@@ -142,13 +152,13 @@ def host_process() -> Generator[subprocess.Popen[bytes]]:
 
 
 def _python() -> str:
-    """Give our interpreter, or one like it where ours lies in a folder that is not for us: root's, say."""
+    """Return our interpreter, or a similar one if other users cannot run it."""
     found = find_python()
     return sys.executable if os.access(sys.executable, os.X_OK) or found is None else found[0]
 
 
 def full_folders(*paths: str) -> list[str]:
-    """Give those that are folders of the host with something in it, as far as we may see that."""
+    """Return the non-empty folders among these paths, as far as they are readable."""
     found: list[str] = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -157,28 +167,28 @@ def full_folders(*paths: str) -> list[str]:
 
 
 def open_files() -> int:
-    """Count the files that this process has open."""
+    """Return the number of open files of this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
-def spared() -> int:
-    """Give how much rather than others the kernel ends this process when memory runs out."""
+def oom_score_adj() -> int:
+    """Return `oom_score_adj` of this process: how much the kernel prefers to kill it when memory runs out."""
     return int(Path("/proc/self/oom_score_adj").read_text())
 
 
 def forget_peak_memory() -> None:
-    """Let `peak_memory` begin anew."""
+    """Reset `peak_memory`."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int:
-    """Give the most memory that this process has had since `forget_peak_memory`, in bytes."""
+    """Return the peak memory of this process since `forget_peak_memory`, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-async def settled(task: asyncio.Task[SandboxResult]) -> SandboxResult | SandboxError:
-    """Wait a while for a command that was disturbed; give its result, or the sandbox's error."""
+async def result_or_error(task: asyncio.Task[SandboxResult]) -> SandboxResult | SandboxError:
+    """Wait for a command that was disturbed. Return its result, or the sandbox's error."""
     try:
         async with asyncio.timeout(5):
             return await task
@@ -209,10 +219,13 @@ if terminal:
 async def trainer(
     sandbox: Sandbox, program: str, *arguments: str, terminal: bool = False
 ) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Run another process that uses a sandbox like this one; what it prints is read with `says`.
+    """Run another process that uses a sandbox like this one; check its output with `expect_line`.
 
-    program: code in which `sandbox` is one that is not open, and `arguments` are these. terminal: whether it
-    has one that controls it.
+    Args:
+        sandbox: The sandbox, unopened.
+        program: Its code, with the variables `sandbox` and `arguments`.
+        arguments: Values of `arguments`.
+        terminal: Run it with a controlling terminal.
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     process = await asyncio.create_subprocess_exec(
@@ -230,8 +243,13 @@ async def trainer(
         await process.communicate()
 
 
-async def says(process: asyncio.subprocess.Process, expected: str) -> None:
-    """See that a trainer prints this line next."""
+async def expect_line(process: asyncio.subprocess.Process, expected: str) -> None:
+    """Assert that a trainer prints a line next.
+
+    Args:
+        process: The trainer.
+        expected: The line.
+    """
     assert process.stdout is not None
     line = await process.stdout.readline()
     if line.decode() != f"{expected}\n":

@@ -1,4 +1,4 @@
-"""What commands and trainers leave behind: nothing that runs."""
+"""Commands and trainers leave no processes behind."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import python, until
 from torchrl_agentic.sandbox.conformance.base import Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
+    check_gone,
+    expect_line,
     file_appears,
-    gone,
     new_mark,
-    says,
     trainer,
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
@@ -34,12 +34,12 @@ def daemon(prepare=None):
         os._exit(0)
     os.wait()
 """
-"""`daemon` leaves its session by a double fork, and then only sleeps."""
+"""Defines `daemon`, which leaves its session by a double fork and then sleeps."""
 
 
 @group.case()
-async def what_a_command_leaves_running_ends_with_it(sandbox: Sandbox) -> None:
-    """Also where it keeps the output open."""
+async def background_processes_end_with_their_command(sandbox: Sandbox) -> None:
+    """Also if they keep the output open."""
     for output in (">/dev/null 2>&1", ""):
         mark = new_mark()
         async with asyncio.timeout(10):
@@ -49,7 +49,7 @@ async def what_a_command_leaves_running_ends_with_it(sandbox: Sandbox) -> None:
         assert result.exit_code == 0, result
         assert "done" in result.stdout, result
         assert not result.timed_out, result
-        await gone(mark)
+        await check_gone(mark)
 
 
 @group.case("daemons")
@@ -57,7 +57,7 @@ async def daemons_end_with_their_command(sandbox: Sandbox) -> None:
     mark = new_mark()
     result = await python(sandbox, "daemon(); daemon(); print('done')", before=DAEMONS, mark=mark)
     assert result.stdout == "done\n", result
-    await gone(mark)
+    await check_gone(mark)
 
 
 @group.case("daemons")
@@ -65,7 +65,7 @@ async def stopped_processes_end_with_their_command(sandbox: Sandbox) -> None:
     mark = new_mark()
     code = "daemon(lambda: os.kill(os.getpid(), signal.SIGSTOP)); os.kill(os.getpid(), signal.SIGKILL)"
     assert (await python(sandbox, code, before=DAEMONS, mark=mark)).exit_code == -9
-    await gone(mark)
+    await check_gone(mark)
 
 
 @group.case("daemons")
@@ -75,14 +75,14 @@ async def daemons_end_when_their_command_is_cancelled_or_stopped(sandbox: Sandbo
     limits = ResourceLimits(wall_seconds=0.5)
     result = await python(sandbox, code, before=DAEMONS, limits=limits, mark=mark)
     assert result.timed_out, result
-    await gone(mark)
+    await check_gone(mark)
     await sandbox.run(["rm", "started"])
     task = asyncio.create_task(python(sandbox, code, before=DAEMONS, mark=mark))
     await file_appears(sandbox, "started")
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    await gone(mark)
+    await check_gone(mark)
 
 
 @group.factory_case("daemons")
@@ -93,18 +93,18 @@ async def daemons_of_a_long_lived_process_end_with_it_and_with_the_sandbox(make:
         process = await sandbox.spawn([*sandbox.python_argv, "-c", f"mark = {mark!r}\n{code}"])
         await until(process, b"up\n")
         await process.kill()
-        await gone(mark)
+        await check_gone(mark)
         mark = new_mark()
         process = await sandbox.spawn([*sandbox.python_argv, "-c", f"mark = {mark!r}\n{code}"])
         await until(process, b"up\n")
     try:
-        await gone(mark)
+        await check_gone(mark)
     finally:
         await process.kill()
 
 
 @group.case()
-async def zombies_hold_nobody_up(sandbox: Sandbox) -> None:
+async def zombies_delay_nothing(sandbox: Sandbox) -> None:
     code = """
         import os, time
         for _ in range(8):
@@ -133,20 +133,20 @@ asyncio.run(main())
 
 
 @group.factory_case("killed_trainer", needs=["pickle", "linux"])
-async def nothing_is_left_of_a_trainer_that_was_killed(make: Make) -> None:
+async def a_killed_trainer_leaves_no_processes(make: Make) -> None:
     mark = new_mark()
     async with trainer(make(), _TRAINING.format(seconds=60), mark) as process:
-        await says(process, "training")
+        await expect_line(process, "training")
         process.kill()
-        await gone(mark, within_s=2.0)
+        await check_gone(mark, within_s=2.0)
 
 
 @group.factory_case("killed_trainer", needs=["pickle", "linux"])
-async def nothing_is_left_of_a_trainer_that_ended_without_closing(make: Make) -> None:
+async def a_trainer_that_ends_without_closing_leaves_no_processes(make: Make) -> None:
     mark = new_mark()
     async with trainer(make(), _TRAINING.format(seconds=0), mark) as process:
-        await says(process, "training")
-        await gone(mark, within_s=2.0)
+        await expect_line(process, "training")
+        await check_gone(mark, within_s=2.0)
 
 
 @group.factory_case("killed_trainer", needs=["pickle", "linux"])
@@ -163,6 +163,6 @@ async def daemons_of_a_trainer_that_was_killed_end_too(make: Make) -> None:
         asyncio.run(main())
     """
     async with trainer(make(), program, f"mark = {mark!r}\n{DAEMONS}") as process:
-        await says(process, "training")
+        await expect_line(process, "training")
         process.kill()
-        await gone(mark, within_s=2.0)
+        await check_gone(mark, within_s=2.0)

@@ -1,4 +1,4 @@
-"""What ends when: commands, what they leave behind, sandboxes, and trainers."""
+"""The ends of commands, of sandboxes and of trainers, and what they leave."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torchrl_agentic.sandbox.base import Process, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import until
 from torchrl_agentic.sandbox.conformance.base import Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
+    check_gone,
+    expect_line,
     file_appears,
     files_named,
-    gone,
     new_mark,
     open_files,
-    says,
-    settled,
+    result_or_error,
     trainer,
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
@@ -39,7 +39,7 @@ async def opening_and_closing_again_does_nothing(make: Make) -> None:
 
 
 @group.factory_case()
-async def what_is_closed_cannot_be_used(make: Make) -> None:
+async def a_closed_sandbox_cannot_be_used(make: Make) -> None:
     sandbox = make()
     for _ in range(2):
         for use in (
@@ -59,7 +59,7 @@ async def what_is_closed_cannot_be_used(make: Make) -> None:
 
 
 @group.factory_case()
-async def a_fresh_one_has_the_same_limits_and_is_not_open(make: Make) -> None:
+async def a_fresh_sandbox_has_the_same_limits_and_is_not_open(make: Make) -> None:
     async with make(ResourceLimits(wall_seconds=7)) as sandbox:
         other = sandbox.fresh()
         assert type(other) is type(sandbox)
@@ -80,13 +80,13 @@ async def cancelling_leaves_no_process(sandbox: Sandbox) -> None:
         pass
     else:
         raise AssertionError("it was not cancelled")
-    await gone(mark)
+    await check_gone(mark)
     assert (await sandbox.run(["true"])).exit_code == 0
 
 
 @group.case()
 async def cancelling_at_any_moment_leaves_no_process(sandbox: Sandbox) -> None:
-    """While it starts, too, which takes a few milliseconds."""
+    """Also during its start, which takes a few milliseconds."""
     mark = new_mark()
 
     async def spawn() -> None:
@@ -104,7 +104,7 @@ async def cancelling_at_any_moment_leaves_no_process(sandbox: Sandbox) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
     assert (await sandbox.run(["echo", "alive"])).stdout == "alive\n"
-    await gone(mark)
+    await check_gone(mark)
 
 
 @group.factory_case()
@@ -145,7 +145,7 @@ async def each_of_many_commands_gets_its_own_output(sandbox: Sandbox) -> None:
 
 
 @group.factory_case()
-async def closing_ends_what_runs(make: Make) -> None:
+async def closing_ends_running_commands(make: Make) -> None:
     marks = [new_mark(), new_mark()]
     sandbox = make()
     await sandbox.open()
@@ -154,16 +154,16 @@ async def closing_ends_what_runs(make: Make) -> None:
     await file_appears(sandbox, "started")
     async with asyncio.timeout(5):
         await sandbox.close()
-    found = await settled(task)
+    found = await result_or_error(task)
     assert isinstance(found, SandboxError) or found.exit_code != 0, found
     await process.kill()
     for mark in marks:
-        await gone(mark)
+        await check_gone(mark)
 
 
 @group.factory_case(needs=["linux"])
-async def closing_lets_go_of_long_lived_processes(make: Make) -> None:
-    """Of what connects us with them too, which is told that they have ended."""
+async def closing_ends_long_lived_processes_and_their_connections(make: Make) -> None:
+    """The process objects then report the end."""
     processes: list[Process] = []
     async with make() as sandbox:
         processes += [await sandbox.spawn(["cat"]) for _ in range(8)]
@@ -181,7 +181,7 @@ async def closing_lets_go_of_long_lived_processes(make: Make) -> None:
 
 
 @group.factory_case()
-async def closing_one_leaves_the_others_alone(make: Make) -> None:
+async def closing_one_sandbox_does_not_affect_others(make: Make) -> None:
     async with make() as sandbox:
         process = await sandbox.spawn(["cat"])
         async with make() as other:
@@ -200,7 +200,7 @@ async def no_file_is_left_of_a_closed_sandbox(make: Make) -> None:
 
 
 @group.factory_case(needs=["linux"])
-async def the_trainers_open_files_do_not_become_more(make: Make) -> None:
+async def open_files_of_the_trainer_do_not_increase(make: Make) -> None:
     async def use() -> None:
         async with make() as sandbox:
             process = await sandbox.spawn(["cat"])
@@ -229,7 +229,7 @@ async def the_trainers_open_files_do_not_become_more(make: Make) -> None:
 
 @group.factory_case()
 async def several_event_loops_can_have_sandboxes_at_the_same_time(make: Make) -> None:
-    """Also when a loop, and its thread, end before the others."""
+    """Also if a loop and its thread end before the others."""
 
     async def other_loop() -> str:
         async with make() as sandbox:
@@ -251,11 +251,11 @@ async def several_event_loops_can_have_sandboxes_at_the_same_time(make: Make) ->
 
 
 @group.factory_case(needs=["pickle"])
-async def one_that_is_not_open_travels_to_another_process(make: Make) -> None:
+async def an_unopened_sandbox_can_be_sent_to_another_process(make: Make) -> None:
     program = """
         async def main():
             async with sandbox: print((await sandbox.run(['echo', 'there'])).stdout, end='', flush=True)
         asyncio.run(main())
     """
     async with trainer(make(), program) as process:
-        await says(process, "there")
+        await expect_line(process, "there")

@@ -1,6 +1,6 @@
-"""The limits: what is over them is stopped, and the trainer pays for none of it.
+"""The limits: code that exceeds them is stopped, at no cost to the trainer.
 
-Each bomb is bounded in itself, too. Those that are not come behind a case that has proved their limit.
+Each attack is bounded itself. An unbounded one comes after a case that has proved its limit.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
-from torchrl_agentic.sandbox.conformance.attack_cases import nothing_gets_through, python
+from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, python
 from torchrl_agentic.sandbox.conformance.base import Group, Make
-from torchrl_agentic.sandbox.conformance.host_cases import forget_peak_memory, gone, new_mark, peak_memory
+from torchrl_agentic.sandbox.conformance.host_cases import (
+    check_gone,
+    forget_peak_memory,
+    new_mark,
+    peak_memory,
+)
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 group = Group("limits")
 MIB = 1 << 20
 TOGETHER = ResourceLimits(memory_bytes=200 * MIB, memory_total_bytes=256 * MIB, wall_seconds=15)
 HELD_S = 3
-"""How long a process holds memory that it should not have had for so long."""
+"""Seconds for which a process keeps memory that it should not have got."""
 
 
 @group.factory_case("cpu")
@@ -52,11 +57,11 @@ async def memory_of_a_process_is_bounded(make: Make) -> None:
         attempt('pieces', lambda: [bytes(1 << 20) for _ in range(400)])
     """
     async with make(ResourceLimits(memory_bytes=256 * MIB)) as sandbox:
-        await nothing_gets_through(sandbox, code)
+        await check_attacks_stopped(sandbox, code)
 
 
 def _stopped(result: SandboxResult, at_most: int) -> None:
-    """See that a command which prints how many of its parts got their memory was stopped, or that few did."""
+    """Assert that a command was stopped, or printed that few of its parts got their memory."""
     assert not result.timed_out, result
     assert result.exit_code != 0 or int(result.stdout) <= at_most, result
 
@@ -89,7 +94,7 @@ async def memory_of_all_commands_together_is_bounded(make: Make) -> None:
 
 @group.factory_case("memory", needs=["memory_total", "linux"])
 async def memory_in_files_without_a_name_counts(make: Make) -> None:
-    """It belongs to no address space, and to no file system that has a quota."""
+    """It belongs to no address space, and to no file system with a quota."""
     code = """
         import os, time
         fds = []
@@ -173,7 +178,7 @@ except (OSError, AttributeError): pass
 if taken > 256 << 20: time.sleep(held_s)
 print(taken >> 20)
 """
-"""Takes memory in pieces of 8 MiB, 400 MiB at most, in a way that the sizes of processes do not show."""
+"""Ways to take up to 400 MiB, in pieces of 8 MiB, that the sizes of processes do not show."""
 
 
 def _hides(way: str) -> Callable[[Make], Awaitable[None]]:
@@ -192,8 +197,8 @@ for _way, _name in {
     "dropped": "pages of shared memory that were dropped",
     "unmapped": "pages of shared memory that were unmapped",
     "pinned": "huge pages that pipes hold",
-    "sent": "what sockets hold",
-    "huge": "pages that the administrator set aside",
+    "sent": "buffers of sockets",
+    "huge": "pages that the administrator reserved",
 }.items():
     _case = _hides(_way)
     _case.__name__ = f"memory_in_{_name.replace(' ', '_')}_counts"
@@ -236,7 +241,7 @@ FEW = ResourceLimits(max_processes=16, wall_seconds=10)
 
 @group.factory_case("processes")
 async def processes_are_bounded(make: Make) -> None:
-    """40 children that sleep, of which at most 16 can be made; some can."""
+    """Starts 40 sleeping children, of which some, and at most 16, can be created."""
     async with make(FEW) as sandbox:
         result = await python(sandbox, FORKS)
         assert 4 < int(result.stdout) < 16, result
@@ -267,9 +272,9 @@ async def a_fork_bomb_ends_with_its_command(make: Make) -> None:
         limits = replace(FEW, wall_seconds=0.7)
         result = await sandbox.run([*sandbox.python_argv, "-c", bomb, mark], limits=limits)
         assert result.timed_out, result
-        await gone(mark)
+        await check_gone(mark)
         result = await python(sandbox, FORKS)
-        assert int(result.stdout) > 4, f"there is no room for processes any more: {result}"
+        assert int(result.stdout) > 4, f"no more processes can be started: {result}"
 
 
 @group.factory_case("file_size")
@@ -287,7 +292,7 @@ async def the_size_of_a_file_is_bounded(make: Make) -> None:
             attempt('allocate ' + place, allocate)
     """
     async with make(ResourceLimits(disk_bytes=MIB)) as sandbox:
-        await nothing_gets_through(sandbox, code)
+        await check_attacks_stopped(sandbox, code)
         await sandbox.run(["sh", "-c", "head -c 3000000 /dev/zero > big"])
         if sandbox.files:
             assert len(await sandbox.read_file("big")) <= MIB
@@ -295,7 +300,7 @@ async def the_size_of_a_file_is_bounded(make: Make) -> None:
 
 @group.factory_case("file_size", needs=["disk_total"])
 async def all_files_together_are_bounded(make: Make) -> None:
-    """Wherever they are: each place is filled that can be written, first one to a part."""
+    """Fills each writable place, the first one in part."""
     code = """
         import os
         def fill(place, name, files):
@@ -334,7 +339,7 @@ async def the_number_of_files_is_bounded(make: Make) -> None:
         made = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines()}
         over = {place: number for place, number in made.items() if number >= 20_000}
         assert "/work" in made, result
-        assert not over, f"files without end: {over}"
+        assert not over, f"unlimited files: {over}"
 
 
 @group.case(needs=["seccomp"])
@@ -352,7 +357,7 @@ async def open_files_of_a_process_are_bounded(sandbox: Sandbox) -> None:
 
 
 @group.case()
-async def as_many_open_files_as_can_be_had_disturb_nobody(sandbox: Sandbox) -> None:
+async def the_maximum_of_open_files_disturbs_nobody(sandbox: Sandbox) -> None:
     code = """
         import os
         made = []
@@ -382,7 +387,7 @@ async def the_wall_limit_ends_a_command_and_its_children(sandbox: Sandbox) -> No
     assert result.timed_out, result
     assert result.exit_code != 0, result
     assert result.stdout == "begun\n", result
-    await gone(mark)
+    await check_gone(mark)
 
 
 @group.case()
@@ -397,7 +402,7 @@ async def the_wall_limit_ends_output_without_end(sandbox: Sandbox) -> None:
 
 @group.case(needs=["linux"])
 async def a_flood_on_both_streams_costs_the_trainer_no_memory(sandbox: Sandbox) -> None:
-    """1 GiB, of which 1 MiB is kept of each."""
+    """1 GiB, of which 1 MiB of each stream is kept."""
     flood = f"head -c {512 * MIB} /dev/zero >&2 & yes | head -c {512 * MIB}; wait"
     await sandbox.run(["sh", "-c", "yes | head -c 3000000; yes | head -c 3000000 >&2"])
     forget_peak_memory()

@@ -1,4 +1,4 @@
-"""The network, out of reach unless it was granted: services of the host, of others, further away."""
+"""Networks that were not granted cannot be reached: services of the host, of others, and of the internet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import AsyncGenerator, Generator
 
 from torchrl_agentic.sandbox.base import Sandbox
-from torchrl_agentic.sandbox.conformance.attack_cases import holding, nothing_gets_through
+from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside
 from torchrl_agentic.sandbox.conformance.base import Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import host_folder, new_mark
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
@@ -29,7 +29,7 @@ def connect(family, kind, address):
 
 @contextlib.asynccontextmanager
 async def _service(host: str = "127.0.0.1") -> AsyncGenerator[int]:
-    """Serve TCP on the host; give the port."""
+    """Serve TCP on the host; yield the port."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), host, 0)
     try:
         yield server.sockets[0].getsockname()[1]
@@ -40,7 +40,7 @@ async def _service(host: str = "127.0.0.1") -> AsyncGenerator[int]:
 
 @contextlib.contextmanager
 def _mailbox(family: socket.AddressFamily, address: str | tuple[str, int]) -> Generator[socket.socket]:
-    """Take datagrams on the host."""
+    """Receive datagrams on the host."""
     with socket.socket(family, socket.SOCK_DGRAM) as box:
         box.bind(address)
         box.setblocking(False)
@@ -64,11 +64,11 @@ async def tcp_services_of_the_host_are_out_of_reach(sandbox: Sandbox) -> None:
         attempt('fast open', lambda: socket.socket().sendto(b'x', 0x20000000, ('127.0.0.1', port)))
     """
     async with _service("0.0.0.0") as port:
-        await nothing_gets_through(sandbox, code, before=CONNECT, port=port, own=_own_address())
+        await check_attacks_stopped(sandbox, code, before=CONNECT, port=port, own=_own_address())
 
 
 def _own_address() -> str:
-    """Give the address of this host in its network, if it has one. Nothing is sent."""
+    """Return the address of this host in its network, if it has one. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             any_socket.connect(("192.0.2.1", 9))
@@ -86,7 +86,7 @@ async def datagrams_do_not_arrive_at_the_host(sandbox: Sandbox) -> None:
         attempt('lite', lite)
     """
     with _mailbox(socket.AF_INET, ("0.0.0.0", 0)) as box:
-        await nothing_gets_through(
+        await check_attacks_stopped(
             sandbox, code, before=CONNECT, port=box.getsockname()[1], own=_own_address()
         )
         assert _empty(box), "a datagram has arrived"
@@ -100,7 +100,7 @@ async def names_cannot_be_looked_up(sandbox: Sandbox) -> None:
         for server in ('127.0.0.53', '1.1.1.1', '8.8.8.8', '169.254.169.254'):
             attempt(server, lambda: connect('AF_INET', 'SOCK_DGRAM', (server, 53)))
     """
-    await nothing_gets_through(sandbox, code, before=CONNECT)
+    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
 @group.case("network")
@@ -119,7 +119,7 @@ async def sockets_of_the_host_are_out_of_reach_by_path(sandbox: Sandbox) -> None
             server.listen()
             for path in paths.values():
                 os.chmod(path, 0o777)
-            await nothing_gets_through(sandbox, code, before=CONNECT, **paths)
+            await check_attacks_stopped(sandbox, code, before=CONNECT, **paths)
             assert _empty(box), "a datagram has arrived"
 
 
@@ -135,7 +135,7 @@ async def abstract_sockets_of_the_host_are_out_of_reach(sandbox: Sandbox) -> Non
             pair = (socket.AF_UNIX, socket.SOCK_DGRAM)
             attempt('pair', lambda: socket.socketpair(*pair)[0].sendto(b'hello', chr(0) + name + '-box'))
         """
-        await nothing_gets_through(sandbox, code, before=CONNECT, name=name)
+        await check_attacks_stopped(sandbox, code, before=CONNECT, name=name)
         assert _empty(box), "a datagram has arrived"
 
 
@@ -145,23 +145,23 @@ async def raw_and_packet_sockets_cannot_be_opened(sandbox: Sandbox) -> None:
         for family, kind, protocol in ((2, 3, 1), (2, 3, 255), (10, 3, 58), (17, 3, 0x300), (17, 2, 0x300)):
             attempt(f'{family} {kind} {protocol}', lambda: socket.socket(family, kind, protocol))
     """
-    await nothing_gets_through(sandbox, code, before=CONNECT)
+    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
 @group.case("network", needs=["linux", "seccomp"])
 async def only_families_of_sockets_that_were_granted_can_be_opened(sandbox: Sandbox) -> None:
-    """None without a network: not those of the kernel's own services, nor those of virtual machines."""
+    """Without a network none, in particular not those of kernel services or virtual machines."""
     code = """
         for family in range(1, 47):
             for kind in (1, 2, 3, 5):
                 attempt(f'family {family}, kind {kind}', lambda: socket.socket(family, kind, 0))
     """
-    await nothing_gets_through(sandbox, code, before=CONNECT)
+    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
 @group.case("network", needs=["linux", "seccomp"])
 async def pairs_of_sockets_are_of_this_machine_alone(sandbox: Sandbox) -> None:
-    """The filter answers for other families, before the kernel makes a socket or loads a module for it."""
+    """The filter answers for other families, before the kernel creates a socket or loads a module for it."""
     code = """
         import errno
         def reached(family, kind):
@@ -173,7 +173,7 @@ async def pairs_of_sockets_are_of_this_machine_alone(sandbox: Sandbox) -> None:
                 attempt(f'family {family}, kind {kind}', lambda: expect(reached(family, kind)))
         socket.socketpair()
     """
-    await nothing_gets_through(sandbox, code, before=CONNECT)
+    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
 @group.case("network", needs=["linux"])
@@ -189,7 +189,7 @@ async def the_hosts_virtual_machine_and_kernel_do_not_answer(sandbox: Sandbox) -
         attempt('vsock device', lambda: os.open('/dev/vsock', os.O_RDONLY))
         attempt('tun', lambda: os.open('/dev/net/tun', os.O_RDWR))
     """
-    await nothing_gets_through(sandbox, code, before=CONNECT)
+    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
 @group.case("network", needs=["linux"])
@@ -203,7 +203,7 @@ async def interfaces_and_connections_of_the_host_are_out_of_sight(sandbox: Sandb
             attempt(name, lambda: expect(mark in open('/proc/net/' + name).read()))
     """
     async with _service() as port:
-        await nothing_gets_through(sandbox, code, mark=f":{port:04X}")
+        await check_attacks_stopped(sandbox, code, mark=f":{port:04X}")
 
 
 @group.case("network")
@@ -229,7 +229,7 @@ async def a_loopback_that_was_granted_is_its_own(sandbox: Sandbox) -> None:
             socket.create_connection(server.getsockname()).close()
     """
     async with _service("0.0.0.0") as port:
-        await nothing_gets_through(sandbox, code, before=CONNECT, port=port, own=_own_address())
+        await check_attacks_stopped(sandbox, code, before=CONNECT, port=port, own=_own_address())
 
 
 @group.factory_case("network", needs=["loopback", "linux"])
@@ -244,5 +244,9 @@ async def two_sandboxes_with_a_loopback_do_not_hear_each_other(make: Make) -> No
         attempt('tcp', lambda: connect('AF_INET', 'SOCK_STREAM', ('127.0.0.1', port)))
         attempt('abstract', lambda: connect('AF_UNIX', 'SOCK_STREAM', chr(0) + name))
     """
-    async with make(LOOPBACK) as sandbox, make(LOOPBACK) as other, holding(sandbox, serve, name=name) as port:
-        await nothing_gets_through(other, code, before=CONNECT, port=int(port or 1), name=name)
+    async with (
+        make(LOOPBACK) as sandbox,
+        make(LOOPBACK) as other,
+        prepared_inside(sandbox, serve, name=name) as port,
+    ):
+        await check_attacks_stopped(other, code, before=CONNECT, port=int(port or 1), name=name)

@@ -1,4 +1,4 @@
-"""Processes: those of others are out of reach, and no right can be had that was not given."""
+"""Processes of others cannot be seen, signalled or shared with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import (
     ATTACKS,
-    holding,
-    nothing_gets_through,
+    check_attacks_stopped,
+    prepared_inside,
     python,
     until,
 )
@@ -38,9 +38,9 @@ async def processes_of_the_host_are_out_of_sight(sandbox: Sandbox) -> None:
                 path = f'/proc/{pid}/{name}'
                 attempt(path, lambda: expect(secret in open(path).read()))
     """
-    # Put together inside, so that the secret does not stand in the command line of the attack itself.
+    # Assembled inside, so that the command line of the attack does not contain the secret.
     with host_process():
-        await nothing_gets_through(sandbox, code, before="secret = ''.join(secret)", secret=list(SECRET))
+        await check_attacks_stopped(sandbox, code, before="secret = ''.join(secret)", secret=list(SECRET))
 
 
 @group.case("host_processes")
@@ -53,7 +53,7 @@ async def processes_of_the_host_cannot_be_signalled(sandbox: Sandbox) -> None:
         attempt('group', lambda: (os.killpg(pid, 9), expect(is_it())))
     """
     with host_process() as process:
-        await nothing_gets_through(sandbox, code, pid=process.pid)
+        await check_attacks_stopped(sandbox, code, pid=process.pid)
         assert process.poll() is None, "it was killed"
 
 
@@ -106,7 +106,7 @@ async def no_standard_file_is_a_terminal_or_a_file_of_the_hosts(sandbox: Sandbox
 
 
 @group.case("host_processes")
-async def killing_everything_in_reach_costs_only_oneself(sandbox: Sandbox) -> None:
+async def killing_everything_in_reach_affects_only_the_command(sandbox: Sandbox) -> None:
     await processes_of_the_host_cannot_be_signalled(sandbox)
     await sandbox.write_file("kept", b"yes")
     for attack in (
@@ -117,18 +117,18 @@ async def killing_everything_in_reach_costs_only_oneself(sandbox: Sandbox) -> No
         try:
             await sandbox.run(["sh", "-c", attack], limits=replace(sandbox.limits, wall_seconds=0.5))
         except SandboxError as error:
-            raise AssertionError(f"{attack!r} is said to be the sandbox's failure: {error}") from None
+            raise AssertionError(f"{attack!r} was reported as a failure of the sandbox: {error}") from None
         assert (await sandbox.run(["echo", "alive"])).stdout == "alive\n", attack
     if sandbox.files:
         assert await sandbox.read_file("kept") == b"yes"
 
 
 @group.case("host_processes", needs=["linux"])
-async def taking_limits_away_from_everything_in_reach_costs_only_oneself(sandbox: Sandbox) -> None:
-    """Who clears up behind orphans needs time for that, and the kernel ends who may have none."""
+async def lowering_the_limits_of_everything_in_reach_affects_only_the_command(sandbox: Sandbox) -> None:
+    """A supervisor needs processor time to reap orphans; the kernel kills a process that has none left."""
     with host_process() as process:
         once = "import resource; attempt('host', lambda: resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0)))"
-        await nothing_gets_through(sandbox, once, pid=process.pid)
+        await check_attacks_stopped(sandbox, once, pid=process.pid)
     code = """
         import resource
         for pid in map(int, processes()):
@@ -143,7 +143,7 @@ async def taking_limits_away_from_everything_in_reach_costs_only_oneself(sandbox
     try:
         await python(sandbox, code, before=ATTACKS)
     except SandboxError as error:
-        raise AssertionError(f"it is said to be the sandbox's failure: {error}") from None
+        raise AssertionError(f"it was reported as a failure of the sandbox: {error}") from None
     assert (await sandbox.run(["echo", "alive"])).stdout == "alive\n"
 
 
@@ -155,13 +155,13 @@ async def two_sandboxes_are_out_of_each_others_sight(make: Make) -> None:
         for pid in processes():
             attempt(pid, lambda: expect(mark in open(f'/proc/{pid}/cmdline').read()))
     """
-    async with make() as sandbox, make() as other, holding(sandbox, "", mark=mark):
-        await nothing_gets_through(other, code, mark=list(mark))
+    async with make() as sandbox, make() as other, prepared_inside(sandbox, "", mark=mark):
+        await check_attacks_stopped(other, code, mark=list(mark))
 
 
 @group.factory_case("host_processes", needs=["linux"])
 async def two_sandboxes_cannot_signal_each_other(make: Make) -> None:
-    """The one tries every number; nothing happens to a process of the other."""
+    """One sandbox signals every PID; a process of the other gets nothing."""
     async with make() as sandbox, make() as other:
         await processes_of_the_host_cannot_be_signalled(other)
         process = await sandbox.spawn(
@@ -183,8 +183,8 @@ async def two_sandboxes_cannot_signal_each_other(make: Make) -> None:
 async def _share_nothing(make: Make, prepare: str, attack: str, at_end: str, words: Sequence[object]) -> None:
     async with make() as sandbox, make() as other:
         mark = words[0]
-        async with holding(sandbox, prepare, at_end=at_end, mark=mark):
-            await nothing_gets_through(other, attack, mark=mark)
+        async with prepared_inside(sandbox, prepare, at_end=at_end, mark=mark):
+            await check_attacks_stopped(other, attack, mark=mark)
 
 
 @group.factory_case("host_processes", needs=["x86_64"])

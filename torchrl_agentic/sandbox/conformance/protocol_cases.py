@@ -1,4 +1,4 @@
-"""Commands: their arguments and folder, what they read and write, and how they end."""
+"""Commands: their arguments, folder, input, output and end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import random
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import CLAIMS, Sandbox
+from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import python, until
 from torchrl_agentic.sandbox.conformance.base import Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, files_named, host_folder, new_mark
@@ -31,7 +31,7 @@ async def output_and_exit_code_come_back(sandbox: Sandbox) -> None:
 
 
 @group.case()
-async def large_exit_codes_are_no_signals(sandbox: Sandbox) -> None:
+async def large_exit_codes_are_not_signals(sandbox: Sandbox) -> None:
     for code in (1, 2, 125, 126, 127, 200, 254, 255):
         assert (await sandbox.run(["sh", "-c", f"exit {code}"])).exit_code == code
 
@@ -50,7 +50,7 @@ async def a_missing_command_is_the_models_mistake(sandbox: Sandbox) -> None:
 
 
 @group.case(needs=["files"])
-async def what_is_no_program_is_the_models_mistake(sandbox: Sandbox) -> None:
+async def a_file_that_is_not_a_program_is_the_models_mistake(sandbox: Sandbox) -> None:
     await sandbox.run(
         ["sh", "-c", "echo no program > text; mkdir folder; printf '\\0\\1' > junk; chmod +x junk"]
     )
@@ -59,7 +59,7 @@ async def what_is_no_program_is_the_models_mistake(sandbox: Sandbox) -> None:
 
 
 @group.case()
-async def a_command_that_cannot_be_one_is_refused(sandbox: Sandbox) -> None:
+async def an_invalid_command_is_refused(sandbox: Sandbox) -> None:
     for argv in ([], ["a\0b"], ["\ud800"], ["echo", "a\0b"], ["echo", "\udcff"], "echo"):
         try:
             result = await sandbox.run(argv)
@@ -113,13 +113,13 @@ async def a_long_stdin_arrives_whole(sandbox: Sandbox) -> None:
 
 
 @group.case()
-async def stdin_that_nobody_reads_holds_nobody_up(sandbox: Sandbox) -> None:
+async def unread_stdin_does_not_block(sandbox: Sandbox) -> None:
     async with asyncio.timeout(10):
         assert (await sandbox.run(["true"], stdin=bytes(5_000_000))).exit_code == 0
 
 
 @group.case()
-async def output_that_is_no_text_is_made_one(sandbox: Sandbox) -> None:
+async def output_that_is_not_text_is_decoded(sandbox: Sandbox) -> None:
     result = await sandbox.run(["printf", r"a\000b\377c\r\n\355\240\200\033[0m"])
     assert result.stdout.startswith("a\0b\ufffdc\r\n\ufffd"), result
     assert result.stdout.endswith("\x1b[0m"), result
@@ -128,7 +128,7 @@ async def output_that_is_no_text_is_made_one(sandbox: Sandbox) -> None:
 
 @group.case()
 async def long_output_arrives_whole_below_the_limit(sandbox: Sandbox) -> None:
-    """More than a pipe holds, on stderr first, in characters that reads cut in two."""
+    """More than a pipe holds, stderr first, in characters that reads split."""
     code = (
         "import sys; sys.stderr.write('ü日' * 100_000); sys.stderr.flush(); sys.stdout.write('é' * 300_000)"
     )
@@ -159,7 +159,7 @@ async def commands_start_in_the_folder_that_was_named(sandbox: Sandbox) -> None:
 
 
 @group.case(needs=["files"])
-async def a_folder_that_is_none_is_the_models_mistake(sandbox: Sandbox) -> None:
+async def a_missing_folder_is_the_models_mistake(sandbox: Sandbox) -> None:
     await sandbox.run(
         ["sh", "-c", "touch file; mkdir shut; chmod 000 shut; ln -s nowhere dangling; ln -s . loop"]
     )
@@ -207,7 +207,7 @@ async def the_environment_is_the_one_in_the_limits(make: Make) -> None:
 
 @group.case()
 async def python_inside_does_what_programs_need(sandbox: Sandbox) -> None:
-    """Threads, processes, pipes, an event loop, temporary files: nothing that is stopped breaks these."""
+    """Threads, processes, pipes, an event loop and temporary files work in spite of the restrictions."""
     code = """
         import asyncio, multiprocessing, sqlite3, subprocess, tempfile, threading
         asyncio.run(asyncio.sleep(0))
@@ -255,7 +255,7 @@ async def a_long_lived_process_takes_and_gives_any_amount(sandbox: Sandbox) -> N
 
 
 @group.case()
-async def a_long_lived_process_that_ends_says_how(sandbox: Sandbox) -> None:
+async def a_long_lived_process_that_ends_reports_how(sandbox: Sandbox) -> None:
     process = await sandbox.spawn(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert await until(process, b"out\n") == b""
     assert await process.receive() == b""
@@ -282,7 +282,7 @@ async def a_long_lived_process_may_say_any_amount_of_errors(sandbox: Sandbox) ->
 
 
 @group.case()
-async def a_long_lived_command_that_is_missing_is_told(sandbox: Sandbox) -> None:
+async def a_missing_long_lived_command_is_reported(sandbox: Sandbox) -> None:
     try:
         process = await sandbox.spawn(["no-such-command-here"])
     except SandboxError as error:
@@ -309,13 +309,15 @@ async def limits_are_reported(make: Make) -> None:
 
 
 @group.factory_case()
-async def a_limit_that_is_said_to_hold_is_no_claim_that_is_given_up(make: Make) -> None:
+async def enforced_limits_agree_with_the_threats_that_are_not_stopped(make: Make) -> None:
     sandbox = make()
-    assert sandbox.cannot <= set(CLAIMS), f"no such claims: {sandbox.cannot - set(CLAIMS)}"
+    assert sandbox.not_stopped <= set(THREATS), f"unknown threats: {sandbox.not_stopped - set(THREATS)}"
     pairs = {
         "cpu": "cpu_seconds", "memory": "memory_bytes", "processes": "max_processes",
         "file_size": "disk_bytes", "network": "network",
     }  # fmt: skip
-    for claim, limit in pairs.items():
+    for threat, limit in pairs.items():
         held = sandbox.limits_enforced[limit]
-        assert held is (claim not in sandbox.cannot), f"{limit}: {held}, but cannot is {set(sandbox.cannot)}"
+        assert held is (threat not in sandbox.not_stopped), (
+            f"{limit}: {held}, not_stopped: {set(sandbox.not_stopped)}"
+        )

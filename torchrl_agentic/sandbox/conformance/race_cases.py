@@ -1,4 +1,4 @@
-"""The file API while code inside changes the files: it is led nowhere else, and held up by nothing."""
+"""The file API while code inside changes the files: it is neither redirected nor blocked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RACES = 200
 
 @contextlib.asynccontextmanager
 async def _swapping(sandbox: Sandbox, first: str, second: str) -> AsyncGenerator[None]:
-    """Let code inside exchange two names in a loop, at once where the kernel can."""
+    """Exchange two names inside in a loop, atomically if the kernel supports it."""
     code = f"""
         import ctypes, os
         libc, here, exchange = ctypes.CDLL(None), -100, 2
@@ -36,13 +36,13 @@ async def _swapping(sandbox: Sandbox, first: str, second: str) -> AsyncGenerator
     try:
         await until(process, b"swapping\n")
         yield
-        assert process.errors() == "", f"the race was none: {process.errors()}"
+        assert process.errors() == "", f"the names were not swapped: {process.errors()}"
     finally:
         await process.kill()
 
 
 async def _race(attempt: Callable[[int], Awaitable[Any]]) -> list[object]:
-    """Try again and again, until both ways it can end were seen or there is little hope; give what came."""
+    """Repeat an attempt until both possible outcomes were seen or are unlikely. Return the outcomes."""
     found: list[object] = []
     refused = 0
     for number in range(10 * RACES):
@@ -87,7 +87,7 @@ async def reading_and_writing_while_a_file_turns_into_a_link_touches_nothing_of_
 
 
 @group.case(needs=["files"])
-async def a_file_that_turns_into_a_pipe_holds_nobody_up(sandbox: Sandbox) -> None:
+async def a_file_that_becomes_a_pipe_does_not_block(sandbox: Sandbox) -> None:
     await sandbox.run(["sh", "-c", "printf own > door; mkfifo pipe"])
     async with _swapping(sandbox, "door", "pipe"), asyncio.timeout(10):
         await _race(lambda _: sandbox.read_file("door"))
@@ -108,7 +108,7 @@ async def a_file_that_grows_without_end_is_read_as_far_as_asked(sandbox: Sandbox
 
 @group.factory_case(needs=["files"])
 async def copying_follows_no_link_of_either_side(make: Make) -> None:
-    """Neither one in the place of a folder that is copied, nor one that takes its place meanwhile."""
+    """Neither a link in place of the copied folder, nor one that replaces it meanwhile."""
     with host_folder() as folder:
         async with make() as sandbox, make() as other:
             await sandbox.run(["sh", "-c", f"mkdir door; echo own > door/planted; ln -s {folder} link"])

@@ -1,4 +1,4 @@
-"""Rights: none can be had that was not given, by whatever system call."""
+"""Rights that were not granted cannot be gained by any system call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import fcntl
 from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
-from torchrl_agentic.sandbox.conformance.attack_cases import holding, nothing_gets_through, python
+from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
 from torchrl_agentic.sandbox.conformance.base import Group
 from torchrl_agentic.sandbox.conformance.host_cases import (
-    says,
-    spared,
+    expect_line,
+    oom_score_adj,
     trainer,
 )
 
@@ -20,7 +20,7 @@ group = Group("rights")
 
 @group.case("privileges", needs=["linux"])
 async def a_process_has_no_privileges(sandbox: Sandbox) -> None:
-    """As the kernel says itself, wherever /proc is out of reach."""
+    """According to the kernel, also if /proc is not available."""
     code = """
         import ctypes, os, struct
         libc = ctypes.CDLL(None)
@@ -42,7 +42,7 @@ async def a_process_has_no_privileges(sandbox: Sandbox) -> None:
 
 
 @group.case("privileges")
-async def no_other_user_can_be_become(sandbox: Sandbox) -> None:
+async def the_user_cannot_be_changed(sandbox: Sandbox) -> None:
     code = """
         for name in ('setuid', 'setgid', 'seteuid', 'setegid'): attempt(name, lambda: getattr(os, name)(0))
         for name in ('setreuid', 'setregid'): attempt(name, lambda: getattr(os, name)(0, 0))
@@ -51,7 +51,7 @@ async def no_other_user_can_be_become(sandbox: Sandbox) -> None:
         attempt('setuid 65533', lambda: os.setuid(65533))
         attempt('chown', lambda: (open('mine', 'w'), os.chown('mine', 0, 0)))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64"])
@@ -64,7 +64,7 @@ async def capabilities_cannot_be_taken(sandbox: Sandbox) -> None:
         attempt('ambient', lambda: syscall(157, 47, 2, 21, 0, 0))
         attempt('keep', lambda: (syscall(157, 38, 0, 0, 0, 0)))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["linux"])
@@ -85,7 +85,7 @@ async def setuid_programs_give_no_rights(sandbox: Sandbox) -> None:
             os.chown('mine', 0, 0); os.chmod('mine', 0o6755); user(['./mine', '9'])
         attempt('chmod', give)
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64"])
@@ -104,7 +104,7 @@ async def no_namespace_can_be_made(sandbox: Sandbox) -> None:
                 words = struct.pack('<8Q', kind | more, 0, 0, 0, 17, 0, 0, 0)
                 attempt(f'clone3 {name}', lambda: clone(435, words, 64))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
     assert (await sandbox.run(["unshare", "-Ur", "true"])).exit_code != 0
 
 
@@ -121,12 +121,12 @@ async def no_other_namespace_can_be_entered(sandbox: Sandbox) -> None:
             for request in (0xb701, 0xb702): fcntl.ioctl(os.open('/proc/self/ns/user', os.O_RDONLY), request)
         attempt('the parent of the namespace', parent)
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64", "seccomp"])
 async def the_memory_and_files_of_others_cannot_be_taken(sandbox: Sandbox) -> None:
-    """Not even of a child of one's own, and not of process 1."""
+    """Not even those of its own child, and not those of process 1."""
     code = """
         import struct, threading
         word = ctypes.create_string_buffer(8)
@@ -147,12 +147,12 @@ async def the_memory_and_files_of_others_cannot_be_taken(sandbox: Sandbox) -> No
         attempt('ptrace me', lambda: syscall(101, 0, 0, 0, 0))
         os.kill(child, 9)
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["linux", "seccomp"])
 async def no_process_that_can_be_written_into_has_more_rights(sandbox: Sandbox) -> None:
-    """Who writes into the memory of another, by /proc, is that other."""
+    """A process that can write the memory of another, by /proc, has its rights."""
     code = """
         def take(pid):
             os.close(os.open(f'/proc/{pid}/mem', os.O_WRONLY))
@@ -161,7 +161,7 @@ async def no_process_that_can_be_written_into_has_more_rights(sandbox: Sandbox) 
             expect(held != (2, 1, 0))
         for pid in processes(): attempt(pid, lambda: take(pid))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64", "seccomp"])
@@ -173,12 +173,12 @@ async def keyrings_cannot_be_used(sandbox: Sandbox) -> None:
         attempt('join', lambda: syscall(250, 1, None))
         attempt('request_key', lambda: syscall(249, b'user', b'planted', None, -2))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64", "seccomp"])
-async def parts_of_the_kernel_that_only_attacks_need_are_shut(sandbox: Sandbox) -> None:
-    """With arguments for which a kernel that lets them through does what was asked."""
+async def parts_of_the_kernel_that_only_attacks_need_are_denied(sandbox: Sandbox) -> None:
+    """With valid arguments, so that a kernel that allows them succeeds."""
     code = """
         import struct
         attempt('io_uring_setup', lambda: syscall(425, 8, bytes(120)))
@@ -201,7 +201,7 @@ async def parts_of_the_kernel_that_only_attacks_need_are_shut(sandbox: Sandbox) 
         attempt('mbind', lambda: syscall(237, 0, 0, 0, None, 0, 0))
         attempt('get_mempolicy', lambda: syscall(239, None, None, 0, 0, 0))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("host_processes", needs=["seccomp", "x86_64"])
@@ -215,7 +215,7 @@ async def files_that_others_open_cannot_be_watched(sandbox: Sandbox) -> None:
         attempt('lease', lambda: fcntl.fcntl(os.open('mine', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_WRLCK))
         attempt('dnotify', lambda: fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["seccomp", "x86_64"])
@@ -225,12 +225,12 @@ async def accounts_of_the_whole_machine_cannot_be_used_up(sandbox: Sandbox) -> N
         attempt('io_setup', lambda: syscall(206, 128, context))
         attempt('io_uring', lambda: syscall(425, 8, ctypes.create_string_buffer(120)))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["seccomp", "x86_64"])
 async def newer_forms_of_denied_calls_are_denied(sandbox: Sandbox) -> None:
-    """By the filter, and not by what they are asked for."""
+    """By the filter, whatever their arguments."""
     code = """
         import errno
         def denied(number):
@@ -240,11 +240,11 @@ async def newer_forms_of_denied_calls_are_denied(sandbox: Sandbox) -> None:
                      statmount=457, listmount=458, lsm_get_self_attr=459, open_tree_attr=467, listns=470)
         for name, number in calls.items(): attempt(name, lambda: expect(not denied(number)))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["seccomp", "x86_64"])
-async def calls_that_nobody_knows_yet_do_not_exist(sandbox: Sandbox) -> None:
+async def unknown_calls_do_not_exist(sandbox: Sandbox) -> None:
     code = """
         import errno
         def exists(number):
@@ -252,12 +252,12 @@ async def calls_that_nobody_knows_yet_do_not_exist(sandbox: Sandbox) -> None:
             except OSError as error: return error.errno != errno.ENOSYS
         for number in (*range(471, 512), 1000, 1 << 20, -1): attempt(number, lambda: expect(exists(number)))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["seccomp", "x86_64"])
-async def priorities_of_what_looks_after_code_cannot_be_changed(sandbox: Sandbox) -> None:
-    """Those of process 1 and of the parent, which may be of the same user."""
+async def priorities_of_the_supervisor_cannot_be_changed(sandbox: Sandbox) -> None:
+    """Those of process 1 and of the parent, which may run as the same user."""
     code = """
         import resource
         for pid in {os.getppid(), 1} - {0, os.getpid()}:
@@ -269,14 +269,14 @@ async def priorities_of_what_looks_after_code_cannot_be_changed(sandbox: Sandbox
         attempt('group', lambda: os.setpriority(os.PRIO_PGRP, 0, 19))
         attempt('user', lambda: os.setpriority(os.PRIO_USER, 0, 19))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("file_locks")
 async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None:
-    """One of Python's own, which host and sandbox may have in common."""
+    """A file of Python's own, which host and sandbox may share."""
     code = "import fcntl, os; file = open(os.__file__); fcntl.flock(file, fcntl.LOCK_EX); print(os.__file__)"
-    async with holding(sandbox, code) as said:
+    async with prepared_inside(sandbox, code) as said:
         path = Path(said.strip() or "/nothing")
         with contextlib.suppress(FileNotFoundError), path.open() as file:  # noqa: ASYNC230  a small one
             try:
@@ -287,7 +287,7 @@ async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None
 
 @group.case("privileges", needs=["x86_64"])
 async def the_machine_cannot_be_reconfigured(sandbox: Sandbox) -> None:
-    """What each call asks for does no harm where it gets through."""
+    """Each call is harmless if it succeeds."""
     code = """
         import struct, fcntl
         def now(parts): return struct.pack('<QQ', *divmod(time.time_ns() * parts // 10 ** 9, parts))
@@ -309,7 +309,7 @@ async def the_machine_cannot_be_reconfigured(sandbox: Sandbox) -> None:
         attempt('quotactl', lambda: syscall(179, 0x80000200, b'/dev/vda', 0, None))
         attempt('reboot', lambda: syscall(169, 0, 0, 0, None))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64", "seccomp"])
@@ -330,7 +330,7 @@ async def other_numbers_of_system_calls_lead_no_further(sandbox: Sandbox) -> Non
         for request in (0x5412, 0x100005412, 0xffffffff00005412 - (1 << 64), 0x541c, 0x10000541c):
             attempt(f'ioctl {request:x}', lambda: syscall(16, os.openpty()[1], request, b'x'))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["max_processes", "linux"])
@@ -350,13 +350,13 @@ async def limits_cannot_be_raised(sandbox: Sandbox) -> None:
                 for value in (hard + 1, endless): attempt(f'{name} of {who}', lambda: put(who, kind, value))
         attempt('no limit of processes', lambda: expect(resource.getrlimit(resource.RLIMIT_NPROC)[1] < 0))
     """
-    await nothing_gets_through(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["linux"])
-async def nobody_can_get_ahead_of_others(sandbox: Sandbox) -> None:
-    """Of the trainer in particular: the kernel shall not end that rather when memory runs out."""
-    ours = spared()
+async def priorities_cannot_be_raised(sandbox: Sandbox) -> None:
+    """In particular the kernel must not kill the trainer first when memory runs out."""
+    ours = oom_score_adj()
     code = """
         attempt('nice', lambda: os.nice(-1))
         for policy in (os.SCHED_FIFO, os.SCHED_RR):
@@ -366,12 +366,12 @@ async def nobody_can_get_ahead_of_others(sandbox: Sandbox) -> None:
         attempt('oom', spared)
         attempt('mlockall', lambda: (bytearray(64 << 20), checked(libc.mlockall(3)), bytearray(64 << 20)))
     """
-    await nothing_gets_through(sandbox, code, ours=ours)
+    await check_attacks_stopped(sandbox, code, ours=ours)
 
 
 @group.case("terminal", needs=["linux", "pickle"])
 async def the_trainers_terminal_cannot_be_opened(sandbox: Sandbox) -> None:
-    """By a trainer that has one: who could open it could type into it."""
+    """A process that can open it could type into it."""
     program = """
         async def main():
             os.close(os.open('/dev/tty', os.O_RDWR))
@@ -382,4 +382,4 @@ async def the_trainers_terminal_cannot_be_opened(sandbox: Sandbox) -> None:
         asyncio.run(main())
     """
     async with trainer(sandbox, program, terminal=True) as process:
-        await says(process, "shut")
+        await expect_line(process, "shut")

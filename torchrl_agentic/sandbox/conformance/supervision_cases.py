@@ -1,6 +1,6 @@
-"""What looks after commands: they can kill or starve it, and then that is their result, never a SandboxError.
+"""Commands can kill or starve their supervisor; that is then their result, never a SandboxError.
 
-Interpreters have cases of their own, in `repl.conformance`.
+Interpreters have their own cases in `repl.repl_cases`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ kept = bytearray(b'x' * (60 << 20)); time.sleep(1)
 
 
 async def _goes_on(sandbox: Sandbox) -> None:
-    """See that commands and files work, as after any command."""
+    """Assert that commands and files still work."""
     if sandbox.files:
         await sandbox.write_file("after", b"x")
         assert await sandbox.read_file("after") == b"x"
@@ -69,7 +69,7 @@ async def a_long_lived_process_that_kills_all_that_it_can_is_answered(sandbox: S
 
 @group.factory_case("memory", needs=["memory_total", "linux"])
 async def commands_that_take_all_memory_are_answered(make: Make) -> None:
-    """Two at once, beside which others start and files are read."""
+    """Two at once, while others start and files are read."""
     limits = ResourceLimits(memory_total_bytes=256 << 20, memory_bytes=220 << 20, wall_seconds=15)
     async with make(limits) as sandbox:
         try:
@@ -79,7 +79,7 @@ async def commands_that_take_all_memory_are_answered(make: Make) -> None:
             await asyncio.gather(*fills)
             await _goes_on(sandbox)
         except SandboxError as error:
-            raise AssertionError(f"code has brought an error of the sandbox about: {error}") from None
+            raise AssertionError(f"code has caused an error of the sandbox: {error}") from None
 
 
 @group.factory_case(needs=["max_processes"])
@@ -102,4 +102,4 @@ async def commands_that_leave_no_room_for_processes_are_answered(make: Make) -> 
             await fill
             await _goes_on(sandbox)
         except SandboxError as error:
-            raise AssertionError(f"code has brought an error of the sandbox about: {error}") from None
+            raise AssertionError(f"code has caused an error of the sandbox: {error}") from None

@@ -1,4 +1,4 @@
-"""Keeping the head and the tail of an output of any length, in bounded memory."""
+"""`Capture`: keeps the head and the tail of an output of any length, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ CHUNK = 1 << 16
 
 
 class Capture:
-    """Takes bytes and keeps at most `limit` of them, half from the head, half from the tail.
+    """Keeps at most `limit` bytes, half from the head and half from the tail, and counts the others.
 
-    Counts the rest.
+    Args:
+        limit: Maximum number of bytes to keep.
     """
 
     def __init__(self, limit: int) -> None:
@@ -20,11 +21,15 @@ class Capture:
 
     @property
     def omitted(self) -> int:
-        """How many bytes were left out."""
+        """Number of bytes that were omitted."""
         return self.total - len(self._head) - min(len(self._tail), self._tail_limit)
 
     def add(self, data: bytes) -> None:
-        """Take some bytes."""
+        """Append output.
+
+        Args:
+            data: Bytes of the output.
+        """
         self.total += len(data)
         room = self._head_limit - len(self._head)
         if room > 0:
@@ -35,17 +40,17 @@ class Capture:
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def kept(self) -> bytes:
-        """What was kept, with a line that counts what was not."""
+        """Return the bytes that were kept, with a line that counts the omitted ones between head and tail."""
         tail = self._tail[len(self._tail) - min(len(self._tail), self._tail_limit) :]
         line = f"\n… [{self.omitted} bytes omitted] …\n" if self.omitted else ""
         return b"".join((self._head, line.encode("utf-8"), tail))
 
     def text(self) -> str:
-        """What was kept, as text; bad UTF-8 is replaced."""
+        """Return the bytes that were kept as text; invalid UTF-8 is replaced."""
         return self.kept().decode("utf-8", "replace")
 
     def take(self) -> tuple[bytes, int]:
-        """Give what was kept and how much was omitted, and begin anew."""
+        """Return the bytes that were kept and the number of omitted bytes, and reset."""
         kept, omitted = self.kept(), self.omitted
         self._head.clear()
         self._tail.clear()

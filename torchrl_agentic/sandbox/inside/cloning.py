@@ -1,13 +1,13 @@
-"""Clones a live interpreter, with its memory and files, into namespaces of its own.
+"""Clones a running interpreter, with its memory and files, into new namespaces.
 
     supervisor ── forks ──▶ supervisor of the clone, process 1 of new namespaces, with copies of the files
-        │                        │ hands the files of these namespaces to the worker
+        │                        │ sends the files of these namespaces to the worker
     worker ──── forks itself ────┴──▶ a copy, which enters them
 
-The copies share nothing with the original and each other. That is not left to them: the original is stopped,
-and each supervisor stops its copy and looks, before any of them goes on. Since the namespaces of a clone lie
-inside those of the original, which could see and signal it, the original itself moves on as a clone, and
-nothing of it is left where it was.
+The copies share nothing with the original and with each other. This does not depend on the copies: the
+original is stopped, and each supervisor stops its copy and checks it before any of them continues. The
+namespaces of a clone are children of those of the original, which could see and signal it. Therefore the
+original becomes a clone too, and nothing stays in its old namespaces.
 """
 
 from __future__ import annotations
@@ -20,21 +20,34 @@ import time
 from collections.abc import Callable
 
 from torchrl_agentic.sandbox.inside import mounts, namespaces, processes, rights
-from torchrl_agentic.sandbox.inside.interpreter import Answer, Group, Header, Interpreter, Live
+from torchrl_agentic.sandbox.inside.interpreter import (
+    Header,
+    Interpreter,
+    MemoryCgroup,
+    Respond,
+    WorkerHandle,
+)
 from torchrl_agentic.sandbox.inside.reactor import Reactor
 from torchrl_agentic.sandbox.inside.wire import pack
 
 PATIENCE_S = 5.0
-"""How long all clones of a request may take together, at each step."""
+"""Maximum seconds of each step for all clones of a request together."""
 MAX_GENERATION = 20
-"""The kernel allows 32 namespaces, one in another; commands need one more, and we may be in a container."""
+"""Maximum depth of clones: the kernel allows 32 nested namespaces, and commands and containers need some."""
 _DONE, _GO = b"d", b"g"
 _HARMLESS = ("null", "zero", "full", "random", "urandom")
 _KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 
 
 class Cloning:
-    """Makes clones of an interpreter. serve: what a clone's supervisor does for ever, with its connection."""
+    """Makes clones of an interpreter.
+
+    Args:
+        reactor: Main loop of this process.
+        settings: Settings of the supervisor.
+        interpreter: The interpreter to clone.
+        serve: Called in the supervisor of a clone, with its connection; does not return.
+    """
 
     def __init__(
         self,
@@ -46,11 +59,15 @@ class Cloning:
         self.supervisors: set[int] = set()
         self._reactor, self._settings, self._interpreter, self._serve = reactor, settings, interpreter, serve
 
-    def run(self, handed: list[int], answer: Answer) -> None:
-        """Make a clone for each connection, the first of which is the original's new one.
+    def run(self, handed: list[int], answer: Respond) -> None:
+        """Make a clone for each connection; the first connection is the new one of the original.
 
-        handed: the connections, each followed by the files of its control group if there is one, as for
-        `below_zygote`. The answer has an "error" where that failed; then the original is what it was.
+        The answer has an "error" if that failed. The original is then unchanged.
+
+        Args:
+            handed: Descriptors of the connections, each followed by the two files of its control group if
+                there is one, as for `below_zygote`.
+            answer: Sends the answer.
         """
         step = 1 if self._interpreter.group is None else 3
         connections = [socket.socket(fileno=fd) for fd in handed[::step]]
@@ -62,23 +79,23 @@ class Cloning:
                 ours, theirs = socket.socketpair()
                 pid = processes.fork_into_namespaces(self._settings["namespaces"])
                 if pid == 0:
-                    processes.live_as(self._be_supervisor, connection, group, theirs, live)
+                    processes.run_as_child(self._be_supervisor, connection, group, theirs, live)
                 theirs.close()
                 born[pid] = ours
                 self.supervisors.add(pid)
                 self._reactor.on_exit(pid, lambda _, pid=pid: self.supervisors.discard(pid))
-            self._await(born)  # the copies are there
-            original = processes.pause_others()  # from here on, nobody can put anything into them
+            self._await(born)  # the copies exist
+            original = processes.pause_others()  # now nothing can change them
             self._tell(born)
-            self._await(born)  # their supervisors have looked at them
+            self._await(born)  # their supervisors have checked them
             self._compare_memory()
-            processes.kill(original)  # what is killed while it is stopped does nothing any more
+            processes.kill(original)  # a process that is killed while stopped runs no more code
             self._interpreter.dismiss()
             self._tell(born)
             answer({})
         except OSError as error:
             processes.kill(born)
-            processes.go_on()
+            processes.resume_all()
             answer({"error": str(error)})
         finally:
             for one in (*born.values(), *connections):
@@ -86,11 +103,11 @@ class Cloning:
             for fd in (fd for group in groups for fd in group):
                 os.close(fd)
 
-    def _original(self) -> Live:
+    def _original(self) -> WorkerHandle:
         if self._interpreter.generation >= MAX_GENERATION:
-            raise OSError(f"it is the clone of a clone, {MAX_GENERATION} times over")
+            raise OSError(f"it has been cloned {MAX_GENERATION} times, which is the maximum")
         if self._interpreter.cell is not None:
-            raise OSError("a cell runs")
+            raise OSError("a cell is running")
         return self._interpreter.start()
 
     def _await(self, born: dict[int, socket.socket]) -> None:
@@ -106,7 +123,7 @@ class Cloning:
             report.send(_GO)
 
     def _compare_memory(self) -> None:
-        """See that no two processes of the code have one memory, as vfork(2) makes them."""
+        """Check that no two processes of the code share an address space, as vfork(2) makes them."""
         theirs = [
             pid for pid in processes.everyone() if pid not in self.supervisors and not processes.is_gone(pid)
         ]
@@ -115,14 +132,16 @@ class Cloning:
                 raise OSError("two processes share their memory")
 
     def _be_supervisor(
-        self, connection: socket.socket, group: list[int], report: socket.socket, original: Live
+        self, connection: socket.socket, group: list[int], report: socket.socket, original: WorkerHandle
     ) -> None:
-        """Be the supervisor of a clone."""
+        """Run as the supervisor of a clone."""
         try:
-            reactor, interpreter, live, own = self._receive_copy(original, Group(*group) if group else None)
+            reactor, interpreter, live, own = self._receive_copy(
+                original, MemoryCgroup(*group) if group else None
+            )
             report.send(_DONE)
             kept = (connection, report, live.control, live.out, live.err)
-            drop_files(
+            close_inherited(
                 {one.fileno() for one in kept} | {live.out.end, live.err.end, *reactor.own_files, *group},
             )
             if report.recv(1) != _GO:
@@ -131,7 +150,7 @@ class Cloning:
             (live.pid,) = processes.others()
             if interpreter.group is not None:
                 interpreter.group.enter(live.pid)
-            look_for_shared(live.pid, own)
+            check_nothing_shared(live.pid, own)
         except Exception as error:
             report.send(str(error).encode()[:500] or b"?")
             return
@@ -140,13 +159,13 @@ class Cloning:
             return
         report.close()
         interpreter.adopt(live)
-        processes.go_on()
+        processes.resume_all()
         self._serve(connection, reactor, interpreter)
 
     def _receive_copy(
-        self, original: Live, group: Group | None
-    ) -> tuple[Reactor, Interpreter, Live, set[tuple[int, int]]]:
-        """Set these namespaces up, and let the original's worker put a copy of itself into them."""
+        self, original: WorkerHandle, group: MemoryCgroup | None
+    ) -> tuple[Reactor, Interpreter, WorkerHandle, set[tuple[int, int]]]:
+        """Set up these namespaces, and have the original's worker put a copy of itself into them."""
         flags = self._settings["namespaces"]
         mounts.set_up(self._settings, copied=True)
         spaces = namespaces.files_of(flags)
@@ -165,24 +184,30 @@ class Cloning:
         said = ours.recv(512)
         if said != pack(b"cloned"):
             raise OSError(said.decode("utf-8", "replace") or "the worker did not clone itself")
-        return reactor, interpreter, Live(ours, out, err, 0, is_child=False), own
+        return reactor, interpreter, WorkerHandle(ours, out, err, 0, is_child=False), own
 
 
-def drop_files(kept: set[int]) -> None:
-    """Close what belongs to the supervisor that we were forked from."""
+def close_inherited(kept: set[int]) -> None:
+    """Close files that belong to the supervisor that this process was forked from.
+
+    Args:
+        kept: Descriptors that stay open.
+    """
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:
             with contextlib.suppress(OSError):
                 os.close(int(name))
 
 
-def look_for_shared(pid: int, own: set[tuple[int, int]]) -> None:
-    """See that a stopped process has nothing in common with others by which they could talk.
+def check_nothing_shared(pid: int, own: set[tuple[int, int]]) -> None:
+    """Check that a stopped process shares nothing with others by which they could communicate.
 
-    own: the devices and inodes of the socket and the pipes that it has from us.
+    Args:
+        pid: The process.
+        own: Device and inode of the socket and the pipes that it has from this supervisor.
 
     Raises:
-        OSError: it has, and the message says what.
+        OSError: If it shares something; the message says what.
     """
     for kind in _KINDS:
         if os.stat(f"/proc/{pid}/ns/{kind}").st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino:
@@ -193,7 +218,7 @@ def look_for_shared(pid: int, own: set[tuple[int, int]]) -> None:
     _look_at_files(pid, own, devices)
     group, session = processes.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[2:4]
     if (int(group), int(session)) != (pid, pid):
-        raise OSError("it is in a process group of others")
+        raise OSError("it is in the process group of other processes")
     with open(f"/proc/{pid}/maps") as file:
         shared = [line for line in file if line.split(None, 2)[1][3] == "s"]
     for line in shared:

@@ -1,4 +1,4 @@
-"""Runs commands for the host, each below a process 1 of its own: what it leaves running ends with it."""
+"""Runs commands for the host, each below its own process 1, so that its leftovers end with it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ import time
 from collections.abc import Callable
 
 from torchrl_agentic.sandbox.inside import namespaces, processes, rights
-from torchrl_agentic.sandbox.inside.interpreter import WATCH_S, Answer, Group, Header, confine
+from torchrl_agentic.sandbox.inside.interpreter import WATCH_S, Header, MemoryCgroup, Respond, confine
 from torchrl_agentic.sandbox.inside.pipes import Pipe
 from torchrl_agentic.sandbox.inside.reactor import Reactor, Timer
 
 _CODE, _STARTED = struct.Struct("i"), b"s"
 _KILLED = (None, -signal.SIGKILL, 128 + signal.SIGKILL)
-"""How a command may end one of whose processes was killed; shells give the last."""
+"""How a command may end if one of its processes was killed; 128 + 9 is the exit code of shells."""
 _NAMESPACES = namespaces.NEW_USER | namespaces.NEW_MOUNT | namespaces.NEW_PID
 
 
 class Command:
-    """A command that runs, or a server. pid: of the process 1 that has started it."""
+    """A running command or server.
 
-    def __init__(self, pid: int, status: int, answer: Answer) -> None:
+    Args:
+        pid: Process 1 of the command.
+        status: Descriptor from which its exit code is read.
+        answer: Sends the answer to the request.
+    """
+
+    def __init__(self, pid: int, status: int, answer: Respond) -> None:
         self.pid, self.status, self.answer = pid, status, answer
         self.pipes: list[Pipe] = []
         self.kills_before = 0
@@ -33,24 +39,33 @@ class Command:
 
 
 class Commands:
-    """All commands that run. settings, program, group: as for `Interpreter`.
+    """All running commands.
 
-    has_neighbours: says whether a cell runs in the same group, too.
+    Attributes:
+        has_neighbours: Returns whether a cell runs in the same control group.
+
+    Args:
+        reactor: Main loop of this process.
+        settings: Settings of the supervisor.
+        program: Seccomp filter of commands; b"" for none.
+        group: Control group that limits their memory, or None.
     """
 
     def __init__(
-        self, reactor: Reactor, settings: Header, program: bytes, group: Group | None = None
+        self, reactor: Reactor, settings: Header, program: bytes, group: MemoryCgroup | None = None
     ) -> None:
         self.running: dict[int, Command] = {}
         self.has_neighbours: Callable[[], bool] = bool
         self._group = group
         self._reactor, self._settings, self._program = reactor, settings, program
 
-    def run(self, header: Header, handed: list[int], answer: Answer) -> None:
-        """Run a command; the answer, with its exit code, comes when it has ended.
+    def run(self, header: Header, handed: list[int], answer: Respond) -> None:
+        """Run a command. The answer has its exit code and is sent when it has ended.
 
-        header: id, argv, folder, env, limits, wall_s, output_bytes. handed: its stdin, if it has one; for a
-        server its stdin, stdout and stderr.
+        Args:
+            header: The request: id, argv, folder, env, limits, wall_s, output_bytes.
+            handed: Descriptor of its stdin, if it has one; of stdin, stdout and stderr for a server.
+            answer: Sends the answer.
         """
         pipes = [] if len(handed) == 3 else [Pipe(self._reactor, header["output_bytes"]) for _ in range(2)]
         status, ends = os.pipe()
@@ -59,7 +74,9 @@ class Commands:
         if pid == 0:
             given = handed if handed else [os.open("/dev/null", os.O_RDONLY)]
             standard = [*given, *(pipe.end for pipe in pipes)]
-            processes.live_as(_be_process_1, header, settings, self._program, self._group, standard, ends)
+            processes.run_as_child(
+                _be_process_1, header, settings, self._program, self._group, standard, ends
+            )
         for fd in (*handed, ends, *(pipe.end for pipe in pipes)):
             os.close(fd)
         command = self.running[header["id"]] = Command(pid, status, answer)
@@ -73,12 +90,12 @@ class Commands:
         self._watch_memory(command)
 
     def stop(self, number: int) -> None:
-        """End a command, if it still runs."""
+        """End a command if it still runs."""
         if number in self.running:
             self._kill(self.running[number], "cancelled")
 
     def end(self) -> None:
-        """End all."""
+        """End all commands."""
         for command in list(self.running.values()):
             self._kill(command, "cancelled")
 
@@ -114,21 +131,28 @@ class Commands:
 
     def _weigh(self, command: Command) -> None:
         cap = self._settings["memory_total_bytes"]
-        alone = len(self.running) == 1 and not self.has_neighbours()  # else nobody says whose process it was
+        alone = (
+            len(self.running) == 1 and not self.has_neighbours()
+        )  # otherwise the process may belong to another command
         if (alone and self._has_killed(command)) if self._group else processes.memory(cap) > cap:
             self._kill(command, "memory")
         else:
             self._watch_memory(command)
 
     def _has_killed(self, command: Command) -> bool:
-        """Return whether the kernel killed a process for want of memory while the command ran."""
+        """Return whether the kernel killed a process because of the memory limit while the command ran."""
         return self._group is not None and self._group.kills() > command.kills_before
 
 
 def _be_process_1(
-    header: Header, settings: Header, program: bytes, group: Group | None, standard: list[int], status: int
+    header: Header,
+    settings: Header,
+    program: bytes,
+    group: MemoryCgroup | None,
+    standard: list[int],
+    status: int,
 ) -> None:
-    """Start the command as a child, clear up behind orphans, and write its exit code when it has ended."""
+    """Run as process 1: start the command as a child, reap orphans, and write its exit code at its end."""
     if group is not None:
         group.enter()
     signal.set_wakeup_fd(-1)
@@ -153,7 +177,7 @@ def _be_process_1(
 
 
 def _execute(header: Header, settings: Header, program: bytes) -> None:
-    """Become the command; 126 if there is no such folder, 127 if there is no such command."""
+    """Become the command; exit with 126 if there is no such folder, 127 if there is no such command."""
     argv, code = header["argv"], 127
     try:
         try:

@@ -1,8 +1,9 @@
-"""Runs one command that can do little, and ends everything it started when it ends.
+"""Runs one command with few rights, and ends all its processes when it ends.
 
-Run as `python -c <program> FD`; the descriptor holds an `Order`. This process is trusted and stays outside of
-the confinement. It takes in every orphan, and ends as the command did, after all of them. To its status
-descriptor it writes one byte if the command ran to its end; else its own failure stands on stderr.
+Run as `python -c <program> FD`, where the descriptor contains an `Order`. This process is trusted and stays
+outside the confinement. It adopts every orphan, and ends in the same way as the command, after all of them.
+It writes one byte to its status descriptor if the command ran to its end; otherwise it failed itself, and
+stderr says why.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import sys
 from torchrl_agentic.sandbox.inside import orphans, rights
 from torchrl_agentic.sandbox.inside.gate import Gate
 
-TYPE_CHECKING = False  # the typing module takes longer to import than all else together
+TYPE_CHECKING = False  # the import of typing takes longer than all others together
 if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
 
     class Order(TypedDict):
-        """What to run, and what is left to it.
+        """The command to run, and the rights that it keeps.
 
-        limits: the arguments of `set_limits`. entrance: the file by which the command enters the control
-        group that bounds its memory.
+        Attributes:
+            limits: Arguments of `set_limits`.
+            entrance: Descriptor of the file by which the command enters its control group, or None.
         """
 
         argv: list[bytes]
@@ -52,7 +54,7 @@ _NO_START, _NO_COMMAND = 126, 127
 
 
 def main() -> NoReturn:
-    """Do what the order says."""
+    """Carry out the order."""
     with open(int(sys.argv[1]), "rb") as file:
         order: Order = marshal.load(file)
     if order["status_fd"] is not None:
@@ -60,7 +62,7 @@ def main() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     told_to_end, awake = _wake_ups()
     rights.subreaper()
-    # Open files that code of this user has sent count against our limit too, when we hand the listener on.
+    # Files that code of this user has in flight count against the limit when the listener is passed on.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rights.die_with_parent(signal.SIGTERM)
@@ -70,7 +72,7 @@ def main() -> NoReturn:
     trusted, pid = os.getpid(), os.fork()
     if pid == 0:
         _become(order, trusted, theirs)
-    rights.dumpable(False)
+    rights.set_dumpable(False)
     if order["entrance"] is not None:
         os.close(order["entrance"])
     theirs.close()
@@ -81,7 +83,7 @@ def main() -> NoReturn:
     try:
         code = _supervise(pid, gate, awake, told_to_end)
     finally:
-        # In this order: as long as they could start others, some might be faster than we kill.
+        # In this order: while processes can start others, some may do so faster than they are killed.
         gate.close()
         orphans.kill_all()
     if code is not None and order["status_fd"] is not None:
@@ -90,7 +92,7 @@ def main() -> NoReturn:
 
 
 def _supervise(pid: int, gate: Gate, awake: int, told_to_end: list[int]) -> int | None:
-    """Answer what is asked until the command has ended; gives its exit code, None if we are to end it."""
+    """Answer calls of the gate until the command has ended. Return its exit code, or None if told to end."""
     poll = select.poll()
     poll.register(awake, select.POLLIN)
     poll.register(gate.fd, select.POLLIN)
@@ -102,14 +104,14 @@ def _supervise(pid: int, gate: Gate, awake: int, told_to_end: list[int]) -> int 
             elif events & select.POLLIN:
                 gate.answer()
             elif events & select.POLLHUP:
-                poll.unregister(fd)  # nobody is left who could ask
-            # Else an error: a signal came while the kernel looked. The next look tells.
+                poll.unregister(fd)  # no process is left that could make a call
+            # Otherwise a signal interrupted the kernel; the next poll has the answer.
         code = orphans.reap().get(pid)
     return code
 
 
 def _wake_ups() -> tuple[list[int], int]:
-    """Give a list that fills when we are told to end, and a descriptor to wait on for that or for a child."""
+    """Return a list of the signals to end, and a descriptor to poll for them or for the end of a child."""
     told: list[int] = []
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -120,7 +122,7 @@ def _wake_ups() -> tuple[list[int], int]:
 
 
 def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
-    """Confine this process and make it the command. Up to the report failures are ours, then the model's."""
+    """Confine this process and become the command. Failures before the report are not the model's."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -129,7 +131,7 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
         rights.die_with_parent(signal.SIGKILL)
         if os.getppid() != trusted:
             os._exit(1)
-        rights.die_first()
+        rights.prefer_oom_kill()
         rights.drop_capabilities()
         rights.landlock(
             order["read"],
@@ -138,7 +140,7 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
             tcp=order["tcp"],
             version=order["version"],
         )
-        # First, since the filter keeps the command from listening in its place.
+        # First, because the filter prevents the command from listening itself.
         listener = rights.install_seccomp(order["gate"], listen=True)
         rights.install_seccomp(order["filter"])
         report.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
@@ -147,7 +149,9 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
         report.send(str(error).encode("utf-8", "replace"))
         os._exit(1)
     try:
-        if order["entrance"] is not None:  # only now: others in the group may have left no room for the above
+        if (
+            order["entrance"] is not None
+        ):  # only now: other processes in the group may have left no memory for the steps above
             os.write(order["entrance"], b"0")
             os.close(order["entrance"])
         os.chdir(order["cwd"])
@@ -169,7 +173,7 @@ def _give_up(code: int, what: bytes, error: BaseException) -> NoReturn:
 
 
 def _received_fd(ours: socket.socket) -> int:
-    """Take the descriptor to answer on from what becomes the command, or end with what it says instead."""
+    """Receive the listener from the process that becomes the command, or exit with its error message."""
     message, extras, _, _ = ours.recvmsg(1 << 12, socket.CMSG_SPACE(4))
     ours.close()
     if not extras:

@@ -1,4 +1,4 @@
-"""Opening files below /work and granted folders without following links, from inside and from the host."""
+"""Opens files below /work and granted folders without following links, from inside and from the host."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from typing import Optional
 
 CHUNK = 1 << 20
 WORK = "/work"
-"""Where code in a sandbox starts, and what relative paths are relative to."""
+"""Folder where code in a sandbox starts, and that relative paths start from."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not hold us up before we see what it is
+_FILE = (
+    os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)  # opening a FIFO must not block before its type is checked
 Owner = Optional[Callable[[int], None]]  # noqa: UP045  evaluated, and X | None needs Python 3.10
 
 
 def inside(path: str) -> tuple[str, ...]:
-    """Split a virtual path into its steps below /work.
+    """Split a path inside the sandbox into its steps below /work.
+
+    Args:
+        path: The path.
 
     Raises:
-        PermissionError: it lies elsewhere.
+        PermissionError: If it lies elsewhere.
     """
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise PermissionError("a path cannot hold half of a surrogate pair") from None
+        raise PermissionError("a path cannot contain half of a surrogate pair") from None
     if "\0" in path:
-        raise PermissionError("a path cannot hold a null character")
+        raise PermissionError("a path cannot contain a null character")
     pure = PurePosixPath(WORK, path)
     steps = pure.parts[2:]
     if pure.parts[:2] != ("/", WORK[1:]) or ".." in steps:
@@ -37,14 +42,18 @@ def inside(path: str) -> tuple[str, ...]:
     return steps
 
 
-def located(path: str, roots: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Find what a virtual path lies in: one of the granted roots, the innermost, or else /work.
+def locate(path: str, roots: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Split a path inside the sandbox at the innermost granted root that contains it, or at /work.
+
+    Args:
+        path: The path.
+        roots: Granted folders.
 
     Returns:
         The root, and the steps from it to the path.
 
     Raises:
-        PermissionError: If it lies elsewhere.
+        PermissionError: If the path lies elsewhere.
     """
     pure = PurePosixPath(WORK, path)
     for root in sorted(roots, key=len, reverse=True):
@@ -54,8 +63,14 @@ def located(path: str, roots: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     return WORK, inside(path)
 
 
-def may(found: os.stat_result, wanted: int, user: int) -> bool:
-    """Return whether a user, whose group has the same number, may do that with a file; as in `os.access`."""
+def has_access(found: os.stat_result, wanted: int, user: int) -> bool:
+    """Return whether a user, whose group has the same number, has access to a file.
+
+    Args:
+        found: Status of the file.
+        wanted: Access as in `os.access`.
+        user: Number of the user and the group.
+    """
     shift = 6 if found.st_uid == user else 3 if found.st_gid == user else 0
     return found.st_mode >> shift & wanted == wanted
 
@@ -67,13 +82,18 @@ def open_to_read(
     path: str,
     user: Optional[int] = None,  # noqa: UP045  as above
 ) -> Generator[int]:
-    """Open a regular file, these steps below a folder, that is called `path` inside.
+    """Open a regular file for reading and yield its descriptor.
 
-    user: who must be allowed to read it, where we may do more than code inside.
+    Args:
+        folder: Folder that the steps start from.
+        steps: Steps from the folder to the file.
+        path: Path of the file inside, for error messages.
+        user: User that must be allowed to read it; None for the user of this process.
 
     Raises:
-        FileNotFoundError, IsADirectoryError: as for any file.
-        PermissionError: the path goes through a link, is no regular file, or is not for this user.
+        FileNotFoundError: If there is no such file.
+        IsADirectoryError: If it is a folder.
+        PermissionError: If the path goes through a link, is not a regular file, or `user` may not read it.
     """
     with (
         _folder_of(folder, steps, path, False, None, user) as (last, name),
@@ -91,12 +111,18 @@ def open_to_write(
     own: Owner = None,
     user: Optional[int] = None,  # noqa: UP045
 ) -> Generator[int]:
-    """Open a regular file, these steps below a folder, empty; its folders are made.
+    """Open a regular file for writing, truncate it, and yield its descriptor. Its folders are created.
 
-    own: called with each file and folder that is made. user: as for `open_to_read`.
+    Args:
+        folder: Folder that the steps start from.
+        steps: Steps from the folder to the file.
+        path: Path of the file inside, for error messages.
+        own: Called with the descriptor of each file and folder that is created.
+        user: User that must be allowed to write it; None for the user of this process.
 
     Raises:
-        IsADirectoryError, PermissionError: as for `open_to_read`.
+        IsADirectoryError: If it is a folder.
+        PermissionError: If the path goes through a link, is not a regular file, or `user` may not write it.
     """
     with _folder_of(folder, steps, path, True, own, user) as (last, name):
         made = _is_missing(name, last)
@@ -111,7 +137,7 @@ def open_to_write(
 
 
 def _check(found: os.stat_result, wanted: int, user: Optional[int], path: str) -> None:  # noqa: UP045
-    if user is not None and not may(found, wanted, user):
+    if user is not None and not has_access(found, wanted, user):
         raise PermissionError(f"{path} cannot be opened: {os.strerror(errno.EACCES)}")
 
 
@@ -132,10 +158,10 @@ def _folder_of(
     own: Owner,
     user: Optional[int],  # noqa: UP045
 ) -> Generator[tuple[int, str]]:
-    """Open the folder that a virtual path lies in, step by step.
+    """Open the folder of a path, step by step.
 
-    Code inside may rename folders and plant links meanwhile: every step is opened relative to the folder
-    before it, and none may be a link.
+    Code inside may rename folders and create links meanwhile. Therefore each step is opened relative to the
+    folder before it, and none may be a link.
     """
     if not steps:
         raise IsADirectoryError(f"{path} is a folder")
@@ -164,7 +190,7 @@ def _folder_of(
 
 @contextlib.contextmanager
 def _refusals(path: str) -> Generator[None]:
-    """Say of a path what is wrong with it, in terms of the sandbox's own paths."""
+    """Convert errors of system calls to errors about the path inside."""
     try:
         yield
     except FileNotFoundError:
@@ -180,7 +206,7 @@ def _refusals(path: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _opened(name: str, flags: int, folder: int, path: str) -> Generator[int]:
-    """Open a regular file in an open folder, and nothing else."""
+    """Open a regular file in an open folder; refuse anything else."""
     with _refusals(path):
         fd = os.open(name, flags | _FILE, 0o644, dir_fd=folder)
     try:
@@ -188,7 +214,7 @@ def _opened(name: str, flags: int, folder: int, path: str) -> Generator[int]:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(f"{path} is a folder")
         if not stat.S_ISREG(mode):
-            raise PermissionError(f"{path} is no regular file")
+            raise PermissionError(f"{path} is not a regular file")
         yield fd
     finally:
         os.close(fd)
@@ -200,11 +226,16 @@ def copy_tree(
     own: Owner = None,
     device: Optional[int] = None,  # noqa: UP045  as above
 ) -> None:
-    """Copy what lies in an open folder into another: files, folders and links as such, nothing else.
+    """Copy the contents of an open folder into another: files, folders and links as links, nothing else.
 
-    Whoever owns the source may change it meanwhile: nothing in it is opened through a link. What has the same
-    name in the target is replaced. own: called with each file and folder that is made. device: copy only what
-    is of this one, and nothing that is mounted there.
+    The owner of the source may change it meanwhile, so nothing in it is opened through a link. Existing files
+    with the same name are replaced.
+
+    Args:
+        source: Descriptor of the folder to copy.
+        target: Descriptor of the folder to copy to.
+        own: Called with the descriptor of each file and folder that is created.
+        device: Copy only files of this device, and nothing that is mounted there; None for all.
     """
     for name in os.listdir(source):
         with contextlib.suppress(FileNotFoundError):
@@ -229,7 +260,7 @@ def _copy(name: str, source: int, target: int, own: Owner, device: Optional[int]
     elif stat.S_ISREG(found.st_mode):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         with _fd(name, os.O_RDONLY | _FILE, source) as data, _fd(name, flags, target) as copy:
-            pour(data, copy)
+            copy_bytes(data, copy)
             _finish(copy, found, own)
 
 
@@ -249,8 +280,14 @@ def _fd(name: str, flags: int, folder: int) -> Generator[int]:
         os.close(fd)
 
 
-def pour(source: int, target: int, max_bytes: int | None = None) -> int:
-    """Copy from one open file to another, from where both stand; give the number of bytes."""
+def copy_bytes(source: int, target: int, max_bytes: int | None = None) -> int:
+    """Copy from one open file to another, from their current positions. Return the number of bytes.
+
+    Args:
+        source: Descriptor to read.
+        target: Descriptor to write.
+        max_bytes: Maximum number of bytes; None for all.
+    """
     done = 0
     while max_bytes is None or done < max_bytes:
         data = os.read(source, CHUNK if max_bytes is None else min(CHUNK, max_bytes - done))

@@ -1,7 +1,7 @@
-"""The system calls of confined processes that another process decides on: new processes, and signals.
+"""`Gate`: decides on system calls of confined processes, for the supervisor: new processes, and signals.
 
-See seccomp_unotify(2). Only arguments in registers are looked at: what a pointer points to could change
-between the look and the call.
+See seccomp_unotify(2). Only arguments in registers are checked, because memory could change between the check
+and the call.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
 _NOTICE = struct.Struct("<QIIi12xi44x")  # id, thread, flags, call, …, first argument, …
 _REPLY = struct.Struct("<QqiI")
 _SETTLE_S = 0.1
-"""How long a process that was let through may take to show up, at most."""
+"""Maximum seconds until a process that was allowed is visible."""
 
 
 class Gate:
-    """Lets processes start while fewer than `max_processes` run, threads counted, and signal each other only.
+    """Allows new processes below a maximum, threads included, and signals among own processes.
 
-    starts: the numbers of the calls that start a process; the others that it is asked about send a signal.
-    Once it is closed, nothing new can start.
+    Args:
+        fd: Descriptor of the listener.
+        starts: Numbers of the calls that start a process; the other calls send a signal.
+        max_processes: Maximum number of processes and threads; None for no limit.
     """
 
     def __init__(self, fd: int, starts: list[int], max_processes: int | None) -> None:
@@ -35,7 +37,7 @@ class Gate:
         self._let_through: dict[int, float] = {}
 
     def answer(self) -> None:
-        """Decide on one call that waits."""
+        """Decide on one waiting call."""
         notice = bytearray(_NOTICE.size)
         try:
             fcntl.ioctl(self.fd, _RECEIVE, notice)
@@ -43,12 +45,12 @@ class Gate:
             error = self._refuses_start(asking) if call in self._starts else _refuses_signal(argument)
             self._send(_REPLY.pack(number, 0, -error, 0 if error else _CONTINUE))
         except InterruptedError:
-            pass  # it still waits: the next poll says so
+            pass  # the call still waits, and the next poll reports it
         except FileNotFoundError:
-            pass  # who asked is gone, or was interrupted
+            pass  # the caller has ended, or was interrupted
 
     def close(self) -> None:
-        """Answer nothing any more: every call that would have waited fails."""
+        """Stop answering: every call that waits, or would wait, fails."""
         os.close(self.fd)
 
     def _send(self, reply: bytes) -> None:
@@ -57,13 +59,13 @@ class Gate:
                 fcntl.ioctl(self.fd, _SEND, reply)
                 return
             except InterruptedError:
-                continue  # by a signal of ours; who asked would wait for ever
+                continue  # interrupted by a signal; without an answer the caller would wait forever
 
     def _refuses_start(self, asking: int) -> int:
         if self._max_processes is None:
             return 0
-        # Some that were let through may not be there yet: many that ask at once would all get in. Whoever
-        # asks again, or has ended, has its own.
+        # Processes that were allowed may not be visible yet, so count them too: otherwise many concurrent
+        # calls would all pass. A caller that calls again, or has ended, has its process.
         self._let_through.pop(asking, None)
         while True:
             running = {thread for threads in descendants().values() for thread in threads}
@@ -80,7 +82,7 @@ class Gate:
 
 
 def _refuses_signal(target: int) -> int:
-    """Give an error for a process that is not ours, or a group (below 0) that none of ours is in."""
+    """Return an error number if the target, negative for a group, is not among own processes, else 0."""
     if target == 0:
         return 0
     ours = descendants()

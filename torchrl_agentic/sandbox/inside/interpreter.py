@@ -1,4 +1,4 @@
-"""One interpreter from its supervisor's side: it starts the worker, hands it cells, and ends what hangs."""
+"""`Interpreter`: the supervisor's side of an interpreter. It starts, drives and ends the worker."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ from torchrl_agentic.sandbox.inside.reactor import READ, WRITE, Reactor, Timer
 from torchrl_agentic.sandbox.inside.wire import BadMessage, Splitter, pack
 
 MAX_ANSWER = 8 << 20
-"""The longest message that is taken from a worker, in bytes."""
+"""Maximum bytes of a message from a worker."""
 FIELDS = 5
-"""An answer has the number of its cell, value, name and text of the error, traceback; then what was shown."""
+"""Minimum number of fields of an answer: number of the cell, value, name and text of the error, traceback."""
 HANG_UP_S = 0.2
-"""How long a worker that has closed its connection may take to end."""
+"""Maximum seconds from a worker closing its connection to its end."""
 WATCH_S = 0.2
-"""How often memory and processor time are looked at while a cell runs."""
+"""Seconds between checks of memory and processor time while a cell runs."""
 WATCH_IDLE_S = 0.4
-"""How often they are looked at while only what cells have started runs."""
+"""Seconds between checks while only processes that cells have started run."""
 WATCH_LATEST_S = 1.0
-"""How long cells that are shorter than that may put it off."""
+"""Maximum seconds that many short cells can delay a check."""
 LOOKS = 4
-"""How often they are looked at, with nothing but the worker left, in the processor time that it may take."""
+"""Number of checks per processor time limit when nothing but the worker is left."""
 
 Header = dict[str, Any]
-Answer = Callable[..., None]
-"""Called with a header and fields of bytes."""
+Respond = Callable[..., None]
+"""Sends the answer to a request; called with a header and binary fields."""
 
 
-class Live:
-    """A worker and what connects us with it.
+class WorkerHandle:
+    """A worker process and the connections to it.
 
-    is_child: whether we started it; a clone's is not.
+    Args:
+        control: Socket for requests and answers.
+        out: Pipe of its stdout.
+        err: Pipe of its stderr.
+        pid: Its PID.
+        is_child: True if this process started it; the worker of a clone has another parent.
     """
 
     def __init__(self, control: socket.socket, out: Pipe, err: Pipe, pid: int, *, is_child: bool) -> None:
@@ -51,27 +56,41 @@ class Live:
 
 
 class Cell:
-    """A cell that runs. stopped: why it is being stopped, once it is."""
+    """A running cell.
 
-    def __init__(self, number: int, background: bytes, answer: Answer) -> None:
+    Attributes:
+        stopped: Why the cell is being stopped; "" if it is not.
+
+    Args:
+        number: Number of the cell, from 1.
+        background: Output since the last cell.
+        answer: Sends the answer.
+    """
+
+    def __init__(self, number: int, background: bytes, answer: Respond) -> None:
         self.number, self.background, self.answer = number, background, answer
         self.began = time.monotonic()
         self.stopped = ""
         self.timers: dict[str, Timer] = {}
 
 
-class Group:
-    """The control group that bounds the memory of a trajectory's code; the supervisor stays outside.
+class MemoryCgroup:
+    """The control group that limits the memory of a trajectory's code; the supervisor stays outside.
 
-    entrance: the file that a process writes 0 to, to enter. events: the file that counts the
-    processes that the kernel killed for want of memory.
+    Args:
+        entrance: Descriptor of the file that a process writes 0 to, to enter.
+        events: Descriptor of the file that counts the processes that the kernel killed because of the limit.
     """
 
     def __init__(self, entrance: int, events: int) -> None:
         self.entrance, self.events = entrance, events
 
     def enter(self, pid: int = 0) -> None:
-        """Let a process enter; 0: the calling one."""
+        """Move a process into the group.
+
+        Args:
+            pid: The process; 0 for this one.
+        """
         os.write(self.entrance, b"%d" % pid)
 
     def kills(self) -> int:
@@ -80,30 +99,37 @@ class Group:
 
 
 class Interpreter:
-    """Keeps a worker, and at most one cell that runs in it.
+    """Keeps a worker, and at most one running cell.
 
-    settings: limits (for `rights.set_limits`), scoped (whether Landlock is to be used) and those of
-    `supervisor_settings`. program: the seccomp filter of the worker, empty for none. group: bounds the
-    memory of the worker and all that it starts; None if memory is to be looked at here.
-    has_neighbours: says whether namespaces inside ours hold others, who are not to be ended with the worker.
+    Attributes:
+        has_neighbours: Returns whether nested namespaces contain other processes, which must not end with the
+            worker.
+
+    Args:
+        reactor: Main loop of this process.
+        settings: limits (for `rights.set_limits`), scoped (whether to use Landlock), and those of
+            `supervisor_settings`.
+        program: Seccomp filter of the worker; b"" for none.
+        group: Control group that limits the memory of the worker and its descendants; None to check the
+            memory here.
     """
 
     def __init__(
-        self, reactor: Reactor, settings: Header, program: bytes, group: Group | None = None
+        self, reactor: Reactor, settings: Header, program: bytes, group: MemoryCgroup | None = None
     ) -> None:
         self.group = group
         self._kills_before = 0 if group is None else group.kills()
         self.has_neighbours: Callable[[], bool] = bool
-        self.live: Live | None = None
+        self.live: WorkerHandle | None = None
         self.cell: Cell | None = None
         self.count = 0
-        self.generation = 0  # how many clonings lie behind it
+        self.generation = 0  # number of times that it was cloned
         self._reactor, self._settings, self._program = reactor, settings, program
         self._seed: int | None = None
-        self._lost = False  # state was lost, and no answer has said so
+        self._lost = False  # state was lost, and no answer has reported it
         self._idle, self._scales = (Timer(lambda: None) for _ in range(2))
-        self._latest = math.inf  # when memory and processor time are looked at, whatever runs
-        self._used = 0.0  # the worker's processor time when the last cell ended
+        self._latest = math.inf  # time of the next check of memory and processor time at the latest
+        self._used = 0.0  # processor time of the worker when the last cell ended
 
     def seed(self, value: int) -> None:
         """Seed random numbers, now and whenever a worker is started."""
@@ -111,8 +137,14 @@ class Interpreter:
         if self.live is not None:
             self._send(self.live, pack(b"seed", b"%d" % value))
 
-    def run(self, code: bytes, timeout: float | None, answer: Answer) -> None:
-        """Run a cell; the answer comes when it has ended."""
+    def run(self, code: bytes, timeout: float | None, answer: Respond) -> None:
+        """Run a cell. The answer is sent when it has ended.
+
+        Args:
+            code: The code, in UTF-8.
+            timeout: Maximum seconds; None for no limit.
+            answer: Sends the answer.
+        """
         self._idle.cancel()
         if self.group is not None:
             self._kills_before = self.group.kills()
@@ -127,31 +159,35 @@ class Interpreter:
         self._send(live, pack(b"run", b"%d" % cell.number, code))
 
     def stop(self, why: str) -> None:
-        """Interrupt the cell that runs, if any; end the worker if that does not help within the grace."""
+        """Interrupt the running cell, if any. End the worker if the cell outlasts the grace period.
+
+        Args:
+            why: The reason, for the answer: "timeout", "flood", "memory" or another word.
+        """
         if self.cell is not None and not self.cell.stopped:
             self.cell.stopped = why
             self.cell.timers["grace"] = self._reactor.after(self._settings["grace_s"], self.end)
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Let the code that runs see a KeyboardInterrupt."""
+        """Raise KeyboardInterrupt in the running code."""
         if self.cell is not None and self.live is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.live.pid, signal.SIGINT)
 
     def end(self) -> None:
-        """Kill the worker and all that it has started."""
+        """Kill the worker and all processes that it has started."""
         if self.live is not None:
             self._end_processes(self.live.pid)
             self._ended(self.live, "killed by SIGKILL")
 
     def discard(self) -> None:
-        """Kill the worker without answering for the cell that runs: nobody waits."""
+        """Kill the worker without an answer for the running cell."""
         self.cell = None
         self.end()
 
     def restart(self) -> None:
-        """Forget all that was defined, because that was asked for."""
+        """Forget everything that cells have defined, on request."""
         self.end()
         self._lost = False
 
@@ -161,8 +197,8 @@ class Interpreter:
         if live is not None:
             self._hang_up(live)
 
-    def start(self) -> Live:
-        """Give the worker, a new one if there is none."""
+    def start(self) -> WorkerHandle:
+        """Return the worker; start one if there is none."""
         if self.live is not None:
             return self.live
         ours, theirs = socket.socketpair()
@@ -170,27 +206,27 @@ class Interpreter:
         parent = os.getpid()
         pid = processes.fork()
         if pid == 0:
-            processes.live_as(self._become_worker, parent, theirs.fileno(), out.end, err.end)
+            processes.run_as_child(self._become_worker, parent, theirs.fileno(), out.end, err.end)
         theirs.close()
-        live = Live(ours, out, err, pid, is_child=True)
+        live = WorkerHandle(ours, out, err, pid, is_child=True)
         self.adopt(live)
         if self._seed is not None:
             self._send(live, pack(b"seed", b"%d" % self._seed))
         return live
 
-    def successor(self, reactor: Reactor, group: Group | None) -> Interpreter:
-        """Make the interpreter of a clone, without its worker; nothing but that is around."""
+    def successor(self, reactor: Reactor, group: MemoryCgroup | None) -> Interpreter:
+        """Return the interpreter of a clone, without a worker. Its namespaces contain nothing else."""
         clone = Interpreter(reactor, self._settings, self._program, group)
         clone.count, clone._seed, clone.generation = self.count, self._seed, self.generation + 1
         return clone
 
     def pipes(self) -> tuple[Pipe, Pipe]:
-        """Make what a worker prints into."""
+        """Return new pipes for stdout and stderr of a worker."""
         limit = self._settings["output_bytes"]
         return Pipe(self._reactor, limit, self._watch_flood), Pipe(self._reactor, limit, self._watch_flood)
 
-    def adopt(self, live: Live) -> None:
-        """Take a worker that has been started."""
+    def adopt(self, live: WorkerHandle) -> None:
+        """Use a worker that has been started."""
         self.live = live
         live.control.setblocking(False)
         live.out.close_end()
@@ -198,15 +234,15 @@ class Interpreter:
         self._reactor.watch(live.control.fileno(), lambda: self._hear(live))
         if live.is_child:
             self._reactor.on_exit(live.pid, lambda code: self._exited(live, code))
-        else:  # its parent is elsewhere, and its children may hold its connection open
+        else:  # it is not our child, and its children may keep its connection open
             live.pidfd = os.pidfd_open(live.pid)
             self._reactor.watch(live.pidfd, lambda: self._exited(live, None))
 
     def _become_worker(self, parent: int, control: int, out: int, err: int) -> None:
-        """Confine this process, a child of the supervisor's, and let it run cells for ever."""
+        """Confine this process, a child of the supervisor, and run cells in it until it ends."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if sys.platform == "linux":  # elsewhere, Seatbelt lets a process signal its own group alone
+        if sys.platform == "linux":  # elsewhere, Seatbelt allows signals only within a process group
             os.setsid()
         processes.end_with_parent(parent)
         if self.group is not None:
@@ -215,24 +251,24 @@ class Interpreter:
         confine(self._settings, self._program, mapped=processes.mapped())
         worker.main(socket.socket(fileno=3))
 
-    def _send(self, live: Live, data: bytes) -> None:
+    def _send(self, live: WorkerHandle, data: bytes) -> None:
         live.unsent += data
         self._flush(live)
 
-    def _flush(self, live: Live) -> None:
-        """Send what the worker takes, without waiting for it."""
+    def _flush(self, live: WorkerHandle) -> None:
+        """Send as much as the worker accepts, without waiting."""
         try:
             while live.unsent:
                 del live.unsent[: live.control.send(memoryview(live.unsent)[: 1 << 20])]
         except BlockingIOError:
             pass
         except OSError:
-            live.unsent.clear()  # it is gone, as its end will tell
+            live.unsent.clear()  # it has ended, which is handled elsewhere
         events = READ | WRITE if live.unsent else READ
         self._reactor.watch(live.control.fileno(), lambda: self._hear(live), events)
 
-    def _hear(self, live: Live) -> None:
-        """Take what a worker says; only the answer to the cell that runs makes sense."""
+    def _hear(self, live: WorkerHandle) -> None:
+        """Receive messages of a worker; only the answer to the running cell is valid."""
         if live.unsent:
             self._flush(live)
         try:
@@ -249,27 +285,27 @@ class Interpreter:
             for fields in live.answers.feed(data):
                 cell = self.cell
                 if cell is None or len(fields) < FIELDS or fields[0] != b"%d" % cell.number:
-                    raise BadMessage("an answer to another question")
+                    raise BadMessage("it answered another request")
                 self._finish(live, cell, {}, fields[1:])
         except BadMessage as error:
-            self._broken(live, f"it broke off: {error}")
+            self._broken(live, f"it sent an invalid message: {error}")
 
-    def _exited(self, live: Live, code: int | None) -> None:
-        """Clear up behind a worker that has ended by itself, or was killed. code: None for a clone's."""
-        self._ended(live, "its process ended" if code is None else how(code))
+    def _exited(self, live: WorkerHandle, code: int | None) -> None:
+        """Clean up after a worker that has ended or was killed. `code` is None for the worker of a clone."""
+        self._ended(live, "its process ended" if code is None else describe_exit(code))
 
-    def _broken(self, live: Live, why: str) -> None:
-        """Give up on a worker that has not ended by itself."""
+    def _broken(self, live: WorkerHandle, why: str) -> None:
+        """Kill a worker that has not ended by itself."""
         if self.live is live:
             self._end_processes(live.pid)
             self._ended(live, why)
 
-    def _ended(self, live: Live, why: str) -> None:
-        """Clear up behind a worker, and answer for it."""
+    def _ended(self, live: WorkerHandle, why: str) -> None:
+        """Clean up after a worker, and answer for its cell."""
         if self.live is not live:
             return
         self.live = None
-        self._end_processes()  # what it left in the background
+        self._end_processes()  # its background processes
         cell = self.cell
         if cell is not None and not cell.stopped and self._has_killed():
             cell.stopped = "memory"
@@ -279,7 +315,7 @@ class Interpreter:
             self._finish(live, cell, {"how": why}, [])
         self._hang_up(live)
 
-    def _hang_up(self, live: Live) -> None:
+    def _hang_up(self, live: WorkerHandle) -> None:
         if live.pidfd is not None:
             self._reactor.forget(live.pidfd)
             os.close(live.pidfd)
@@ -289,13 +325,13 @@ class Interpreter:
         live.err.close()
 
     def _end_processes(self, *running: int) -> None:
-        """Kill all processes here; where the system does not say which there are, those that run for sure."""
+        """Kill all processes here. If the system does not list them, kill those that are known."""
         if sys.platform == "linux":
             processes.end_others(deeper=not self.has_neighbours())
         else:
             processes.kill(running)
 
-    def _finish(self, live: Live, cell: Cell, header: Header, fields: list[bytes]) -> None:
+    def _finish(self, live: WorkerHandle, cell: Cell, header: Header, fields: list[bytes]) -> None:
         self.cell = None
         for timer in cell.timers.values():
             timer.cancel()
@@ -318,28 +354,28 @@ class Interpreter:
                 self.stop("flood")
 
     def _watch(self, seconds: float) -> None:
-        """Look in so many seconds, sooner if many short cells put it off."""
+        """Check in `seconds`, or earlier if many short cells have delayed the check."""
         self._scales.cancel()
         if self._settings.get("memory_total_bytes") or self._settings.get("cpu_seconds"):
             left = self._latest - time.monotonic()
             self._scales = self._reactor.after(min(seconds, max(0.0, left)), self._weigh)
 
     def _has_killed(self) -> bool:
-        """Return whether the kernel killed a process for want of memory since the last cell began."""
+        """Return whether the kernel killed a process for lack of memory since the last cell started."""
         return self.group is not None and self.group.kills() > self._kills_before
 
     def _takes_too_much(self) -> bool:
         cap = self._settings.get("memory_total_bytes")
         if not cap:
             return False
-        # What a clone has inherited is charged to the group of the original.
+        # Memory that a clone has inherited is charged to the group of the original.
         looks = self.group is None or self.generation > 0
-        # A process that was killed between cells, or beside commands, may be anybody's.
+        # A process that was killed between cells, or while commands run, may not belong to the cell.
         killed = self.cell is not None and not self.has_neighbours() and self._has_killed()
         return killed or (looks and processes.memory(cap) > cap)
 
     def _weigh(self) -> None:
-        """End what takes too much memory or processor time; look again as long as anything may run."""
+        """End processes that use too much memory or processor time. Check again while anything may run."""
         self._latest = math.inf
         if self._takes_too_much():
             if self.cell is not None:
@@ -357,39 +393,44 @@ class Interpreter:
             self._watch(max(WATCH_IDLE_S, most / LOOKS))
 
     def _end_spinning(self, most: float, everyone: list[int]) -> None:
-        """End processes that cells have left, and threads and timers with the worker, if they take too long.
+        """End leftovers of cells, and the worker for leftover threads, that use too much processor time.
 
-        most: seconds of processor time for each process in all, and for the worker since the last cell.
+        Args:
+            most: Maximum seconds of processor time of each process, and of the worker since the last cell.
+            everyone: PIDs of all processes here.
         """
         worker = 0 if self.live is None else self.live.pid
         long = [pid for pid in everyone if pid != worker and processes.processor_s(pid) > most]
         if long:
-            here = processes.others()  # without commands, which have limits of their own
+            here = processes.others()  # without commands, which have their own limits
             processes.kill(pid for pid in long if pid in here)
         if worker and self.cell is None and processes.processor_s(worker) - self._used > most:
             self.end()
 
 
 def confine(settings: Header, program: bytes, *, mapped: int = 0) -> None:
-    """Put this process under the limits of the settings, with no way back.
+    """Set the limits of the settings for this process, irrevocably.
 
-    mapped: how many bytes of memory do not count, since they hold what was loaded for all.
+    Args:
+        settings: See `Interpreter`.
+        program: Seccomp filter; b"" for none.
+        mapped: Bytes of memory that do not count, because they were mapped before the fork.
     """
     limits: Header = dict(settings["limits"])
     if limits.get("memory_bytes") is not None:
         limits["memory_bytes"] += mapped
     rights.set_limits(**limits)
     if settings["scoped"]:
-        rights.stay_among_own()
+        rights.restrict_to_own_processes()
     if program:
         rights.install_seccomp(program)
     if sys.platform == "linux":
-        rights.dumpable(True)
-        rights.die_first()  # behind it, since before the file is root's
+        rights.set_dumpable(True)
+        rights.prefer_oom_kill()  # after set_dumpable, because the file belongs to root before
 
 
-def how(code: int) -> str:
-    """Say how a process ended, from its exit code."""
+def describe_exit(code: int) -> str:
+    """Return a description of an exit code, such as "killed by SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,4 +1,4 @@
-"""The file systems of a trajectory: its own /proc, and folders in memory, under one quota."""
+"""The file systems of a trajectory: its own /proc, and folders in memory with one quota."""
 
 from __future__ import annotations
 
@@ -10,30 +10,38 @@ from typing import Any
 from torchrl_agentic.sandbox.inside import files, namespaces
 
 FOLDERS = ("/work", "/tmp", "/dev/shm")
-"""What can be written."""
+"""Folders that can be written."""
 _COPIED = FOLDERS[:2]
 _BYTES_PER_FILE = 8192
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def set_up(settings: dict[str, Any], *, copied: bool = False) -> None:
-    """Set up namespaces that have just been made; settings, copied: see `Supervisor` and `make_folders`."""
+    """Set up new namespaces.
+
+    Args:
+        settings: Settings of the supervisor.
+        copied: See `make_folders`.
+    """
     if settings["namespaces"] & namespaces.NEW_NET:
         namespaces.raise_loopback()
     make_folders(settings["quota"], settings["roots"], copied=copied)
 
 
 def make_folders(quota: int, roots: Iterable[str] = (), *, copied: bool = False) -> None:
-    """Mount what a trajectory has of its own, in a new mount namespace; its /work and /tmp may be copies.
+    """Mount the file systems of a trajectory in a new mount namespace.
 
-    quota: bytes in all folders together, which are parts of one file system; 0 for no limit. One file per
-    8 KiB. roots: what was granted below these folders, which they would hide, the shortest first.
+    Args:
+        quota: Maximum bytes in all folders together, which are parts of one file system; 0 for no limit.
+            There can be one file per 8 KiB.
+        roots: Granted folders below these folders, which would hide them; the shortest first.
+        copied: Copy the current contents of /work and /tmp.
     """
     namespaces.keep_mounts_private()
     namespaces.mount("proc", "/proc")
     granted = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in roots]
     copied_from = [os.open(path, _FOLDER) for path in (_COPIED if copied else ())]
-    top = FOLDERS[0]  # what is shown there in the end hides it
+    top = FOLDERS[0]  # the final mount hides it
     files_at_most = max(64, quota // _BYTES_PER_FILE) if quota else 0
     namespaces.mount("tmpfs", top, f"size={quota},nr_inodes={files_at_most},mode=0755")
     parts: list[int] = []
@@ -57,7 +65,12 @@ def make_folders(quota: int, roots: Iterable[str] = (), *, copied: bool = False)
 
 
 def make_place(path: str, *, is_folder: bool) -> None:
-    """Make an empty folder or file, with those above it, that something can be shown at."""
+    """Create an empty file or folder, with its parent folders, as a mount point.
+
+    Args:
+        path: The path.
+        is_folder: True for a folder.
+    """
     os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
     if not is_folder:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))

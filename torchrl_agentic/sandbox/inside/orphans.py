@@ -1,4 +1,4 @@
-"""All processes behind this one, which has to be a subreaper: which there are, and ending them."""
+"""All descendants of this process, which must be a subreaper: list them, reap them, kill them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import os
 import signal
 import time
 
-_ANY_KIND = 0x40000000  # __WALL: children of clone(2), too
+_ANY_KIND = 0x40000000  # __WALL: also children of clone(2)
 
 
 def children(pid: int) -> list[int]:
-    """Give the children of a process, those that it took in among them."""
+    """Return the PIDs of the children of a process, adopted ones included."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 found += map(int, file.read().split())
     except (FileNotFoundError, ProcessLookupError):
-        pass  # it has ended meanwhile
+        pass  # it has ended
     return found
 
 
 def descendants() -> dict[int, list[int]]:
-    """Give every process behind this one, with its threads."""
+    """Return every descendant of this process, with its threads."""
     found: dict[int, list[int]] = {}
     waiting = children(os.getpid())
     while waiting:
@@ -36,7 +36,7 @@ def descendants() -> dict[int, list[int]]:
 
 
 def reap() -> dict[int, int]:
-    """Take note of all children that have ended; gives their exit codes, negative for a signal."""
+    """Reap all children that have ended. Return their exit codes by PID, -n for signal n."""
     codes: dict[int, int] = {}
     while True:
         try:
@@ -49,10 +49,10 @@ def reap() -> dict[int, int]:
 
 
 def kill_all() -> None:
-    """Kill every process behind this one; returns when they are gone.
+    """Kill every descendant of this process. Return when they have ended.
 
-    What a killed one leaves behind becomes a child of ours, as long as nothing new can be started meanwhile
-    this comes to an end.
+    Children of a killed process become children of this one. This terminates if no new processes can be
+    started meanwhile.
     """
     while True:
         for pid in children(os.getpid()):

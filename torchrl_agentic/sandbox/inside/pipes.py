@@ -1,4 +1,4 @@
-"""The pipes that code inside prints into, read all the time and kept in bounded memory."""
+"""`Pipe`: a pipe that code inside prints into, read continuously and kept in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from torchrl_agentic.sandbox.inside.capture import CHUNK, Capture
 from torchrl_agentic.sandbox.inside.reactor import Reactor
 
 ROUNDS_AT_THE_END = 64
-"""How many reads are made behind the end: as much as the largest pipe that anybody may make holds."""
+"""Number of reads after the end: as much as the largest possible pipe contains."""
 
 
 class Pipe:
-    """One of them. end: for whoever writes. on_data: called after each read."""
+    """A pipe and its captured output.
+
+    Attributes:
+        end: Descriptor of the end for the writer.
+
+    Args:
+        reactor: Main loop of this process.
+        limit: Maximum bytes to keep.
+        on_data: Called after each read.
+    """
 
     def __init__(self, reactor: Reactor, limit: int, on_data: Callable[[], None] | None = None) -> None:
         self._reactor, self._on_data = reactor, on_data
@@ -44,21 +53,21 @@ class Pipe:
             self._on_data = call
 
     def fileno(self) -> int:
-        """Give the number of the end that we read."""
+        """Return the descriptor of the end that is read."""
         return self.fd
 
     def close_end(self) -> None:
-        """Leave the writing to whoever has the end by now."""
+        """Close the writer's end here; the writer has inherited it."""
         os.close(self.end)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading and close the pipe."""
         if self._open:
             self._open = False
             self._reactor.forget(self.fd)
             os.close(self.fd)
 
     def take(self) -> tuple[bytes, int]:
-        """Give what was kept up to now, and how many bytes were not; begin anew."""
+        """Return the output that was kept and the number of omitted bytes, and reset."""
         self.pull()
         return self.capture.take()

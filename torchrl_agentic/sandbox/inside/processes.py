@@ -1,4 +1,4 @@
-"""The processes around a supervisor, read off /proc: who they are, what memory they take, ending them."""
+"""The processes around a supervisor, read from /proc: list them, measure them, end them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_PASSES = 1000
 
 
-def live_as(life: Callable[..., None], *args: Any) -> None:
-    """Let a process that has just been forked do this and nothing else; says on stderr what goes wrong."""
+def run_as_child(life: Callable[..., None], *args: Any) -> None:
+    """Run a function in a process that has just been forked, then exit. Errors go to stderr.
+
+    Args:
+        life: The function.
+        args: Its arguments.
+    """
     try:
         life(*args)
     except BaseException:
@@ -30,7 +35,7 @@ def live_as(life: Callable[..., None], *args: Any) -> None:
 
 
 def fork() -> int:
-    """Fork, as os.fork; where a seccomp listener decides on it, a signal may come in between."""
+    """Fork, as os.fork. Retry if a signal interrupts a seccomp listener."""
     while True:
         try:
             return os.fork()
@@ -39,7 +44,11 @@ def fork() -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """Be killed when the parent ends, where the system can do that; at once if it has already."""
+    """Be killed when the parent ends, if the system supports that; at once if it has ended already.
+
+    Args:
+        parent: PID of the parent.
+    """
     if sys.platform == "linux":
         rights.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
@@ -47,7 +56,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def only_files(*fds: int) -> None:
-    """Keep these files open as 0, 1, 2, …, and no others."""
+    """Keep these files open as 0, 1, 2, …, and close all others."""
     apart = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds]
     for target, fd in enumerate(apart):
         os.dup2(fd, target)
@@ -55,14 +64,14 @@ def only_files(*fds: int) -> None:
 
 
 def mapped() -> int:
-    """Say how many bytes of memory this process has mapped; 0 where that cannot be seen."""
+    """Return how many bytes of memory this process has mapped; 0 if that is unknown."""
     if not shows_processes():
         return 0
     return int(read("/proc/self/statm").split()[0]) * _PAGE
 
 
 def read(path: str) -> bytes:
-    """Read a file of /proc, 64 KiB of it at most; a stream would take two to three times as long."""
+    """Read at most 64 KiB of a file of /proc. A Python stream would take two to three times as long."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 1 << 16)
@@ -71,7 +80,7 @@ def read(path: str) -> bytes:
 
 
 def shows_processes() -> bool:
-    """Whether there is a /proc; without it, a Landlock domain keeps our signals among our own."""
+    """Return whether there is a /proc. Without it, Landlock restricts the signals of this process."""
     try:
         os.close(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
@@ -80,18 +89,21 @@ def shows_processes() -> bool:
 
 
 def killed_for_memory(events: bytes) -> int:
-    """Return how many processes the kernel killed for want of memory, by the events of a control group.
+    """Return how many processes the kernel killed because of the memory limit of a control group.
 
     Source: the row `oom_kill N` of memory.oom_control (version 1) or memory.events (version 2).
+
+    Args:
+        events: Content of that file.
     """
     rows = (row.split() for row in events.splitlines())
     return sum(int(row[1]) for row in rows if row[:1] == [b"oom_kill"])
 
 
 def everyone() -> list[int]:
-    """Give all processes here but ourselves, with those in namespaces inside ours.
+    """Return the PIDs of all processes here except this one, nested namespaces included.
 
-    Here is our PID namespace if we are process 1 of it, else what stems from us.
+    "Here" is the PID namespace if this is its process 1, otherwise the descendants of this process.
     """
     us = os.getpid()
     if not shows_processes():
@@ -107,15 +119,18 @@ def everyone() -> list[int]:
 
 
 def others() -> list[int]:
-    """Give all processes here but ourselves, without those in namespaces inside ours."""
+    """Return the PIDs of all processes here except this one, without those in nested namespaces."""
     return [pid for pid in everyone() if not _is_deeper(pid)]
 
 
 def end_others(*, deeper: bool) -> None:
-    """Kill all processes here but ourselves. deeper: also those in namespaces inside ours.
+    """Kill all processes here except this one.
 
-    They are stopped first, until none moves: who forks as fast as it is killed would get away, but what is
-    stopped counts against the limit of processes.
+    They are stopped first, until none runs. Otherwise a process that forks as fast as it is killed would
+    escape; stopped processes count against the limit of processes.
+
+    Args:
+        deeper: Also kill processes in nested namespaces.
     """
     if (os.getpid() == 1 and deeper) or not shows_processes():
         with contextlib.suppress(ProcessLookupError):
@@ -132,10 +147,10 @@ def end_others(*, deeper: bool) -> None:
 
 
 def pause_others() -> list[int]:
-    """Stop all other processes here, see that all their threads have stopped, and give them.
+    """Stop all other processes here, wait until all their threads have stopped, and return their PIDs.
 
     Raises:
-        OSError: one goes on.
+        OSError: If one continues.
     """
     until = time.monotonic() + 1.0
     stopped: set[int] = set()
@@ -148,30 +163,30 @@ def pause_others() -> list[int]:
     raise OSError("a process cannot be stopped")
 
 
-def go_on() -> None:
-    """Let all processes here go on that were stopped."""
+def resume_all() -> None:
+    """Continue all processes here that were stopped."""
     _signal(others(), signal.SIGCONT)
 
 
 def fork_into_namespaces(flags: int) -> int:
-    """Fork as `namespaces.fork_into_namespaces`, once more with all others stopped if one got in between."""
+    """Fork as `namespaces.fork_into_namespaces`; retry with all others stopped if one of them interfered."""
     try:
         return namespaces.fork_into_namespaces(flags)
     except InterruptedError:
         pause_others()
         pid = namespaces.fork_into_namespaces(flags)
         if pid:
-            go_on()
+            resume_all()
         return pid
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kill these processes, as far as they have not ended."""
+    """Kill these processes, unless they have ended."""
     _signal(pids, signal.SIGKILL)
 
 
 def is_gone(pid: int) -> bool:
-    """Whether it has ended, with all its threads, even if nobody has taken note yet."""
+    """Return whether a process has ended with all its threads, reaped or not."""
     try:
         return all(_state(f"{pid}/task/{task}") in "ZX" for task in os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -186,7 +201,7 @@ def _has_stopped(pid: int) -> bool:
 
 
 def _is_deeper(pid: int) -> bool:
-    """Whether it has one more number, in a namespace inside ours."""
+    """Return whether a process is in a nested PID namespace, where it has one more PID."""
     try:
         return len(read(f"/proc/{pid}/status").partition(b"\nNSpid:")[2].partition(b"\n")[0].split()) > 1
     except OSError:
@@ -202,7 +217,9 @@ def _state(name: str) -> str:
 
 def _parent(pid: int) -> int:
     try:
-        return int(read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])  # its name may hold anything
+        return int(
+            read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1]
+        )  # its name may contain any character
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -214,11 +231,14 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 
 def memory(cap: int) -> int:
-    """Return how many bytes all processes here take together, as far as their maps show it.
+    """Return how many bytes all processes here use together, as far as their maps show it.
 
-    Anonymous memory that several may share counts by its size, since dropped pages of it stay; its resident
-    pages count once more where that does not exceed the cap. What is not mapped, such as the kernel's own
-    memory, does not count: only a control group knows of it.
+    Shared anonymous memory counts by its size, because dropped pages of it stay allocated; its resident pages
+    count once more if that does not exceed the cap. Memory that is not mapped, such as that of the kernel,
+    does not count: only a control group measures it.
+
+    Args:
+        cap: The limit, in bytes.
     """
     pids = everyone()
     sizes = [_sizes(pid) for pid in pids]
@@ -236,7 +256,7 @@ def memory(cap: int) -> int:
 
 
 def processor_s(pid: int) -> float:
-    """Return the seconds of processor time that a process has taken, all its threads; 0 if unknown."""
+    """Return the processor time of a process with all its threads, in seconds; 0 if unknown."""
     if sys.platform != "linux":
         return 0.0
     try:
@@ -246,7 +266,7 @@ def processor_s(pid: int) -> float:
 
 
 def _sizes(pid: int) -> tuple[int, int]:
-    """Return the bytes of a process that are mapped, and those that are resident."""
+    """Return the mapped and the resident bytes of a process."""
     try:
         pages = read(f"/proc/{pid}/statm").split()
         return int(pages[0]) * _PAGE, int(pages[1]) * _PAGE
@@ -255,7 +275,7 @@ def _sizes(pid: int) -> tuple[int, int]:
 
 
 def _shared(pid: int) -> dict[bytes, int] | None:
-    """Return the bytes of anonymous memory that a process may share, by inode; None if it hides its maps."""
+    """Return the bytes of possibly shared anonymous memory by inode; None if the maps are hidden."""
     found: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
@@ -271,7 +291,7 @@ def _shared(pid: int) -> dict[bytes, int] | None:
 
 
 def _anonymous(line: bytes) -> tuple[bytes, int] | None:
-    """Return the inode and the bytes of a row of maps, if it is shared memory without a name."""
+    """Return the inode and the bytes of a row of maps if it is anonymous shared memory, else None."""
     where, rights_, _, _, inode, *name = line.split(None, 5)
     if rights_[3:4] != b"s" or not name or not name[0].startswith((b"/dev/zero", b"/memfd:", b"/SYSV")):
         return None
@@ -280,7 +300,7 @@ def _anonymous(line: bytes) -> tuple[bytes, int] | None:
 
 
 def _share(pid: int) -> int:
-    """Return the bytes of a process's part in what is resident, without anonymous memory that is shared."""
+    """Return the proportional share of a process in resident memory, without shared anonymous memory."""
     try:
         total, counts = 0, True
         with open(f"/proc/{pid}/smaps", "rb") as file:
@@ -291,6 +311,6 @@ def _share(pid: int) -> int:
                     counts = _anonymous(line) is None
         return total
     except PermissionError:
-        return _sizes(pid)[0]  # it hides: all counts
+        return _sizes(pid)[0]  # its maps are hidden: count everything
     except (OSError, IndexError, ValueError):
         return 0  # it has ended

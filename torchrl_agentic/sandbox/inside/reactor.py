@@ -1,4 +1,4 @@
-"""Waits for files, times and children, and calls who wanted to know."""
+"""`Reactor`: an event loop for files, timers and child processes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ READ, WRITE = select.POLLIN, select.POLLOUT
 
 
 def _nothing(number: int, frame: object) -> None:
-    """Be the handler of a signal that only shall wake us."""
+    """Do nothing: the signal only has to wake the loop."""
 
 
 class Timer:
-    """Something to call at a time, unless it is cancelled before."""
+    """A callback at a time, unless it is cancelled before."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call = call
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Do not call it."""
+        """Cancel the callback."""
         self.cancelled = True
 
 
 class Reactor:
-    """The main loop of a process that has one thread and children."""
+    """The main loop of a process with one thread and children."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -49,32 +49,48 @@ class Reactor:
         self.watch(self._woken, self.reap)
 
     def watch(self, fd: int, call: Callable[[], None], events: int = READ) -> None:
-        """Call whenever a file can be read, or whatever the events say; also when it has ended."""
+        """Call a function whenever a file is readable, or has other events; also at its end.
+
+        Args:
+            fd: Descriptor of the file.
+            call: The function.
+            events: Events as in `select.poll`.
+        """
         self._files[fd] = call
         self._poll.register(fd, events)
 
     def forget(self, fd: int) -> None:
-        """Watch a file no longer; to be said before it is closed."""
+        """Stop watching a file; call it before closing the file."""
         if self._files.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
-        """Call once in so many seconds."""
+        """Call a function once after some seconds.
+
+        Args:
+            seconds: The delay.
+            call: The function.
+        """
         timer = Timer(call)
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer
 
     def on_exit(self, pid: int, call: Callable[[int], None]) -> None:
-        """Call with the exit code, negative for a signal, when a child has ended."""
+        """Call a function when a child has ended.
+
+        Args:
+            pid: The child.
+            call: Gets its exit code, -n for signal n.
+        """
         self._children[pid] = call
 
     def run(self) -> None:
-        """Go on until the process is ended."""
+        """Run until the process ends."""
         while True:
             self.step()
 
     def step(self) -> None:
-        """Wait for the next thing that happens, and call who wanted to know."""
+        """Wait for the next event and run its callbacks."""
         for fd, _ in self._poll.poll(self._patience()):
             call = self._files.get(fd)
             if call is not None:
@@ -93,7 +109,7 @@ class Reactor:
         return min(max(0.0, self._timers[0][0] - time.monotonic()), _MOST_S) * 1000 + 1
 
     def reap(self) -> None:
-        """Take note of the children that have ended."""
+        """Reap the children that have ended."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 512)
         while True:

@@ -1,4 +1,4 @@
-"""How Linux lets a process confine itself: Landlock, seccomp, limits, and with whom it dies. By ctypes."""
+"""System calls by which a process confines itself on Linux: Landlock, seccomp, limits, death signals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import resource
 import stat
 import struct
 
-TYPE_CHECKING = False  # the typing module takes longer to import than all else together
+TYPE_CHECKING = False  # the import of typing takes longer than all others together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,9 +30,9 @@ _SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
 
 _PENDING = 256
-"""How many timers and queued signals there may be, for all processes of a user together."""
+"""Maximum number of timers and queued signals of all processes of a user together."""
 SCOPES_SIGNALS = 6
-"""The version of Landlock from which on a domain keeps signals inside."""
+"""First version of Landlock that restricts signals to a domain."""
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 6, 1 << 13, 1 << 14, 1 << 15
 _READ = EXECUTE | READ_FILE | READ_DIR
@@ -41,7 +41,7 @@ _OF_FILES = EXECUTE | READ_FILE | WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 
 
 def landlock_version() -> int:
-    """Give the version of Landlock in this kernel; 0 if it has none."""
+    """Return the version of Landlock in this kernel; 0 if it has none."""
     return max(0, _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
 
 
@@ -53,19 +53,23 @@ def landlock(
     tcp: bool = False,
     version: int | None = None,
 ) -> None:
-    """Leave this process, and all that it starts, nothing of the file system but these paths; for good.
+    """Restrict the file access of this process and its descendants to these paths, irrevocably.
 
-    read: folders and files that can be read and executed. write: those that can also be changed. devices:
-    files that can be read and written, no more. tcp: whether TCP is left; it can be refused from version 4
-    on. From version 6 on, what is confined can neither signal what is not, nor reach its abstract sockets.
-    version: use no more of Landlock than this one had.
+    From version 6 on, confined processes can neither signal others nor connect to abstract sockets of others.
+
+    Args:
+        read: Folders and files that can be read and executed.
+        write: Folders and files that can also be changed.
+        devices: Files that can only be read and written.
+        tcp: Allow TCP. Versions before 4 cannot deny it.
+        version: Maximum version of Landlock to use; None for that of the kernel.
 
     Raises:
-        OSError: there is no Landlock, or a path cannot be opened.
+        OSError: If there is no Landlock, or a path cannot be opened.
     """
     best = landlock_version()
     if not best:
-        raise OSError(errno.EOPNOTSUPP, "this kernel has no Landlock, or it is not switched on")
+        raise OSError(errno.EOPNOTSUPP, "this kernel has no Landlock, or it is disabled")
     version = best if version is None else min(version, best)
     every = (1 << 13) - 1
     for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV)):
@@ -85,19 +89,19 @@ def landlock(
         os.close(ruleset)
 
 
-def stay_among_own() -> None:
-    """Let this process and its children reach into the memory of none but each other, nor signal others.
+def restrict_to_own_processes() -> None:
+    """Prevent this process and its descendants from accessing the memory of others, and from signalling them.
 
-    A Landlock domain that takes nothing of the file system away. Signals and abstract sockets are kept back
-    from version 6 on.
+    This is a Landlock domain without restrictions of files. Signals and abstract sockets are restricted from
+    version 6 on.
 
     Raises:
-        OSError: the kernel has no Landlock, or its first version, which cannot allow files to be moved.
+        OSError: If the kernel has no Landlock, or version 1, which cannot allow moving files.
     """
     version = landlock_version()
     if version < 2:
         raise OSError(errno.EOPNOTSUPP, "Landlock of version 2 or later is needed")
-    # Before version 6 something of the file system has to be named; nobody here may make devices anyway.
+    # Before version 6 a domain must restrict some file access; devices cannot be created here anyway.
     files, scopes = (0, 0b11) if version >= 6 else (_MAKE_CHAR | _REFER, 0)
     rules, size = struct.pack("<QQQ", files, 0, scopes), 24 if version >= 6 else 8
     ruleset: int = _checked(
@@ -126,13 +130,17 @@ class _Program(ctypes.Structure):
 
 
 def install_seccomp(program: bytes, *, listen: bool = False) -> int:
-    """Put a filter before every system call of this process and of all that it starts; for good.
+    """Filter every system call of this process and its descendants, irrevocably.
 
-    listen: give a descriptor, on which another process answers the calls that the filter hands over;
-    otherwise -1 is given.
+    Args:
+        program: The filter, an array of `struct sock_filter`.
+        listen: Return a descriptor on which another process answers the calls that the filter hands over.
+
+    Returns:
+        The descriptor, or -1 without `listen`.
 
     Raises:
-        OSError: the kernel refuses it; EBUSY, if somebody listens already.
+        OSError: If the kernel refuses the filter; EBUSY if there is a listener already.
     """
     filter_ = _Program(len(program) // 8, program)
     _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
@@ -144,21 +152,29 @@ def install_seccomp(program: bytes, *, listen: bool = False) -> int:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, now and, as far as this process may say so, after any exec."""
+    """Drop all capabilities, now and, if permitted, after any exec."""
     _libc.prctl(_AMBIENT, 4, 0, 0, 0)
     for capability in range(64):
         if _libc.prctl(_BOUNDING_DROP, capability, 0, 0, 0):
-            break  # there are no more, or we may not
+            break  # there are no more, or it is not permitted
     _checked(_libc.capset(struct.pack("<II", 0x20080522, 0), bytes(24)), "capset")
 
 
-def dumpable(allowed: bool) -> None:
-    """Say whether others of the same user may read this process: its memory, environment and open files."""
+def set_dumpable(allowed: bool) -> None:
+    """Set whether other processes of the same user may read this process: memory, environment and open files.
+
+    Args:
+        allowed: True if they may.
+    """
     _checked(_libc.prctl(_DUMPABLE, int(allowed), 0, 0, 0), "dumpable")
 
 
 def die_with_parent(signal: int) -> None:
-    """Get a signal when the thread that started this process ends."""
+    """Receive a signal when the thread that started this process ends.
+
+    Args:
+        signal: Number of the signal.
+    """
     _checked(_libc.prctl(_PDEATHSIG, signal, 0, 0, 0), "pdeathsig")
 
 
@@ -167,17 +183,23 @@ def subreaper() -> None:
     _checked(_libc.prctl(_SUBREAPER, 1, 0, 0, 0), "subreaper")
 
 
-def die_first() -> None:
-    """Be what the kernel ends before anything else when memory runs out, with all that this starts.
+def prefer_oom_kill() -> None:
+    """Make this process and its descendants the first that the kernel kills when memory runs out.
 
-    Where /proc cannot be written, nothing changes. Code may take it back, down to what its starter had.
+    Do nothing if /proc cannot be written. Code may revert it to the value of the process that started this
+    one.
     """
     with contextlib.suppress(OSError):
         tell_kernel("oom_score_adj", b"1000")
 
 
 def tell_kernel(name: str, text: bytes) -> None:
-    """Write a file below /proc/self; not as a text stream, whose code costs a new fork 20 pages of memory."""
+    """Write a file below /proc/self. A text stream would cost a new fork 20 copied pages of memory.
+
+    Args:
+        name: Name of the file.
+        text: Content to write.
+    """
     fd = os.open("/proc/self/" + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text)
@@ -193,13 +215,18 @@ def set_limits(
     file_bytes: int | None = None,
     open_files: int | None = None,
 ) -> None:
-    """Limit each process from here on; None leaves a limit, one that is lower stays.
+    """Limit each process from now on. A limit that is already lower stays.
 
-    There are no core files, and few timers and queued signals, which the kernel counts by user.
+    Core files are disabled, and there can be few timers and queued signals, which the kernel counts per user.
 
-    max_processes: of this user, in this user namespace.
+    Args:
+        cpu_seconds: Processor time of each process; None for no change, as for the others.
+        memory_bytes: Address space of each process.
+        max_processes: Processes of this user in this user namespace.
+        file_bytes: Size of each file.
+        open_files: Open files of each process.
     """
-    pending = getattr(resource, "RLIMIT_SIGPENDING", None)  # Linux has it
+    pending = getattr(resource, "RLIMIT_SIGPENDING", None)  # exists on Linux
     for kind, value in (
         *(((pending, _PENDING),) if pending is not None else ()),
         (resource.RLIMIT_CORE, 0),

@@ -1,9 +1,10 @@
-"""Runs a file as `python3 main.py` would, in an interpreter that is live already and ends with it.
+"""Runs a file as `python3 main.py` would, in a running interpreter, which ends with it.
 
-A fork server loads it once for all. A cell calls it, of an interpreter that nothing else was asked of.
+A fork server imports this module once. A cell calls it, in an interpreter that has run nothing else.
 
-What differs from a fresh Python: libraries are loaded; a script whose time is over still writes what it has
-printed; one that closes files that it has not opened, by which it is looked after, is ended soon after.
+Differences to a fresh Python: libraries are loaded; a script whose time is over still writes its buffered
+output; a script that closes files that it has not opened, through which it is supervised, is ended soon
+after.
 """
 
 from __future__ import annotations
@@ -25,19 +26,22 @@ import types
 from typing import Any, NoReturn, TextIO
 
 EARLY_S = 0.05
-"""How much sooner than we count the time of a script may be over: it began when we were asked."""
+"""Seconds that the time of a script may be over early: it began when the request arrived."""
 _OUR_FAULT, _CANNOT_WRITE = 70, 120
 _CALLS_IN_C = 3
-"""How many calls of `exec` and `eval` there are above a script, which count as recursion of its."""
+"""Number of calls of `exec` and `eval` above a script, which count against its recursion limit."""
 _CONTROL, _OUT_OF_THE_WAY = 3, 100
 _PACKAGE = "torchrl_agentic.sandbox.inside"
 
 
 def run_script(path: str, stdin: str | None, timeout_s: float, memory_bytes: int | None) -> NoReturn:
-    """Run a file, and end with its exit code.
+    """Run a file, and exit with its exit code.
 
-    stdin: a file that is removed once it is open; None for nothing to read. memory_bytes: what it may map
-    besides what is loaded already.
+    Args:
+        path: Path of the file.
+        stdin: A file that is removed once it is open; None for empty input.
+        timeout_s: Maximum seconds.
+        memory_bytes: Bytes that it may map besides those that are mapped now; None for no limit.
     """
     try:
         until = time.monotonic() + timeout_s - EARLY_S
@@ -54,7 +58,7 @@ def run_script(path: str, stdin: str | None, timeout_s: float, memory_bytes: int
 
 
 def _take_over(stdin: str | None) -> None:
-    """Make the standard streams, and leave open nothing else but the connection to the supervisor."""
+    """Replace the standard streams, and close everything else but the connection to the supervisor."""
     reading = os.open(stdin or os.devnull, os.O_RDONLY)
     os.dup2(reading, 0)
     if stdin:
@@ -67,7 +71,7 @@ def _take_over(stdin: str | None) -> None:
 
 
 def _interrupted(number: int, frame: types.FrameType | None, until: float) -> None:
-    """Do what Python does when it is interrupted; if the time is over, write what was printed, and die."""
+    """Raise KeyboardInterrupt; if the time is over, flush the output and exit."""
     if time.monotonic() < until:
         signal.default_int_handler(number, frame)
     with contextlib.suppress(BaseException):
@@ -84,7 +88,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _stream(number: int, mode: str, name: str, errors: str) -> TextIO:
-    """Make a standard stream as Python does when it starts without a terminal, in the locale C.UTF-8."""
+    """Return a standard stream as Python makes it without a terminal, in the locale C.UTF-8."""
     raw: Any = io.FileIO(number, mode, closefd=False)
     raw.name = name
     buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
@@ -94,7 +98,7 @@ def _stream(number: int, mode: str, name: str, errors: str) -> TextIO:
 
 
 def _main_module(path: str) -> types.ModuleType:
-    """Put everything where a program expects it when it starts."""
+    """Set up `__main__`, `sys.argv` and `sys.path` as for a program."""
     folder = os.path.dirname(path)
     sys.argv = [os.path.basename(path)]
     sys.path[:] = [folder, *filter(None, sys.path)]
@@ -103,7 +107,7 @@ def _main_module(path: str) -> types.ModuleType:
     ]
     ours = sys.modules.pop(
         _PACKAGE, None
-    )  # found without a look at all modules, each of which costs a copied page
+    )  # found without inspecting all modules, each of which would cost a copied page
     for name in vars(ours) if ours else ():
         sys.modules.pop(f"{_PACKAGE}.{name}", None)
     for name in ("random", "numpy.random"):
@@ -123,7 +127,7 @@ def _main_module(path: str) -> types.ModuleType:
 
 
 def _execute(path: str, main: types.ModuleType) -> int:
-    """Run the program up to where it ends or raises; give its exit code, negative for a signal."""
+    """Run the program until it ends or raises. Return its exit code, -n for signal n."""
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -144,7 +148,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> int:
-    """Print a traceback, or whatever the program prints instead; give the exit code."""
+    """Print a traceback through `sys.excepthook`. Return the exit code."""
     _leave_out_ours(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -161,7 +165,7 @@ def _show(error: BaseException) -> int:
 
 
 def _leave_out_ours(error: BaseException) -> None:
-    """Leave out of a traceback who called the program, and who passed a signal on to it."""
+    """Remove the frames of this module from a traceback, at its start and where a signal was passed on."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
@@ -173,14 +177,14 @@ def _leave_out_ours(error: BaseException) -> None:
 
 
 def _join_threads() -> None:
-    """Wait for all threads but daemons, if there can be any."""
+    """Wait for all threads except daemons, if there are any."""
     threading: Any = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()
 
 
 def _finish(main: types.ModuleType, code: int) -> NoReturn:
-    """End as Python does: after all threads, exit functions and destructors, with nothing left in buffers."""
+    """End as Python does: after all threads, exit functions and destructors, with flushed buffers."""
     run_exit_functions: Any = atexit.__dict__["_run_exitfuncs"]
     for step in (_join_threads, run_exit_functions, lambda: _forget(main.__dict__)):
         try:
@@ -195,7 +199,7 @@ def _finish(main: types.ModuleType, code: int) -> NoReturn:
             code = _CANNOT_WRITE
             with contextlib.suppress(Exception):
                 sys.stderr.write(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
-    ctypes.pythonapi.fflush(None)  # what C code has printed
+    ctypes.pythonapi.fflush(None)  # flush the buffers of C code
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -203,7 +207,7 @@ def _finish(main: types.ModuleType, code: int) -> NoReturn:
 
 
 def _forget(names: dict[str, Any]) -> None:
-    """Let go of what the program has defined, so that destructors run."""
+    """Clear the names that the program has defined, so that destructors run."""
     for first in (True, False):
         for name in [name for name in names if name != "__builtins__" and first == name.startswith("_")]:
             names[name] = None

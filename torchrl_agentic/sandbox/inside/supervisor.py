@@ -1,10 +1,10 @@
-"""Looks after one trajectory inside: its interpreter, commands and files. It never runs code of the model.
+"""`Supervisor`: controls one trajectory inside: its interpreter, commands and files.
 
-Below a zygote it is process 1 of namespaces of its own. Alone, in a sandbox that was made around it, it has
-an interpreter only, and talks over stdin and stdout.
+It never runs code of the model. Below a zygote it is process 1 of its own namespaces. Alone, in a sandbox
+that was made around it, it has only an interpreter, and communicates over stdin and stdout.
 
-A request from the host is a header in JSON, whose "op" says what is wanted, and perhaps more fields and open
-files; so is the answer, whose "id" is the request's.
+A request of the host is a JSON header, whose "op" names the operation, with optional binary fields and open
+files. An answer has the same form; its "id" is that of the request.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ from collections.abc import Callable, Generator
 from torchrl_agentic.sandbox.inside import files, mounts, processes, rights, worker
 from torchrl_agentic.sandbox.inside.cloning import Cloning
 from torchrl_agentic.sandbox.inside.commands import Commands
-from torchrl_agentic.sandbox.inside.interpreter import Answer, Group, Header, Interpreter
+from torchrl_agentic.sandbox.inside.interpreter import Header, Interpreter, MemoryCgroup, Respond
 from torchrl_agentic.sandbox.inside.reactor import Reactor
 from torchrl_agentic.sandbox.inside.wire import Splitter, pack
 
 MAX_REQUEST = 80 << 20
-"""The longest request, in bytes."""
+"""Maximum bytes of a request."""
 FILES = 3
-"""How many open files come with each trajectory: its connection, and two of its control group."""
+"""Number of open files that come with each trajectory: its connection, and two of its control group."""
 MAX_HANDED = 64
-"""How many open files come with one request at most."""
+"""Maximum number of open files that come with one request."""
 LEAVE_S = 0.05
-"""How often a supervisor that is to end looks whether the last clone has."""
+"""Seconds between checks whether the last clone has ended, in a supervisor that waits to end."""
 
 
-class Host:
-    """The connection to the host. serve: called with each request's header, fields and open files.
+class HostConnection:
+    """The connection to the host.
 
-    leave: called when the host has hung up.
+    Args:
+        reactor: Main loop of this process.
+        reading: Descriptor to read.
+        writing: Descriptor to write.
+        serve: Called with the header, the fields and the open files of each request.
+        leave: Called when the host has closed the connection.
     """
 
     def __init__(
@@ -51,14 +56,20 @@ class Host:
         self._reactor, self._reading, self._writing = reactor, reading, writing
         self._serve, self._leave = serve, leave
         self._socket: socket.socket | None = None
-        with contextlib.suppress(OSError):  # a pipe: no open files can come along
+        with contextlib.suppress(OSError):  # a pipe, which cannot carry open files
             self._socket = socket.socket(fileno=reading)
         self._requests = Splitter(MAX_REQUEST)
         self._handed: list[int] = []
         reactor.watch(reading, self._receive)
 
     def answer(self, request: int, header: Header, *fields: bytes) -> None:
-        """Answer a request."""
+        """Answer a request.
+
+        Args:
+            request: Id of the request.
+            header: Header of the answer.
+            fields: Binary fields of the answer.
+        """
         body = json.dumps({**header, "id": request}).encode("ascii")
         view = memoryview(pack(body, *fields))
         try:
@@ -73,7 +84,7 @@ class Host:
                 data = os.read(self._reading, 1 << 16)
             else:
                 data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(4 * MAX_HANDED))
-                self._handed += worker.descriptors(ancillary)
+                self._handed += worker.received_fds(ancillary)
         except OSError:
             data = b""
         if not data:
@@ -91,9 +102,14 @@ class Host:
 
 
 class Supervisor:
-    """One trajectory's side inside.
+    """The inner side of one trajectory.
 
-    settings: those of `Interpreter`; below a zygote also namespaces and quota.
+    Args:
+        settings: Those of `Interpreter`; below a zygote also namespaces and quota.
+        program: Seccomp filter of code; b"" for none.
+        reactor: Main loop of this process.
+        connection: Descriptors to read and to write.
+        interpreter: The interpreter.
     """
 
     def __init__(
@@ -110,7 +126,7 @@ class Supervisor:
         self._interpreter.has_neighbours = self._has_neighbours
         self._commands.has_neighbours = lambda: self._interpreter.cell is not None
         self._cloning = Cloning(reactor, settings, self._interpreter, self._serve_clone)
-        self._requests: dict[str, Callable[[Header, list[bytes], list[int], Answer], None]] = {
+        self._requests: dict[str, Callable[[Header, list[bytes], list[int], Respond], None]] = {
             "start": self._start,
             "cell": self._run_cell,
             "stop_cell": self._stop_cell,
@@ -121,7 +137,7 @@ class Supervisor:
             "read": self._read,
             "clone": self._clone,
         }
-        self._host = Host(reactor, *connection, self._serve, self._leave)
+        self._host = HostConnection(reactor, *connection, self._serve, self._leave)
 
     def _has_neighbours(self) -> bool:
         return bool(self._commands.running or self._cloning.supervisors)
@@ -132,60 +148,60 @@ class Supervisor:
 
         try:
             self._requests[header["op"]](header, fields, handed, answer)
-        except (OSError, ValueError) as error:  # no process or file could be had
+        except (OSError, ValueError) as error:  # no process or file could be created
             answer({"failed": "{}: {}".format(header["op"], error)})
 
-    def _start(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Start the worker. seed: for random numbers."""
+    def _start(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
+        """Start the worker. Header: seed, for random numbers."""
         if header.get("seed") is not None:
             self._interpreter.seed(header["seed"])
         self._interpreter.start()
         answer({"pid": os.getpid()})
 
-    def _run_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Run a cell. timeout_s: from now."""
+    def _run_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
+        """Run a cell. Header: timeout_s."""
         if self._interpreter.cell is not None:
-            raise ValueError("another cell runs")
+            raise ValueError("another cell is running")
         self._interpreter.run(fields[0], header["timeout_s"], answer)
 
-    def _stop_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Stop the cell that runs. why: "" if the caller only wants to interrupt it, however it reacts."""
+    def _stop_cell(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
+        """Stop the running cell. Header: why; "" to only interrupt it."""
         if header["why"]:
             self._interpreter.stop(header["why"])
         else:
             self._interpreter.interrupt()
         answer({})
 
-    def _restart(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+    def _restart(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
         """Forget what cells have defined."""
         self._interpreter.restart()
         answer({})
 
-    def _run_command(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
+    def _run_command(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
         """Run a command; see `Commands.run`."""
         self._commands.run(header, handed, answer)
 
-    def _stop_command(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """End a command. which: the id of the request that asked for it."""
+    def _stop_command(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
+        """End a command. Header: which, the id of the request that started it."""
         self._commands.stop(header["which"])
         answer({})
 
-    def _write(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Write a file of the host's to a path below /work or a folder that can be written."""
+    def _write(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
+        """Write a file of the host to a path below /work or below a writable folder."""
         with _answering(answer, handed):
             place = _place(header["path"], self._settings["write_roots"])
             with files.open_to_write(*place, header["path"]) as target:
-                answer({"bytes": files.pour(handed[0], target)})
+                answer({"bytes": files.copy_bytes(handed[0], target)})
 
-    def _read(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Read a file below /work or a granted folder, or its first max_bytes, into one of the host's."""
+    def _read(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
+        """Read a file below /work or a granted folder into a file of the host. Header: path, max_bytes."""
         with _answering(answer, handed):
             place = _place(header["path"], self._settings["read_roots"] + self._settings["write_roots"])
             with files.open_to_read(*place, header["path"]) as source:
-                answer({"bytes": files.pour(source, handed[0], header["max_bytes"])})
+                answer({"bytes": files.copy_bytes(source, handed[0], header["max_bytes"])})
 
-    def _clone(self, header: Header, fields: list[bytes], handed: list[int], answer: Answer) -> None:
-        """Make clones; see `Cloning.run`. Commands that still run are ended."""
+    def _clone(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
+        """Make clones; see `Cloning.run`. Running commands are ended."""
         self._commands.end()
         self._cloning.run(handed, answer)
 
@@ -195,7 +211,7 @@ class Supervisor:
         reactor.run()
 
     def _leave(self) -> None:
-        """End, unless clones live inside our namespaces: then with the last of them."""
+        """End, unless clones are in nested namespaces: then with the last of them."""
         if os.getpid() == 1 and not self._cloning.supervisors:
             processes.end_others(deeper=True)
             os._exit(0)
@@ -210,17 +226,17 @@ class Supervisor:
 
 
 def _place(path: str, roots: list[str]) -> tuple[str, tuple[str, ...]]:
-    """Give the folder from which a path is to be walked, and the steps; no link on the way to a root either.
+    """Return the folder that a path starts from, and its steps; no link may lead to a root either.
 
-    The folders that lead to a root may be the code's, which can put links in their place.
+    The code may own the parent folders of a root, and replace them by links.
     """
-    root, steps = files.located(path, roots)
+    root, steps = files.locate(path, roots)
     return (root, steps) if root == files.WORK else ("/", (*root.strip("/").split("/"), *steps))
 
 
 @contextlib.contextmanager
-def _answering(answer: Answer, handed: list[int]) -> Generator[None]:
-    """Answer with the error that is raised, if one is; close what was handed."""
+def _answering(answer: Respond, handed: list[int]) -> Generator[None]:
+    """Answer with the error if one is raised. Close the received files."""
     try:
         yield
     except OSError as error:
@@ -231,25 +247,33 @@ def _answering(answer: Answer, handed: list[int]) -> Generator[None]:
 
 
 def below_zygote(settings: Header, program: bytes, handed: list[int]) -> None:
-    """Be process 1 of namespaces that have just been made.
+    """Run as process 1 of new namespaces.
 
-    handed: a socket with the host at its other end; with a control group, the file to enter it by, and the
-    one that counts what was killed for want of memory.
+    Args:
+        settings: See `Supervisor`.
+        program: Seccomp filter of code; b"" for none.
+        handed: Descriptor of a socket to the host; with a control group also those of the file to enter it by
+            and of the file that counts kills.
     """
     connection, *group = handed
     mounts.set_up(settings)
     rights.drop_capabilities()
     null = os.open("/dev/null", os.O_RDWR)
     processes.only_files(null, null, 2, connection, *group)
-    _run(settings, program, (3, 3), Group(4, 5) if group else None)
+    _run(settings, program, (3, 3), MemoryCgroup(4, 5) if group else None)
 
 
 def alone(settings: Header, program: bytes) -> None:
-    """Look after an interpreter, for a host that talks to our stdin and stdout."""
+    """Supervise an interpreter for a host that is connected to stdin and stdout.
+
+    Args:
+        settings: See `Supervisor`.
+        program: Seccomp filter of code; b"" for none.
+    """
     if sys.platform == "linux":
-        rights.dumpable(False)
+        rights.set_dumpable(False)
         rights.subreaper()
-        # Process 1 cannot be killed from inside its namespace; elsewhere the worker would be of our domain.
+        # Process 1 cannot be killed from inside its namespace; otherwise the worker would be in our domain.
         settings["scoped"] = os.getpid() != 1 and rights.landlock_version() >= rights.SCOPES_SIGNALS
     worker.warm_up()
     null = os.open("/dev/null", os.O_RDWR)
@@ -257,7 +281,9 @@ def alone(settings: Header, program: bytes) -> None:
     _run(settings, program, (3, 4))
 
 
-def _run(settings: Header, program: bytes, connection: tuple[int, int], group: Group | None = None) -> None:
+def _run(
+    settings: Header, program: bytes, connection: tuple[int, int], group: MemoryCgroup | None = None
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     reactor = Reactor()

@@ -1,7 +1,7 @@
-"""Messages between the processes of an interpreter: a length, then fields of bytes, each with its length.
+"""Messages between the processes of an interpreter: a length, then binary fields, each with its length.
 
-All lengths are four bytes, big-endian. Nothing in a message can be taken for its end, and reading one costs
-no more memory than it has bytes: those from inside a sandbox may be forged.
+Lengths are four bytes, big-endian. No content can be taken for the end of a message, and reading a message
+uses no more memory than its bytes, because messages from inside a sandbox may be forged.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ _LENGTH = struct.Struct(">I")
 
 
 class BadMessage(Exception):
-    """What came in is no message, or is too long."""
+    """A message is malformed or too long."""
 
 
 def pack(*fields: Any) -> bytes:
-    """Make a message of byte strings."""
+    """Return a message with these fields.
+
+    Args:
+        fields: Byte strings.
+    """
     parts = [b""]
     size = 0
     for field in fields:
@@ -29,17 +33,24 @@ def pack(*fields: Any) -> bytes:
 
 
 class Splitter:
-    """Takes bytes as they come and gives the messages in them. limit: the longest message, in bytes."""
+    """Splits a stream of bytes into messages.
+
+    Args:
+        limit: Maximum bytes of a message.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """Take some bytes, and give the messages that they complete.
+        """Add bytes and return the messages that they complete.
+
+        Args:
+            data: The bytes.
 
         Raises:
-            BadMessage: a message is too long, or its fields do not fill it.
+            BadMessage: If a message is too long, or its fields do not fill it.
         """
         self._buffer += data
         messages: list[list[bytes]] = []
@@ -60,11 +71,11 @@ def _fields(buffer: bytearray, start: int, end: int) -> list[bytes]:
     fields: list[bytes] = []
     while start < end:
         if start + 4 > end:
-            raise BadMessage("half a length")
+            raise BadMessage("a truncated length")
         (size,) = _LENGTH.unpack_from(buffer, start)
         start += 4
         if start + size > end:
-            raise BadMessage("a field that leaves its message")
+            raise BadMessage("a field that exceeds its message")
         fields.append(bytes(buffer[start : start + size]))
         start += size
     return fields

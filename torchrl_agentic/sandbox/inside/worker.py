@@ -1,6 +1,6 @@
-"""Runs cells, one after the other: the interpreter that code of the model lives in.
+"""Runs cells one after another: the interpreter of the model's code.
 
-The supervisor forks it and confines it first. Nothing that it says is believed: it and the code are one.
+The supervisor forks and confines it first. Nothing that it sends is trusted, because the code controls it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ MAX_TRACE = 16384
 MAX_DISPLAYS = 5
 MAX_DISPLAY_BYTES = 1 << 20
 MAX_REQUEST = (16 << 20) * 4 + 64
-"""The longest message that we take: code of 16 Mi characters."""
+"""Maximum bytes of a request: code of 16 Mi characters."""
 _COPIED = ("/work", "/tmp")
 
 Display = tuple[bytes, bytes]
-"""The media type and the data of something that was shown."""
+"""Media type and data of a displayed object."""
 
 
 class Worker:
-    """The interpreter's main loop and what it keeps from cell to cell."""
+    """The main loop of the interpreter and its state between cells.
+
+    Args:
+        control: Socket to the supervisor.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -64,7 +68,7 @@ class Worker:
                 os._exit(0)
             if not data:
                 os._exit(0)
-            handed += descriptors(ancillary)
+            handed += received_fds(ancillary)
             for kind, *fields in requests.feed(data):
                 if kind == b"run":
                     self.control.sendall(self.run(*fields))
@@ -75,9 +79,14 @@ class Worker:
                     handed = []
 
     def run(self, number: bytes, code: bytes) -> bytes:
-        """Run a cell, and make the answer to it."""
+        """Run a cell and return its answer.
+
+        Args:
+            number: Number of the cell.
+            code: The code, in UTF-8.
+        """
         pid = os.getpid()
-        while self.unreaped:  # only if cloning failed: else we are gone
+        while self.unreaped:  # reached only if cloning failed
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.unreaped.pop(), 0)
         for target, saved in zip((1, 2), self.streams):  # noqa: B905  strict= came with 3.10
@@ -85,7 +94,7 @@ class Worker:
         sys.stdout, sys.stderr = stream(1), stream(2)
         self.shown, self.not_shown = [], 0
         value, error = self._cell(f"<cell {int(number)}>", code.decode("utf-8", "surrogatepass"))
-        if os.getpid() != pid:  # the code forked, and this is its child coming back into our loop
+        if os.getpid() != pid:  # the code forked, and its child has returned into this loop
             os._exit(0)
         self._show_figures()
         if self.not_shown:
@@ -121,13 +130,13 @@ class Worker:
         return value, (b"", b"", b"")
 
     def display(self, *values: Any) -> None:
-        """Show images as images, and print everything else."""
+        """Display images as images, and print everything else."""
         for value in values:
             if not self._show(value):
                 print(value if isinstance(value, str) else repr(value))
 
     def _show(self, value: Any) -> bool:
-        """Keep the picture of a value; False if it has none."""
+        """Keep the image of a value. Return False if it has none."""
         if is_figure(value):
             self._keep(picture(value))
             close_figure(value)
@@ -148,7 +157,7 @@ class Worker:
             self.not_shown += 1
 
     def _show_figures(self) -> None:
-        """Show what was drawn with pyplot and is still open, and close it."""
+        """Display and close open pyplot figures."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None:
             return
@@ -160,9 +169,12 @@ class Worker:
             sys.stderr.write(f"[a figure cannot be shown: {error}]\n")
 
     def clone(self, handed: list[int], flags: int) -> None:
-        """Make a copy of this process in other namespaces, of the kinds in the flags.
+        """Copy this process into other namespaces.
 
-        handed: the files of the namespaces, the socket to the copy's supervisor, its stdout and stderr.
+        Args:
+            handed: Descriptors of the namespaces, of the socket to the copy's supervisor, and of its stdout
+                and stderr.
+            flags: CLONE_NEW* flags of the namespaces.
         """
         numbers, folder = random.getstate(), current_folder()
         try:
@@ -174,19 +186,19 @@ class Worker:
             for fd in handed:
                 os.close(fd)
             if first > 0:
-                self.unreaped.append(first)  # it takes its time, in which others can be made
+                self.unreaped.append(first)  # slow; other clones are made meanwhile
             return
-        go_over(handed, flags)
+        continue_in_child(handed, flags)
         rights.drop_capabilities()
-        rights.dumpable(True)
+        rights.set_dumpable(True)
         os.setsid()
-        random.setstate(numbers)  # forking seeds it anew
-        os.chdir(folder)  # the same path, in the clone's own file systems
+        random.setstate(numbers)  # a fork reseeds it
+        os.chdir(folder)  # the same path in the file systems of the clone
         self._take(handed)
         self.control.sendall(pack(b"cloned"))
 
     def _take(self, handed: list[int]) -> None:
-        """Use the files that were handed to a clone; it keeps none that it shares with the original."""
+        """Use the files that a clone was given. It keeps none that it shares with the original."""
         *_namespaces, control, out, err = handed
         ours = (self.control.fileno(), *self.streams)
         for new, old in zip((control, out, err), ours):  # noqa: B905  strict= came with 3.10
@@ -200,12 +212,12 @@ class Worker:
                 reopen(int(name))
 
 
-def go_over(handed: list[int], flags: int) -> None:
-    """Be continued by a child, which the namespaces of these files get; handed, flags: see `Worker.clone`."""
+def continue_in_child(handed: list[int], flags: int) -> None:
+    """Continue in a child that is in other namespaces; see `Worker.clone`."""
     try:
         namespaces.enter(handed[:-3], flags)
         child = os.fork()
-    except BaseException as error:  # else there would be two who answer
+    except BaseException as error:  # otherwise two processes would answer
         os.write(handed[-3], encoded(str(error)))
         os._exit(1)
     if child:
@@ -213,7 +225,7 @@ def go_over(handed: list[int], flags: int) -> None:
 
 
 def reopen(fd: int) -> None:
-    """Open in a clone its own copy of an open file; what is no file becomes /dev/null."""
+    """Replace an open file by the clone's own copy of it; by /dev/null if it is not a file."""
     try:
         kind = os.fstat(fd).st_mode
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -223,26 +235,26 @@ def reopen(fd: int) -> None:
         inheritable = os.get_inheritable(fd)
         try:
             new = os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
-        except OSError:  # it has no name any more
+        except OSError:  # it has been removed
             new, position = os.open("/dev/null", os.O_RDWR), 0
         if position:
             os.lseek(new, position, os.SEEK_SET)
         os.dup2(new, fd, inheritable)
         os.close(new)
     except OSError:
-        pass  # the listing's own file, closed by now
+        pass  # the descriptor of the listing, already closed
 
 
 def current_folder() -> str:
-    """Give the path of the current folder, or of where we began if it has none any more."""
+    """Return the path of the current folder, or the initial one if it has been removed."""
     try:
         return os.getcwd()
     except OSError:
         return _COPIED[0]
 
 
-def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Give the files that came along with a message."""
+def received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that came with a message."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -251,12 +263,12 @@ def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def stream(number: int) -> TextIO:
-    """Make a text stream on a file descriptor, for the code to print to."""
+    """Return a text stream on a file descriptor, for the code to print to."""
     return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
 def describe(error: BaseException) -> tuple[bytes, bytes, bytes]:
-    """Say what was raised: name, text, and a traceback that begins in the code's own cells."""
+    """Return the name, the text and the traceback of an exception, from the code's own cells on."""
     trace = error.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
@@ -270,12 +282,12 @@ def describe(error: BaseException) -> tuple[bytes, bytes, bytes]:
 
 
 def encoded(text: str) -> bytes:
-    """Encode what code may have made, half surrogates too."""
+    """Encode text of the code, including half surrogate pairs."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def clip(text: str, limit: int) -> str:
-    """Keep head and tail of a long text."""
+    """Keep the head and the tail of a long text."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -283,33 +295,33 @@ def clip(text: str, limit: int) -> str:
 
 
 def is_figure(value: Any) -> bool:
-    """Whether it is a figure of matplotlib's."""
+    """Return whether a value is a matplotlib figure."""
     figure = sys.modules.get("matplotlib.figure")
     return figure is not None and isinstance(value, figure.Figure)
 
 
 def picture(figure: Any) -> bytes:
-    """Draw a figure as PNG."""
+    """Return a figure as PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
 def close_figure(figure: Any) -> None:
-    """Close a figure, so that it is not shown a second time."""
+    """Close a figure, so that it is not displayed again."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
         pyplot.close(figure)
 
 
 class _SeedNumpy:
-    """Seeds numpy's global generator as soon as it is there, if a cell is the first to import it."""
+    """Seeds numpy's global generator when a cell first imports numpy."""
 
     def __init__(self, value: int) -> None:
         self.value = value
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find nothing by itself, but let the module that it waits for be seeded when it has been run."""
+        """Find the spec of the awaited module, and have it seeded after its import."""
         if name != "numpy.random":
             return None
         from importlib.machinery import PathFinder
@@ -329,7 +341,7 @@ class _SeedNumpy:
 
 
 def seed(value: int) -> None:
-    """Make random numbers the same for the same code, those of numpy's global generator too."""
+    """Seed `random`, and numpy's global generator if it is used."""
     random.seed(value)
     numpy_random = sys.modules.get("numpy.random")
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _SeedNumpy)]
@@ -340,7 +352,7 @@ def seed(value: int) -> None:
 
 
 def warm_up() -> None:
-    """Do once what each worker would do, before there are any: they share what Python makes for it."""
+    """Do once, before workers are forked, what each would do, so that they share its memory."""
     tree = ast.parse("1\n2", "<cell 0>")
     last = ast.Expression(ast.Expr(ast.Constant(2)).value)
     ast.fix_missing_locations(last)
@@ -355,6 +367,6 @@ def warm_up() -> None:
 
 
 def main(control: socket.socket) -> None:
-    """Be the worker; called in a process that has been confined."""
+    """Run as the worker, in a process that has been confined."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Worker(control).serve()

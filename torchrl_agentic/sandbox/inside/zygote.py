@@ -1,8 +1,8 @@
-"""Loads libraries once, then forks a supervisor into new namespaces for each trajectory that is asked for.
+"""Loads libraries once, then forks a supervisor into new namespaces for each trajectory.
 
-It runs in one outer sandbox, has one thread, and never runs code of the model. A request is one message over
-a socket that keeps them apart: an open socket, the trajectory's connection to the host, and perhaps the two
-files of its control group.
+It runs in an outer sandbox, has one thread, and never runs code of the model. A request is one message of a
+SOCK_SEQPACKET socket, with open files: the trajectory's connection to the host, and optionally the two files
+of its control group.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ READY = b"ready"
 
 
 def preload(names: Iterable[str], *, strict: bool) -> None:
-    """Import what trajectories may need. strict: whether what is not installed is an error.
+    """Import modules that trajectories may need.
+
+    Args:
+        names: Names of the modules.
+        strict: Raise an error if one is not installed.
 
     Raises:
-        ImportError: there is no such module.
+        ImportError: If there is no such module.
     """
     for name in names:
         try:
@@ -36,26 +40,32 @@ def preload(names: Iterable[str], *, strict: bool) -> None:
 
 
 def main(settings: dict[str, Any], program: bytes, fd: int) -> None:
-    """Serve spawn requests until the host hangs up."""
+    """Serve spawn requests until the host closes the connection.
+
+    Args:
+        settings: See `Supervisor`.
+        program: Seccomp filter of code; b"" for none.
+        fd: Descriptor of the socket.
+    """
     preload(settings["preload"], strict=settings["strict"])
     worker.warm_up()
     requests = socket.socket(fileno=fd)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are not waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
     gc.collect()
-    gc.freeze()  # so that a collection in a child does not touch, and thereby copy, what is there now
+    gc.freeze()  # so that garbage collection in a child does not copy the pages of existing objects
     requests.send(READY)
     while True:
         data, handed, _, _ = socket.recv_fds(requests, 16, supervisor.FILES)
         if not data:
             os._exit(0)
         pid = -1
-        with contextlib.suppress(OSError):  # no room for another one: its host sees the connection end
+        with contextlib.suppress(OSError):  # no resources for another one: the host sees the connection end
             pid = namespaces.fork_into_namespaces(settings["namespaces"])
         if pid == 0:
             gc.enable()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            processes.live_as(supervisor.below_zygote, settings, program, handed)
+            processes.run_as_child(supervisor.below_zygote, settings, program, handed)
         for one in handed:
             os.close(one)

@@ -1,1 +1,1 @@
-"""Sandboxes in containers and services elsewhere: each uses its provider's own SDK."""
+"""Sandboxes in containers and at cloud services, each through the provider's own SDK."""

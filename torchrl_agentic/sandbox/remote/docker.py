@@ -1,24 +1,24 @@
-"""`DockerSandbox`: a Docker container per sandbox, with processes, network and files of its own.
+"""`DockerSandbox`: a Docker container for each sandbox, with its own processes, network and files.
 
 Stops:
-- reading or writing host files, other than the roots that were granted; writing to the image
-- seeing or signalling host processes; the network, unless it was granted
+- reading or writing host files, other than granted folders; writing to the image
+- seeing or signalling host processes; using a network that was not granted
 - gaining rights: capabilities, setuid programs, the user root
 - one process using more memory, processor time or file size than its limits
 - all processes together using more memory, processes, processors or disk than the container has
 - the process group of a command outliving it; anything outliving the sandbox or the trainer
-- output without end costing the trainer memory
+- unlimited output using memory of the trainer
 Does not stop:
 - a process that leaves the process group of its command from outliving it: it ends with the container, and if
-  it holds the output of the command, the command goes on until its wall limit
-- learning under which paths of the host the image and granted folders lie: /proc/self/mountinfo
-- bugs in the kernel or in Docker: for code of strangers, `runtime="runsc"` (gVisor) puts a kernel in between
-- ptrace inside the container, and other system calls that Docker's own filter lets through
+  it keeps the output of the command open, the command continues until its wall limit
+- learning the paths on the host of the image and of granted folders: /proc/self/mountinfo
+- bugs in the kernel or in Docker: for code of strangers, `runtime="runsc"` (gVisor) adds a second kernel
+- ptrace inside the container, and other system calls that Docker's own filter allows
 - the commands of one sandbox disturbing each other: they share a user and /work
-- processes that fork faster than they can be ended: that costs the container, and the next command says so
-- filling the host's disk through volumes that the image itself declares, if user 1000 may write to them
+- processes that fork faster than they can be ended: that ends the container, and the next command reports it
+- filling the disk of the host through volumes that the image itself declares, if user 1000 may write to them
 - with network="full": reaching other containers, and services of the host that listen beyond its loopback
-- code learning about the machine: processor, kernel version, load
+- learning about the machine: processor, kernel version, load
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
 from torchrl_agentic.sandbox.process import CHUNK
 from torchrl_agentic.sandbox.remote.remote_process import Take
 from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
-from torchrl_agentic.sandbox.remote.service import ask, from_service
+from torchrl_agentic.sandbox.remote.service import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:
@@ -49,26 +49,26 @@ if TYPE_CHECKING:
     from aiodocker.stream import Stream
 
 USER, KEEPER = 1000, 1001
-"""The user of commands, and that of the first process of the container, which commands cannot signal."""
+"""User of commands, and user of the first process of the container, which commands cannot signal."""
 KEPT = 7
-"""Processes that are not the command's own: Docker's init, its child, and what `scripts` puts around it."""
+"""Number of processes that are not the command's own: Docker's init, its child, and those of `scripts`."""
 MAX_WORD, MAX_WORDS = 1 << 17, 1 << 20
-"""Longest word and longest command that Linux takes, in bytes."""
+"""Maximum bytes of one word and of all words of a command on Linux."""
 REQUEST_S = 60.0
 STUCK_S = 0.2
-"""How long a command may take no input until we ask whether it has ended."""
+"""Seconds without progress of its input after which a command is checked to be running."""
 REST_S = 1.0
-"""Longest wait for the rest of the output of a command that has ended."""
+"""Maximum seconds to wait for the rest of the output of a command that has ended."""
 PAUSES_S = (0.0, 0.02, 0.1, 0.3, 0.6)
 NO_DAEMON = (
-    "no Docker daemon answers ({}). Start one and see that `docker info` works for this user, or say where "
-    "it is: DockerSandbox(url='unix:///run/user/1000/docker.sock'), or DOCKER_HOST"
+    "no Docker daemon answers ({}). Start one and check that `docker info` works for this user, or pass its "
+    "URL: DockerSandbox(url='unix:///run/user/1000/docker.sock'), or set DOCKER_HOST"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container, and the connection to its stdin: without that, it ends and Docker removes it."""
+    """A container and the connection to its stdin. When that is closed, the container ends and is removed."""
 
     client: Docker
     remote: DockerContainer
@@ -76,22 +76,25 @@ class Container:
 
 
 class DockerSandbox(RemoteSandbox[Container]):
-    """Commands in a container without rights; files in memory, in /work.
+    """Run commands in a container without rights; files are in memory, in /work.
 
-    Of the limits, memory_bytes is that of each process and of the whole container, and max_processes, network
-    and the roots are those of the container: one call cannot narrow them.
+    The limit `memory_bytes` applies to each process and to the whole container. `max_processes`, `network`
+    and the roots belong to the container, so that one call cannot narrow them.
 
     Args:
         limits: Limits of the sandbox.
         image: An image that the daemon has, with sh, setsid, env, head and cat; for a REPL also python3.
-        runtime: Another runtime than the default of the daemon, e.g. "runsc".
-        cpus: Processors that all processes together may use; None for all.
+        runtime: A runtime other than the default of the daemon, such as "runsc".
+        cpus: Number of processors that all processes together may use; None for all.
         work_bytes: Size of /work; it counts as memory.
         url: URL of the daemon; None to find it as `docker` does.
+
+    Raises:
+        ValueError: If a number is not above 0, or the network is not supported.
     """
 
     name: ClassVar[str] = "docker"
-    cannot: ClassVar[frozenset[str]] = frozenset({"daemons", "host_paths"})
+    not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons", "host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     def __init__(
@@ -116,12 +119,12 @@ class DockerSandbox(RemoteSandbox[Container]):
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here; "seccomp" is false because that filter is Docker's."""
+        """Map each limit to whether it is enforced; "seccomp" is False, because that filter is Docker's."""
         held = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
         return dict.fromkeys((*held, "network"), True) | {"seccomp": False}
 
     def fresh(self) -> DockerSandbox:
-        """Create another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
         return DockerSandbox(
             self.limits,
             image=self.image,
@@ -136,7 +139,7 @@ class DockerSandbox(RemoteSandbox[Container]):
         remote = client.containers.container(name)  # pyright: ignore[reportUnknownMemberType]  untyped options
         container = Container(client, remote, remote.attach(stdin=True))
         try:
-            with from_service("Docker could not make the container"):
+            with sdk_errors("Docker could not create the container"):
                 await client.containers.create(self._config(), name=name)
                 await container.lifeline.__aenter__()
                 await remote.start()  # pyright: ignore[reportUnknownMemberType]  untyped options
@@ -144,7 +147,7 @@ class DockerSandbox(RemoteSandbox[Container]):
             with contextlib.suppress(SandboxError):
                 await self._end(container)
             if "no such image" in str(error).lower():
-                raise SandboxError(f"{error}. To get the image: docker pull {self.image}") from error
+                raise SandboxError(f"{error}. Download the image with: docker pull {self.image}") from error
             raise
         return container
 
@@ -154,10 +157,10 @@ class DockerSandbox(RemoteSandbox[Container]):
 
         try:
             client = aiodocker.Docker(self.url, timeout=ClientTimeout(total=REQUEST_S))
-        except Exception as error:  # it asserts, among others
-            raise SandboxError(NO_DAEMON.format(str(error) or "none is known")) from error
+        except Exception as error:  # it raises AssertionError, among others
+            raise SandboxError(NO_DAEMON.format(str(error) or "no URL is known")) from error
         try:
-            await ask("Docker could not say its version", client.version)
+            await request_with_retries("Docker could not report its version", client.version)
         except BaseException as error:
             await client.close()
             if isinstance(error, SandboxError):
@@ -167,11 +170,13 @@ class DockerSandbox(RemoteSandbox[Container]):
 
     async def _end(self, machine: Container) -> None:
         if machine.client.session.closed:
-            return  # its lifeline is cut: see below
+            return  # its stdin is closed, see below
         try:
-            await ask("Docker could not remove the container", lambda: _delete(machine.remote))
+            await request_with_retries(
+                "Docker could not remove the container", lambda: _delete(machine.remote)
+            )
         finally:
-            # Without its lifeline, `cat` ends, and with that the container; Docker then removes it by itself.
+            # When its stdin is closed, `cat` ends, and with it the container, which Docker then removes.
             await _close(machine.lifeline)
             await machine.client.close()
 
@@ -184,16 +189,25 @@ class DockerSandbox(RemoteSandbox[Container]):
         *,
         stdin: bool,
         wall_s: float | None,
-    ) -> Execution:
-        """Start a command; see `RemoteSandbox.execute`."""
+    ) -> DockerExecution:
+        """Start a command; see `RemoteSandbox.execute`.
+
+        Args:
+            machine: The container.
+            words: The command and its arguments.
+            stdout: Receives output.
+            stderr: Receives error output.
+            stdin: True if `DockerExecution.write` will be called.
+            wall_s: Not used.
+        """
         sizes = [len(word.encode()) + 1 for word in words]
         if max(sizes) > MAX_WORD or sum(sizes) > MAX_WORDS:
-            raise ValueError("the command is too long; put what is long into a file")
-        with from_service("Docker could not start a command"):
+            raise ValueError("the command is too long; write long arguments to a file")
+        with sdk_errors("Docker could not start a command"):
             remote = await machine.remote.exec(words, stdin=stdin, user=f"{USER}:{USER}", workdir=WORK)
             stream = remote.start()
             await stream.__aenter__()
-        return Execution(machine.remote, remote, stream, stdout, stderr)
+        return DockerExecution(machine.remote, remote, stream, stdout, stderr)
 
     def may_run(self, error: BaseException | None) -> bool:
         """Return whether the connection was lost before Docker answered."""
@@ -202,13 +216,13 @@ class DockerSandbox(RemoteSandbox[Container]):
         return error is not None and not isinstance(error, DockerError)
 
     def _config(self) -> dict[str, Any]:
-        """Return the request for the container, as the Docker API takes it."""
+        """Return the container request of the Docker API."""
         limits = self.limits
         tmpfs = f"rw,exec,nosuid,nodev,uid={USER},gid={USER},mode=0755,size="
         mounts = [
             {"Type": "bind", "Source": os.path.abspath(root), "Target": os.path.abspath(root), **options}
             for roots, options in (
-                # Mounts below the folder would stay writable in Docker before 25.
+                # In Docker before 25, mounts below the folder would stay writable.
                 (limits.fs_read_roots, {"ReadOnly": True, "BindOptions": {"NonRecursive": True}}),
                 (limits.fs_write_roots, {"ReadOnly": False}),
             )
@@ -217,7 +231,7 @@ class DockerSandbox(RemoteSandbox[Container]):
         host: dict[str, Any] = {
             "AutoRemove": True,
             "CapDrop": ["ALL"],
-            "Init": True,  # without it, processes that lost their parent stay as zombies and count
+            "Init": True,  # without an init, orphans stay as zombies and count
             "LogConfig": {"Type": "none"},
             "Mounts": mounts,
             "NetworkMode": "none" if limits.network == "none" else "bridge",
@@ -237,7 +251,7 @@ class DockerSandbox(RemoteSandbox[Container]):
             host["Runtime"] = self.runtime
         return {
             "Image": self.image,
-            # It runs as long as we hold its stdin: Docker closes that when this process ends, killed or not.
+            # It runs while its stdin is open, which Docker closes when this process ends, also if killed.
             "Entrypoint": ["cat"],
             "Cmd": [],
             "OpenStdin": True,
@@ -255,8 +269,16 @@ class DockerSandbox(RemoteSandbox[Container]):
         }
 
 
-class Execution:
-    """A command that Docker runs in a container."""
+class DockerExecution:
+    """A command that Docker runs in a container.
+
+    Args:
+        container: The container.
+        remote: The command at the Docker API.
+        stream: Connection to its stdin, stdout and stderr.
+        stdout: Receives output.
+        stderr: Receives error output.
+    """
 
     def __init__(
         self, container: DockerContainer, remote: Exec, stream: Stream, stdout: Take, stderr: Take
@@ -266,7 +288,7 @@ class Execution:
         self._ended = asyncio.Event()
 
     async def wait(self) -> int:
-        """Deliver the output to its end and return the exit code."""
+        """Deliver the output to its end. Return the exit code, 128 + n for signal n."""
         reading = asyncio.ensure_future(self._read())
         ended = asyncio.ensure_future(self._ended.wait())
         try:
@@ -276,15 +298,17 @@ class Execution:
         finally:
             reading.cancel()
             ended.cancel()
-        for pause_s in PAUSES_S:  # Docker may take a moment to know it
+        for pause_s in PAUSES_S:  # Docker may report the end with a delay
             await asyncio.sleep(pause_s)
-            state = await ask("Docker could not tell how a command ended", self._remote.inspect)
+            state = await request_with_retries(
+                "Docker could not report how a command ended", self._remote.inspect
+            )
             if not state["Running"] and state["ExitCode"] is not None:
                 break
         else:
-            raise SandboxError("the connection to a command in the container was cut")
+            raise SandboxError("the connection to a command in the container was lost")
         code = int(state["ExitCode"])
-        with from_service("Docker could not tell how its container is"):
+        with sdk_errors("Docker could not report the state of the container"):
             if code > 128:
                 shown = await self._container.show()  # pyright: ignore[reportUnknownMemberType]  untyped options
                 if not shown["State"]["Running"]:
@@ -292,27 +316,31 @@ class Execution:
         return code
 
     async def _read(self) -> None:
-        with from_service("Docker could not pass on the output of a command"):
+        with sdk_errors("Docker could not deliver the output of a command"):
             while (message := await self._stream.read_out()) is not None:
                 await self._takes[message.stream](message.data)
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin. Raise EOFError if the command reads no more."""
+        """Write to stdin.
+
+        Raises:
+            EOFError: If the command has closed its stdin.
+        """
         try:
             for start in range(0, len(data), CHUNK):
                 await self._write(data[start : start + CHUNK])
-        except (AssertionError, RuntimeError, OSError) as error:  # aiodocker asserts
-            raise EOFError("the process reads no more") from error
+        except (AssertionError, RuntimeError, OSError) as error:  # aiodocker raises AssertionError
+            raise EOFError("the process has closed its stdin") from error
 
     async def _write(self, data: bytes) -> None:
         writing = asyncio.ensure_future(self._stream.write_in(data))
         writing.add_done_callback(lambda task: task.cancelled() or task.exception())
         while not (await asyncio.wait([writing], timeout=STUCK_S))[0]:
-            # Docker takes no more input of a command that has ended, and asyncio reports the end of output
-            # only when all input is sent.
+            # Docker accepts no input for a command that has ended, and asyncio reports the end of output
+            # only after all input is sent.
             if not (await self._remote.inspect())["Running"]:
                 self._ended.set()
-                raise EOFError("the process reads no more")
+                raise EOFError("the process has closed its stdin")
         writing.result()
 
     async def detach(self) -> None:
@@ -321,7 +349,7 @@ class Execution:
 
 
 async def _close(stream: Stream) -> None:
-    with contextlib.suppress(AssertionError, OSError):  # aiodocker asserts that the connection lives
+    with contextlib.suppress(AssertionError, OSError):  # raised if the connection is closed
         await stream.close()
 
 
@@ -331,5 +359,5 @@ async def _delete(container: DockerContainer) -> None:
     try:
         await container.delete(force=True, v=True)
     except DockerError as error:
-        if error.status not in (404, 409):  # it is gone; it is being removed
+        if error.status not in (404, 409):  # it has been removed; it is being removed
             raise

@@ -1,20 +1,20 @@
-"""`E2BSandbox`: a virtual machine at E2B for each trajectory, reached over the internet.
+"""`E2BSandbox`: a virtual machine at E2B for each trajectory, over the internet.
 
 Stops:
-- anything on this host: code runs in a machine of E2B's, to which only commands, files and stdin are sent
-- the internet unless it was granted, and callers from the internet: E2B keeps that, we ask for it
-- gaining rights inside: setuid programs, sudo among them, give none
-- one process using more memory, processor time or file size than its limits; more processes of the
-  machine's user than its limit
+- anything on this host: code runs in a machine at E2B, which receives only commands, files and stdin
+- using the internet unless it was granted, and callers from the internet: E2B enforces this at our request
+- gaining rights inside: setuid programs, such as sudo, give none
+- one process using more memory, processor time or file size than its limits; more processes of the machine's
+  user than its limit
 - the process group of a command outliving it
-- output without end costing the trainer memory
-- a machine that outlives `close`, an `open` that failed, or its last use by more than timeout_s
+- unlimited output using memory of the trainer
+- a machine outliving `close`, an `open` that failed, or its last use by more than timeout_s
 Does not stop:
 - a process that leaves the process group of its command from outliving it: it ends with the machine, and if
-  it holds the output of the command, the command goes on until its wall limit
-- code from lifting the limits of processes where the template's user is root
-- all processes together from using all that the template's machine has
-- E2B from reading along
+  it keeps the output of the command open, the command continues until its wall limit
+- code raising the limits of processes if the user of the template is root
+- all processes together using everything that the template's machine has
+- E2B reading all data
 """
 
 from __future__ import annotations
@@ -30,40 +30,43 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.cancellation import off_loop
+from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.remote.remote_process import START_S, Take
 from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
-from torchrl_agentic.sandbox.remote.service import ask, from_service
+from torchrl_agentic.sandbox.remote.service import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:
     from e2b import AsyncCommandHandle, AsyncSandbox
 
 MARK = "torchrl_agentic"
-"""The name in a machine's metadata by which a lost one is found."""
+"""Name of the metadata by which a lost machine is found."""
 CHUNK = 1 << 18
-"""Bytes of input in one request."""
+"""Bytes of input per request."""
 MAX_LINE = 1 << 17
-"""Longest command line that Linux takes, in bytes: the SDK passes it as one word to a shell."""
+"""Maximum bytes of a command line on Linux: the SDK passes the command as one word to a shell."""
 MARGIN_S = 30.0
-# The SDK decodes output as UTF-8. Each byte goes as the character of its number, so that none is lost.
+# The SDK decodes output as UTF-8. Each byte is sent as the character of that number, so none is lost.
 _AS_TEXT = 'binmode STDOUT, ":utf8"; $| = 1; print $b while sysread STDIN, $b, 32768'
 
 
 class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
-    """Commands and files in a virtual machine at E2B.
+    """Run commands and keep files in a virtual machine at E2B.
 
     Args:
         limits: Limits of the sandbox.
-        template: The template of the machine; None for E2B's "base". It needs bash and `programs`, as Debian
-            and Ubuntu have them.
+        template: Template of the machine; None for E2B's "base". It needs bash and `programs`, which Debian
+            and Ubuntu have.
         api_key: API key; None for that in E2B_API_KEY.
-        timeout_s: Seconds that E2B keeps the machine after its last use; each use prolongs that.
+        timeout_s: Seconds that E2B keeps the machine after its last use; each use extends them.
         connection: Further options of the SDK for its connection: domain, proxy, request_timeout, ...
+
+    Raises:
+        ValueError: If `timeout_s` is not above 0, or the limits ask for folders or an unsupported network.
     """
 
     name: ClassVar[str] = "e2b"
-    cannot: ClassVar[frozenset[str]] = frozenset({"daemons"})
+    not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
     counts_processes = True
     programs = (*RemoteSandbox.programs, "perl", "setpriv")
@@ -83,7 +86,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0; got {timeout_s}")
         if self.limits.fs_read_roots or self.limits.fs_write_roots:
-            raise ValueError("a machine at E2B cannot show folders of this host; write_file what it needs")
+            raise ValueError("a machine at E2B cannot show folders of this host; copy files with write_file")
         self.template, self.api_key, self.timeout_s = template, api_key, timeout_s
         self.connection = dict(connection or {})
         self._mark = ""
@@ -92,7 +95,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here; once it is open, with regard to the user of the template.
+        """Map each limit to whether it is enforced; once open, for the user of the template.
 
         The totals are those of the template's machine.
         """
@@ -101,7 +104,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         return {**held, "memory_total": True, "disk_total": True, "network": True, "seccomp": False}
 
     def fresh(self) -> E2BSandbox:
-        """Create another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
         return E2BSandbox(
             self.limits,
             template=self.template,
@@ -111,12 +114,12 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         )
 
     async def _create(self) -> AsyncSandbox:
-        await off_loop(importlib.import_module, "e2b")  # takes half a second, the first time
+        await run_in_thread(importlib.import_module, "e2b")  # takes half a second the first time
         from e2b import AsyncSandbox
 
         online = self.limits.network == "full"
         self._mark, self._until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
-        with from_service("E2B gave no machine"):
+        with sdk_errors("E2B created no machine"):
             return await AsyncSandbox.create(
                 self.template,
                 timeout=self.timeout_s,
@@ -124,16 +127,16 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
                 allow_internet_access=online,
                 network={} if online else {"allow_public_traffic": False},
                 lifecycle={"on_timeout": "kill"},
-                idempotency_key=self._mark,  # the SDK may repeat the request, and must not get two machines
+                idempotency_key=self._mark,  # the SDK may repeat the request, but must create one machine
                 **self._options,
             )
 
     async def _prepare(self, machine: AsyncSandbox) -> None:
         what = f"the E2B template {self.template or 'base'!r} cannot be used"
         command = f"mkdir -p {WORK} && chmod 0777 {WORK}"
-        # A new machine may not be known everywhere at once.
-        await ask(what, lambda: machine.commands.run(command, user="root", timeout=START_S))
-        who = await ask(what, lambda: machine.commands.run("id -u", timeout=START_S))
+        # A new machine may not be reachable everywhere at once.
+        await request_with_retries(what, lambda: machine.commands.run(command, user="root", timeout=START_S))
+        who = await request_with_retries(what, lambda: machine.commands.run("id -u", timeout=START_S))
         self._as_root = who.stdout.strip() == "0"
         await super()._prepare(machine)
 
@@ -143,7 +146,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
     async def _end_lost(self) -> None:
         from e2b import AsyncSandbox, SandboxQuery
 
-        with from_service(f"at E2B a machine with {MARK}={self._mark} may be left, for {self.timeout_s} s"):
+        with sdk_errors(f"at E2B a machine with {MARK}={self._mark} may be left, for {self.timeout_s} s"):
             pages = AsyncSandbox.list(query=SandboxQuery(metadata={MARK: self._mark}), **self._options)
             while pages.has_next:
                 for found in await pages.next_items():
@@ -152,8 +155,8 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
     async def _kill_machine(self, machine_id: str) -> None:
         from e2b import AsyncSandbox
 
-        what = f"E2B did not end {machine_id}, and will in {self.timeout_s} s"
-        await ask(what, lambda: AsyncSandbox.kill(machine_id, **self._options))
+        what = f"E2B did not end {machine_id}, which will time out within {self.timeout_s} s"
+        await request_with_retries(what, lambda: AsyncSandbox.kill(machine_id, **self._options))
 
     async def execute(
         self,
@@ -164,24 +167,33 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         *,
         stdin: bool,
         wall_s: float | None,
-    ) -> Execution:
-        """Start a command; see `RemoteSandbox.execute`."""
-        await self.prolong(machine, wall_s or 0)
+    ) -> E2BExecution:
+        """Start a command; see `RemoteSandbox.execute`.
+
+        Args:
+            machine: The machine.
+            words: The command and its arguments.
+            stdout: Receives output.
+            stderr: Receives error output.
+            stdin: True if `E2BExecution.write` will be called.
+            wall_s: Seconds after which E2B may end the command; None for no limit.
+        """
+        await self.extend_timeout(machine, wall_s or 0)
         line = f"set -o pipefail; {shlex.join(words)} | perl -e {shlex.quote(_AS_TEXT)}"
         if len(line.encode()) >= MAX_LINE:
-            raise ValueError("the command is too long; put what is long into a file")
-        with from_service("E2B did not start a command"):
+            raise ValueError("the command is too long; write long arguments to a file")
+        with sdk_errors("E2B did not start a command"):
             handle = await machine.commands.run(
                 line,
                 background=True,
-                envs={"HOME": "/"},  # the SDK starts a login shell, which would read a profile of the model's
+                envs={"HOME": "/"},  # the SDK starts a login shell, which would read a profile of the model
                 stdin=stdin,
                 timeout=0,
                 on_stdout=lambda text: stdout(text.encode("latin-1", "replace")),
                 on_stderr=lambda text: stderr(text.encode()),
                 retain_output=False,
             )
-        return Execution(self, machine, handle)
+        return E2BExecution(self, machine, handle)
 
     def _supervised(
         self, argv: Sequence[str], limits: ResourceLimits, cwd: str | None, stdin: bool | int
@@ -196,13 +208,20 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         of_limits = (e2b.RateLimitException, e2b.ServiceBusyException)
         return error is not None and not isinstance(error, (*of_requests, *of_limits))
 
-    async def prolong(self, machine: AsyncSandbox, seconds: float = 0.0) -> None:
-        """Keep the machine for a command of that length, and for half of timeout_s at least."""
+    async def extend_timeout(self, machine: AsyncSandbox, seconds: float = 0.0) -> None:
+        """Keep the machine for a command of some seconds, and for at least half of timeout_s.
+
+        Args:
+            machine: The machine.
+            seconds: Duration of the command.
+        """
         needed = max(self.timeout_s / 2, seconds + MARGIN_S if seconds else 0)
         if self._until - time.monotonic() < needed:
             granted = math.ceil(max(self.timeout_s, needed))
             until = time.monotonic() + granted
-            await ask("E2B did not prolong a machine's time", lambda: machine.set_timeout(granted))
+            await request_with_retries(
+                "E2B did not extend the time of a machine", lambda: machine.set_timeout(granted)
+            )
             self._until = until
 
     @property
@@ -210,35 +229,45 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         return {"api_key": self.api_key, **self.connection}
 
 
-class Execution:
-    """A command that E2B runs in a machine."""
+class E2BExecution:
+    """A command that E2B runs in a machine.
+
+    Args:
+        sandbox: The sandbox of the machine.
+        machine: The machine.
+        handle: The command at the SDK.
+    """
 
     def __init__(self, sandbox: E2BSandbox, machine: AsyncSandbox, handle: AsyncCommandHandle[None]) -> None:
         self._sandbox, self._machine, self._handle = sandbox, machine, handle
 
     async def wait(self) -> int:
-        """Deliver the output to its end and return the exit code."""
+        """Deliver the output to its end. Return the exit code, 128 + n for signal n."""
         from e2b import CommandExitException
 
-        with from_service("E2B lost a process"):
+        with sdk_errors("E2B lost a process"):
             try:
                 return (await self._handle.wait()).exit_code
             except CommandExitException as ended:
                 return ended.exit_code if ended.exit_code >= 0 else 137
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin. Raise EOFError if the command reads no more."""
+        """Write to stdin.
+
+        Raises:
+            EOFError: If the command has closed its stdin.
+        """
         from e2b import NotFoundException, SandboxException
 
-        await self._sandbox.prolong(self._machine)
+        await self._sandbox.extend_timeout(self._machine)
         for start in range(0, len(data), CHUNK):
-            with from_service("E2B did not pass on input"):
+            with sdk_errors("E2B did not deliver input"):
                 try:
                     await self._handle.send_stdin(data[start : start + CHUNK])
                 except SandboxException as error:
-                    # A closed pipe is an internal error in older machines.
+                    # Older machines report a closed pipe as an internal error.
                     if isinstance(error, NotFoundException) or "pipe" in str(error) or "closed" in str(error):
-                        raise EOFError("the process reads no more") from None
+                        raise EOFError("the process has closed its stdin") from None
                     raise
 
     async def detach(self) -> None:

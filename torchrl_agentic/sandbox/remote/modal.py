@@ -1,20 +1,20 @@
-"""`ModalSandbox`: a container in the cloud of Modal for each sandbox, under gVisor or in a virtual machine.
+"""`ModalSandbox`: a container in Modal's cloud for each sandbox, under gVisor or in a virtual machine.
 
-Modal's part of this is tested as far as the request that asks for it.
+Modal's part is tested only up to the request for it.
 
 Stops:
 - reaching the trainer's files, processes, environment and terminal: Modal runs the code on other machines
-- the network, unless it was granted (asked of Modal)
-- the container using more memory or processors than its limits, or outliving timeout_s (asked of Modal)
+- using a network that was not granted (enforced by Modal)
+- the container using more memory or processors than its limits, or outliving timeout_s (enforced by Modal)
 - one process using more memory, processor time or file size than its limits, where code cannot raise them
 - the process group of a command outliving it; anything outliving `close`
-- output without end costing the trainer memory
+- unlimited output using memory of the trainer
 Does not stop:
-- root, which code is in Modal's containers, from raising its limits where Modal leaves it CAP_SYS_RESOURCE,
-  from making any number of processes, and from breaking the container's own programs, which we use
-- a process in a session of its own outliving its command; it ends with the sandbox
-- many files together filling the container's disk
-- bugs in what Modal isolates containers with
+- code, which is root in Modal's containers, raising its limits where Modal leaves it CAP_SYS_RESOURCE,
+  starting any number of processes, and breaking the container's own programs, which the sandbox uses
+- a process in its own session outliving its command; it ends with the sandbox
+- many files together filling the disk of the container
+- bugs in Modal's isolation of containers
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.remote.remote_process import Take
 from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
-from torchrl_agentic.sandbox.remote.service import from_service
+from torchrl_agentic.sandbox.remote.service import sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:
@@ -39,35 +39,38 @@ if TYPE_CHECKING:
     from modal.io_streams import StreamReader
 
 TAG = "torchrl-agentic"
-"""The tag by which a lost container is found."""
-# The first process of the container, in place of the image's: it stays, and it reaps what is left behind.
+"""Tag by which a lost container is found."""
+# First process of the container, in place of that of the image: it keeps running, and reaps orphans.
 _STAY = ("/bin/sh", "-c", "while :; do sleep 60; done")
 _MIN_MEMORY_MIB = 128
 _CORES_REQUESTED = 0.125
 _REST_S = 1.0
-"""Longest wait for the rest of the output of a command that has ended."""
+"""Maximum seconds to wait for the rest of the output of a command that has ended."""
 _BACKSTOP_S = 10
-"""Seconds after its wall limit when Modal ends a command by itself."""
+"""Seconds after its wall limit when Modal itself ends a command."""
 _CHUNK = 1 << 20
 
 
 class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
-    """Commands in a container at Modal; a new one per sandbox, ended by `close`.
+    """Run commands in a container at Modal. Each sandbox creates one and ends it at `close`.
 
-    The container may use twice limits.memory_bytes: an interpreter, and a command beside it.
+    The container may use twice limits.memory_bytes: for an interpreter and for a command beside it.
 
     Args:
         limits: Limits of the sandbox.
-        app: A `modal.App`, or the name of one, which is created if there is none.
+        app: A `modal.App`, or the name of one, which is created if it does not exist.
         image: A `modal.Image`, or the name of one in a registry; None for Modal's Debian with Python. It
             needs /bin/sh and `programs`.
-        cores: Processors that it may use.
-        timeout_s: Seconds after which Modal ends it, whatever became of us.
+        cores: Number of processors that it may use.
+        timeout_s: Seconds after which Modal ends it in any case.
         client: A `modal.Client`; None for that of MODAL_TOKEN_ID or ~/.modal.toml.
+
+    Raises:
+        ValueError: If a number is not above 0, or the limits ask for folders or an unsupported network.
     """
 
     name: ClassVar[str] = "modal"
-    cannot: ClassVar[frozenset[str]] = frozenset({"daemons", "processes"})
+    not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons", "processes"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
     def __init__(
@@ -86,7 +89,9 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
             raise MissingExtra("ModalSandbox", "modal", "modal") from error
         super().__init__(limits)
         if self.limits.fs_read_roots or self.limits.fs_write_roots:
-            raise ValueError("a sandbox at Modal cannot show folders of this host: leave fs_*_roots empty")
+            raise ValueError(
+                "a sandbox at Modal cannot show folders of this host; copy files with write_file"
+            )
         if not cores > 0 or timeout_s < 1:
             raise ValueError(f"cores and timeout_s must be above 0; got {cores} and {timeout_s}")
         if image is None:
@@ -99,7 +104,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
-        """Which limits hold here; whether code can raise those of a process is known once it is open."""
+        """Map each limit to whether it is enforced; once open, this includes whether code can raise it."""
         return {
             **dict.fromkeys(("cpu_seconds", "memory_bytes", "disk_bytes"), not self.raises_limits),
             **dict.fromkeys(("max_processes", "disk_total", "seccomp"), False),
@@ -108,7 +113,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
         }
 
     def fresh(self) -> ModalSandbox:
-        """Create another one with the same settings, not open yet."""
+        """Return a new, unopened sandbox with the same settings."""
         return ModalSandbox(
             self.limits,
             app=self.app,
@@ -126,7 +131,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
             mib = max(_MIN_MEMORY_MIB, math.ceil(self.limits.memory_bytes / 2**20))
             memory = (mib, 2 * mib)
         self._app_id, self._mark = None, {TAG: uuid.uuid4().hex}
-        with from_service("Modal could not make a sandbox"):
+        with sdk_errors("Modal could not create a sandbox"):
             app = self.app
             if isinstance(app, str):
                 app = await modal.App.lookup.aio(app, client=self.client, create_if_missing=True)
@@ -149,7 +154,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
     async def _end(self, machine: modal.Sandbox) -> None:
         from modal.exception import NotFoundError
 
-        with from_service(f"Modal could not end the sandbox {machine.object_id}"):
+        with sdk_errors(f"Modal could not end the sandbox {machine.object_id}"):
             with contextlib.suppress(NotFoundError):
                 await machine.terminate.aio()
             await machine.detach.aio()  # pyright: ignore[reportUnknownMemberType]  its stub has no result
@@ -159,7 +164,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
 
         if self._app_id is None:
             return
-        with from_service("Modal could not look for a lost sandbox"):
+        with sdk_errors("Modal could not look for a lost sandbox"):
             async for lost in modal.Sandbox.list.aio(
                 app_id=self._app_id, tags=self._mark, client=self.client
             ):
@@ -174,19 +179,28 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
         *,
         stdin: bool,
         wall_s: float | None,
-    ) -> Execution:
-        """Start a command; see `RemoteSandbox.execute`."""
+    ) -> ModalExecution:
+        """Start a command; see `RemoteSandbox.execute`.
+
+        Args:
+            machine: The container.
+            words: The command and its arguments.
+            stdout: Receives output.
+            stderr: Receives error output.
+            stdin: True if `ModalExecution.write` will be called.
+            wall_s: Seconds after which Modal may end the command; None for no limit.
+        """
         from modal.exception import ConflictError, InvalidError
 
         timeout = None if wall_s is None else math.ceil(wall_s) + _BACKSTOP_S
         try:
-            with from_service("Modal could not start a command"):
+            with sdk_errors("Modal could not start a command"):
                 process = await machine.exec.aio(*words, workdir="/", timeout=timeout, text=False)
         except SandboxError as error:
             if isinstance(error.__cause__, InvalidError) and not isinstance(error.__cause__, ConflictError):
-                raise ValueError(f"{error}; put what is long into a file") from None
+                raise ValueError(f"{error}; write long arguments to a file") from None
             raise
-        return Execution(process, stdout, stderr)
+        return ModalExecution(process, stdout, stderr)
 
     def may_run(self, error: BaseException | None) -> bool:
         """Return whether Modal gave no clear answer."""
@@ -197,25 +211,31 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
         return error is not None and not isinstance(error, (*of_requests, *of_limits))
 
 
-class Execution:
-    """A command that Modal runs in a container."""
+class ModalExecution:
+    """A command that Modal runs in a container.
+
+    Args:
+        process: The command at the SDK.
+        stdout: Receives output.
+        stderr: Receives error output.
+    """
 
     def __init__(self, process: ContainerProcess[bytes], stdout: Take, stderr: Take) -> None:
         self._process, self._stdout, self._stderr = process, stdout, stderr
 
     async def wait(self) -> int:
-        """Deliver the output to its end and return the exit code."""
+        """Deliver the output to its end. Return the exit code, 128 + n for signal n."""
         ended = asyncio.ensure_future(self._process.wait.aio())
         streams = ((self._process.stdout, self._stdout), (self._process.stderr, self._stderr))
         readers = [asyncio.ensure_future(_read(stream, take)) for stream, take in streams]
         left = {ended, *readers}
         try:
-            with from_service("Modal could not tell how a command goes on"):
+            with sdk_errors("Modal could not report how a command continues"):
                 while not ended.done():
                     done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         task.result()
-                # A process in a session of its own may hold the streams for longer.
+                # A process in its own session may keep the streams open for longer.
                 for task in (await asyncio.wait(readers, timeout=_REST_S))[0]:
                     task.result()
                 code = ended.result()
@@ -226,16 +246,20 @@ class Execution:
         return 137 if code < 0 else code  # negative: Modal ended it at its timeout
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin. Raise EOFError if the command reads no more."""
+        """Write to stdin.
+
+        Raises:
+            EOFError: If the command has closed its stdin.
+        """
         from modal.exception import InvalidError, NotFoundError
 
-        with from_service("Modal could not write to a command"):
+        with sdk_errors("Modal could not write to a command"):
             try:
                 for start in range(0, len(data), _CHUNK):
                     self._process.stdin.write(data[start : start + _CHUNK])
                     await self._process.stdin.drain.aio()
             except (InvalidError, NotFoundError):
-                raise EOFError("the process reads no more") from None
+                raise EOFError("the process has closed its stdin") from None
 
     async def detach(self) -> None:
         """Do nothing: the streams are closed by `wait`."""

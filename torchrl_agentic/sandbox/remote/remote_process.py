@@ -1,4 +1,4 @@
-"""`RemoteProcess`: a command that runs at a service, from its start to its certain end."""
+"""`RemoteProcess`: a command at a service, from its start to its certain end."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.cancellation import to_the_end
-from torchrl_agentic.sandbox.process import Capture, exit_or_signal, how
+from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.sandbox.process import Capture, describe_exit, signed_exit_code
 from torchrl_agentic.sandbox.remote import scripts
-from torchrl_agentic.sandbox.remote.service import in_time
+from torchrl_agentic.sandbox.remote.service import time_limit
 
 Take: TypeAlias = Callable[[bytes], Awaitable[None]]
 START_S = 60.0
-"""Longest wait for a service to start a command."""
+"""Maximum seconds that a service may take to start a command."""
 END_S = 5.0
-"""Longest wait for a command to end once it is killed; then its machine is ended."""
+"""Maximum seconds that a killed command may take to end; after that its machine is ended."""
 MAX_UNREAD = 1 << 20
-"""Bytes of output that wait for `RemoteProcess.receive`; then the process waits."""
+"""Maximum bytes of output that wait for `RemoteProcess.receive`; beyond that the process has to wait."""
 _MAX_HEADER = 64
 
 
@@ -27,20 +27,27 @@ class Execution(Protocol):
     """A command that a service runs, through the SDK of that service."""
 
     async def wait(self) -> int:
-        """Deliver the output to its end and return the exit code, 128 + n for signal n."""
+        """Deliver the output to its end. Return the exit code, 128 + n for signal n."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin. Raise EOFError if the command reads no more."""
+        """Write to stdin.
+
+        Args:
+            data: Bytes to write.
+
+        Raises:
+            EOFError: If the command has closed its stdin.
+        """
         ...
 
     async def detach(self) -> None:
-        """Release the connection; the command is not ended."""
+        """Close the connection without ending the command."""
         ...
 
 
-class Host(Protocol):
-    """What a process needs of its sandbox; see `RemoteSandbox`."""
+class ProcessHost(Protocol):
+    """The part of `RemoteSandbox` that a process uses."""
 
     async def execute(
         self,
@@ -52,35 +59,54 @@ class Host(Protocol):
         stdin: bool,
         wall_s: float | None,
     ) -> Execution:
-        """Start a command."""
+        """Start a command; see `RemoteSandbox.execute`.
+
+        Args:
+            machine: Where it runs.
+            words: The command and its arguments.
+            stdout: Receives output.
+            stderr: Receives error output.
+            stdin: True if `Execution.write` will be called.
+            wall_s: Seconds after which the service may end the command; None for no limit.
+        """
         ...
 
     def may_run(self, error: BaseException | None) -> bool:
-        """Return whether the service may have done what was asked although the SDK raised this error."""
+        """Return whether the service may have done what was requested although the SDK raised this error."""
         ...
 
     async def kill_group(self, machine: Any, numbers: Sequence[int]) -> None:
-        """End a command by the numbers of its processes."""
+        """End a command.
+
+        Args:
+            machine: Where it runs.
+            numbers: PIDs that its supervisor printed.
+        """
         ...
 
     async def give_up(self, machine: Any, reason: str) -> None:
-        """End a machine in which a command could not be ended."""
+        """End a machine because a command could not be ended.
+
+        Args:
+            machine: The machine.
+            reason: Why, for error messages.
+        """
         ...
 
 
 class RemoteProcess:
-    """A command under its supervisor; a `Process`. It belongs to the event loop that it was started on.
+    """A command under its supervisor; a `Process`. Use it on the event loop that it was started on.
 
     Args:
         sandbox: The sandbox that starts and ends it.
         machine: The machine where it runs.
-        errors: Keeps what it writes to stderr.
-        keep: Takes what it writes to stdout; None: that waits for `receive`.
+        errors: Keeps its stderr.
+        keep: Receives its stdout; None to keep it for `receive`.
     """
 
     def __init__(
         self,
-        sandbox: Host,
+        sandbox: ProcessHost,
         machine: Any,
         errors: Capture,
         keep: Callable[[bytes], object] | None = None,
@@ -101,22 +127,34 @@ class RemoteProcess:
         self._following: asyncio.Future[int] = self._loop.create_future()
 
     async def start(self, words: Sequence[str], *, stdin: bool, wall_s: float | None) -> None:
-        """Start it, and wait until the service has done so; see `RemoteSandbox.execute`."""
-        # In a task of its own: cancelled, a request under way would start a command that nobody ends.
+        """Start the command and wait until the service has done so.
+
+        Args:
+            words: The command and its arguments.
+            stdin: True if it gets input.
+            wall_s: Seconds after which the service may end it; None for no limit.
+        """
+        # In its own task: a request that is cancelled on the way could start a command that nobody ends.
         self._may_run = True
         self._following = asyncio.ensure_future(self._follow(words, stdin, wall_s))
         self._following.add_done_callback(self._over)
-        async with in_time(START_S):
+        async with time_limit(START_S):
             await self._begun.wait()
         if self._execution is None:
             self._result()
 
-    async def known(self) -> None:
-        """Wait until its supervisor runs. Raise SandboxError if it does not."""
+    async def started(self) -> None:
+        """Wait until the supervisor of the command runs.
+
+        Raises:
+            SandboxError: If it does not start.
+        """
         await self._known.wait()
         if self._numbers is None:
             code = self._result()
-            raise SandboxError(f"the shell in the sandbox did not run the command: it gave exit code {code}")
+            raise SandboxError(
+                f"the shell in the sandbox did not run the command: it ended with exit code {code}"
+            )
 
     async def _follow(self, words: Sequence[str], stdin: bool, wall_s: float | None) -> int:
         try:
@@ -139,7 +177,7 @@ class RemoteProcess:
         self._begun.set()
         self._known.set()
         if not following.cancelled():
-            following.exception()  # or else asyncio logs one that nobody asked for
+            following.exception()  # retrieved, so that asyncio does not log it
 
     async def _take(self, data: bytes) -> None:
         if self._failed is not None:
@@ -168,28 +206,40 @@ class RemoteProcess:
         self._errors.add(data)
 
     async def finish(self, stdin: bytes) -> int:
-        """Send its input and return its exit code, negative for a signal."""
+        """Send the input and wait for the end.
+
+        Args:
+            stdin: The input.
+
+        Returns:
+            The exit code, -n for signal n.
+        """
         feeding = asyncio.ensure_future(self._feed(stdin))
         try:
-            await self.known()
+            await self.started()
             await asyncio.wait([self._following])
         finally:
             feeding.cancel()
         return self._result()
 
     async def _feed(self, data: bytes) -> None:
-        with contextlib.suppress(EOFError, SandboxError):  # it need not read all; `_result` tells a failure
+        with contextlib.suppress(
+            EOFError, SandboxError
+        ):  # it need not read everything; `_result` raises if it failed
             if data:
                 await self.send(data)
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin. All of `data` is sent, also if the caller is cancelled.
+        """Write to the stdin of the process. All of `data` is sent, also if the caller is cancelled.
+
+        Args:
+            data: Bytes to write.
 
         Raises:
-            EOFError: If it reads no more.
+            EOFError: If the process has closed its stdin.
         """
         if not self.is_running:
-            raise EOFError(f"the process reads no more: {self._ending()}")
+            raise EOFError(f"the process has closed its stdin: {self._ending()}")
         writing = asyncio.ensure_future(self._write(data))
         self._writes.add(writing)
         writing.add_done_callback(self._writes.discard)
@@ -197,7 +247,7 @@ class RemoteProcess:
         await asyncio.wait([writing, self._following], return_when=asyncio.FIRST_COMPLETED)
         if not writing.done():
             writing.cancel()
-            raise EOFError("the process reads no more")
+            raise EOFError("the process has closed its stdin")
         writing.result()
 
     async def _write(self, data: bytes) -> None:
@@ -205,16 +255,16 @@ class RemoteProcess:
             assert self._execution is not None
             try:
                 await self._execution.write(data)
-            except SandboxError as error:  # it has missed some of its input
+            except SandboxError as error:  # part of its input is lost
                 self._failed = self._failed or error
                 self._following.cancel()
                 raise
 
     async def receive(self) -> bytes:
-        """Read what it wrote to stdout; empty at the end.
+        """Return output of the process; b"" at the end.
 
         Raises:
-            SandboxError: If the sandbox is lost, or the connection to it.
+            SandboxError: If the sandbox, or the connection to it, is lost.
         """
         while not self._unread and self.is_running:
             self._news.clear()
@@ -227,10 +277,10 @@ class RemoteProcess:
         return data
 
     async def kill(self) -> None:
-        """End it and its process group; if that is not certain within `END_S`, end its machine."""
+        """End the process and its process group. If that is not certain within `END_S`, end its machine."""
         self._stopped = True
         self._room.set()
-        await to_the_end(self._kill())
+        await run_to_completion(self._kill())
 
     async def _kill(self) -> None:
         if not self._may_run:
@@ -244,7 +294,7 @@ class RemoteProcess:
                 await asyncio.wait([self._following])
                 self._may_run = self._may_run and self._numbers is None
         except TimeoutError:
-            reason = f"it still ran after {END_S:g} s"
+            reason = f"it was still running after {END_S:g} s"
         except SandboxError as error:
             reason = str(error)
         self._following.cancel()
@@ -254,30 +304,30 @@ class RemoteProcess:
             await self._sandbox.give_up(self._machine, reason or self._ending())
 
     async def wait(self) -> str:
-        """Wait until it has ended, and say how."""
+        """Wait until the process has ended. Return how it ended."""
         await asyncio.wait([self._following])
         if self._following.cancelled() or (self._stopped and self._following.exception() is not None):
             return "ended with its sandbox"
-        return how(self._result())
+        return describe_exit(self._result())
 
     def errors(self) -> str:
-        """Return head and tail of what it wrote to stderr so far."""
+        """Return the head and the tail of what the process has written to stderr so far."""
         return self._errors.text()
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended, as far as we know."""
+        """Return whether the process is not known to have ended."""
         return not self._following.done()
 
     def abandon(self) -> None:
-        """Read no more, whichever event loop this is called on: its machine is gone."""
+        """Stop reading, because its machine is gone. May be called on any event loop."""
         self._stopped, self._may_run = True, False
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._following.cancel)
 
     def _ending(self) -> str:
         try:
-            return how(self._result())
+            return describe_exit(self._result())
         except SandboxError as error:
             return str(error)
 
@@ -286,7 +336,7 @@ class RemoteProcess:
             raise self._failed
         if self._following.cancelled():
             raise SandboxError("the process ended with its sandbox")
-        return exit_or_signal(self._following.result())
+        return signed_exit_code(self._following.result())
 
 
 def _numbers(line: bytes) -> list[int] | None:

@@ -1,9 +1,9 @@
-"""`RemoteSandbox`: what the sandboxes at a service share.
+"""`RemoteSandbox`: the common part of sandboxes at services.
 
-A backend creates and ends a machine, and starts a command in it, through the public SDK of its service. All
-else is here and in `RemoteProcess`: commands run under the shell supervisor of `scripts`, which prints the
-numbers of its processes first; a second command with these numbers ends them. If that fails, the machine is
-ended.
+A backend creates and ends a machine, and starts a command in it, through the public SDK of its service.
+Everything else is here and in `RemoteProcess`: commands run under the shell supervisor of `scripts`, which
+first prints the PIDs of its processes. A second command with these PIDs ends them. If that fails, the machine
+is ended.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, checked
-from torchrl_agentic.sandbox.cancellation import to_the_end
+from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, check_argv
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture
 from torchrl_agentic.sandbox.remote import scripts
 from torchrl_agentic.sandbox.remote.remote_process import START_S, Execution, RemoteProcess, Take
-from torchrl_agentic.sandbox.remote.service import in_time
+from torchrl_agentic.sandbox.remote.service import time_limit
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.workspace import MAX_READ
 
 M = TypeVar("M")
 CLEANUP_S = 20.0
-"""Longest wait for a machine to be created or ended when it is no longer wanted."""
+"""Maximum seconds to create or end a machine that is no longer needed."""
 FILE_S = 120.0
-"""Longest time for reading or writing one file."""
+"""Maximum seconds to read or write one file."""
 _NO_LIMITS = ResourceLimits(cpu_seconds=None, memory_bytes=None, max_processes=None, disk_bytes=None)
 _logger = logging.getLogger(__name__)
 
 
 class RemoteSandbox(Sandbox, Generic[M]):
-    """A sandbox on a machine of a service; `M` is the type of what `_create` returns."""
+    """A sandbox on a machine of a service; `M` is the type that `_create` returns."""
 
     counts_processes = False
-    """Whether the limit of processes is set for each command: it holds only for a user of their own."""
+    """True if the limit of processes is set for each command, which needs a user for the commands alone."""
     programs: tuple[str, ...] = scripts.PROGRAMS
-    """What a machine must have, besides /bin/sh."""
+    """Programs that a machine must have, besides /bin/sh."""
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         super().__init__(limits)
@@ -55,14 +55,18 @@ class RemoteSandbox(Sandbox, Generic[M]):
 
     @abstractmethod
     async def _create(self) -> M:
-        """Create a machine; not cancelled. Raise SandboxError if there is none."""
+        """Create a machine; never cancelled.
+
+        Raises:
+            SandboxError: If it could not be created.
+        """
 
     @abstractmethod
     async def _end(self, machine: M) -> None:
-        """End a machine and all that runs there; one that is gone is ended."""
+        """End a machine and everything that runs there. Do nothing if it is gone."""
 
     async def _end_lost(self) -> None:
-        """End the machine of a `_create` that failed, if the service created one all the same."""
+        """End the machine of a failed `_create`, if the service has created one."""
 
     @abstractmethod
     async def execute(
@@ -80,27 +84,31 @@ class RemoteSandbox(Sandbox, Generic[M]):
         Args:
             machine: Where it runs.
             words: The command and its arguments.
-            stdout: Takes output; while it waits, no more is read.
-            stderr: Takes error output.
-            stdin: Whether `Execution.write` will be called.
-            wall_s: Seconds after which the command may be ended by the service; None for no limit.
+            stdout: Receives output; while it waits, no more is read.
+            stderr: Receives error output.
+            stdin: True if `Execution.write` will be called.
+            wall_s: Seconds after which the service may end the command; None for no limit.
 
         Raises:
-            SandboxError: The command was not started, or `may_run` tells whether that is certain.
-            ValueError: The command is too long.
+            SandboxError: If the command was not started, unless `may_run` returns True for the cause.
+            ValueError: If the command is too long.
         """
 
     def may_run(self, error: BaseException | None) -> bool:
-        """Return whether the service may have done what was asked although the SDK raised this error."""
+        """Return whether the service may have done what was requested although the SDK raised this error.
+
+        Args:
+            error: The error of the SDK.
+        """
         return False
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Return whether the sandbox can be used."""
         return self._machine is not None
 
     async def open(self) -> None:
-        """Create a machine, with /work in it."""
+        """Create a machine with /work in it."""
         async with self._changing:
             if self._machine is not None:
                 return
@@ -111,14 +119,14 @@ class RemoteSandbox(Sandbox, Generic[M]):
                 await self._prepare(machine)
             except BaseException:
                 self._undoing = asyncio.ensure_future(self._undo(creating))
-                await to_the_end(self._undoing)
+                await run_to_completion(self._undoing)
                 raise
             self._machine, self._lost = machine, ""
 
     async def _prepare(self, machine: M) -> None:
         """Create /work and check that the machine has the programs that `scripts` needs."""
         out, err = Capture(MAX_ERRORS), Capture(MAX_ERRORS)
-        async with in_time(START_S):
+        async with time_limit(START_S):
             code = await self._plain(machine, scripts.prepare(self.programs), out, err)
         if code:
             reason = (err.text() + out.text()).strip() or f"exit code {code}"
@@ -126,7 +134,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         self.raises_limits = out.text().strip() != "0"
 
     async def _plain(self, machine: M, words: Sequence[str], out: Capture, err: Capture) -> int:
-        """Run a command of ours, without supervision, and return its exit code."""
+        """Run a trusted command without supervision, and return its exit code."""
 
         async def stdout(data: bytes) -> None:
             out.add(data)
@@ -141,7 +149,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
             await execution.detach()
 
     async def _undo(self, creating: asyncio.Future[M]) -> None:
-        """End what an `open` that failed has created, also if the service never answered."""
+        """End what a failed `open` has created, also if the service never answered."""
         await asyncio.wait([creating], timeout=CLEANUP_S)
         if not creating.done():
             creating.cancel()
@@ -154,13 +162,13 @@ class RemoteSandbox(Sandbox, Generic[M]):
             await self._quietly(self._end_lost())
 
     async def close(self) -> None:
-        """End the machine; also what a failed `open` or `close` left.
+        """End the machine, and what a failed `open` or `close` left.
 
         Raises:
-            SandboxError: If the service cannot be reached. Call it again.
+            SandboxError: If the service cannot be reached. Call `close` again.
         """
         async with self._changing:
-            await to_the_end(self._discard())
+            await run_to_completion(self._discard())
 
     async def _discard(self) -> None:
         if self._undoing is not None and self._undoing is not asyncio.current_task():
@@ -172,27 +180,37 @@ class RemoteSandbox(Sandbox, Generic[M]):
             process.abandon()
         self._left = self._left if machine is None else machine
         if self._left is not None:
-            async with in_time(CLEANUP_S):
+            async with time_limit(CLEANUP_S):
                 await self._end(self._left)
             self._left = None
 
     async def kill_group(self, machine: M, numbers: Sequence[int]) -> None:
-        """End a command by the numbers of its processes."""
+        """End a command.
+
+        Args:
+            machine: Where it runs.
+            numbers: PIDs that its supervisor printed.
+        """
         await self._plain(machine, scripts.kill(numbers), Capture(0), Capture(0))
 
     async def give_up(self, machine: M, reason: str) -> None:
-        """End a machine in which a command could not be ended."""
+        """End a machine because a command could not be ended.
+
+        Args:
+            machine: The machine.
+            reason: Why, for error messages.
+        """
         if self._machine is machine:
             self._lost = f"the sandbox was ended, because a command in it could not be ended: {reason}"
             _logger.warning("%s", self._lost)
             await self._quietly(self._discard())
 
     async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
-        """Log a failure where another error is on its way; a later `close` tries again."""
+        """Log a failure, because another error is being raised; a later `close` tries again."""
         try:
             await work
         except SandboxError as error:
-            _logger.warning("cleaning up a sandbox failed: %s", error)
+            _logger.warning("ending the machine of a sandbox failed: %s", error)
 
     async def run(
         self,
@@ -202,10 +220,10 @@ class RemoteSandbox(Sandbox, Generic[M]):
         cwd: str | None = None,
         limits: ResourceLimits | None = None,
     ) -> SandboxResult:
-        """Run one command to its end."""
+        """Run one command and wait until it ends."""
         effective = self._narrowed(limits)
         wall_s = effective.wall_seconds
-        words = self._supervised(checked(argv), effective, cwd, len(stdin or b""))
+        words = self._supervised(check_argv(argv), effective, cwd, len(stdin or b""))
         out, err = Capture(effective.output_bytes), Capture(effective.output_bytes)
         began = time.monotonic()
         code = await self._finish(words, stdin, out.add, err, wall_s)
@@ -219,35 +237,35 @@ class RemoteSandbox(Sandbox, Generic[M]):
         )
 
     async def spawn(self, argv: Sequence[str]) -> RemoteProcess:
-        """Start a long-lived process; neither its time nor its processor time is limited."""
-        words = self._supervised(checked(argv), replace(self.limits, cpu_seconds=None), None, True)
+        """Start a long-lived process. Neither its duration nor its processor time is limited."""
+        words = self._supervised(check_argv(argv), replace(self.limits, cpu_seconds=None), None, True)
         process = RemoteProcess(self, self.opened(), Capture(MAX_ERRORS))
         try:
             await process.start(words, stdin=True, wall_s=None)
-            await process.known()
+            await process.started()
         except BaseException:
-            await to_the_end(process.kill())
+            await run_to_completion(process.kill())
             raise
         self._processes = {other for other in self._processes if other.is_running} | {process}
         return process
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file inside, making its folders.
+        """Write a file inside and create its folders.
 
         Raises:
-            OSError: If it cannot be written, for want of space for example.
+            OSError: If it cannot be written, for example for lack of space.
         """
         await self._file(scripts.write(path), path, data)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        """Read a file inside, 64 MiB at most."""
+        """Read a file inside, at most 64 MiB of it."""
         limit = MAX_READ if max_bytes is None else min(max_bytes, MAX_READ)
         return await self._file(scripts.read(path, limit), path)
 
     async def _file(self, argv: Sequence[str], path: str, data: bytes | None = None) -> bytes:
-        """Run a script of ours on a file and return what it printed, 64 MiB at most.
+        """Run a script on a file and return its output, at most 64 MiB of it.
 
-        The file APIs of the services follow links, wait at a FIFO or do not see mounts; commands do not.
+        The file APIs of services are not used: they follow links, wait at a FIFO, or do not see mounts.
         """
 
         def keep(data: bytes) -> None:
@@ -257,10 +275,10 @@ class RemoteSandbox(Sandbox, Generic[M]):
         content, reason = bytearray(), Capture(MAX_ERRORS)
         code = await self._finish(words, data, keep, reason, FILE_S)
         if code is None:
-            raise SandboxError(f"{path} was not read or written within {FILE_S:g} s")
+            raise SandboxError(f"reading or writing {path} took more than {FILE_S:g} s")
         if code:
             refused = scripts.refusal(code, path, reason.text())
-            raise refused or SandboxError(f"the sandbox cannot reach its files: {reason.text()}")
+            raise refused or SandboxError(f"the sandbox cannot access its files: {reason.text()}")
         return bytes(content)
 
     async def _finish(
@@ -271,7 +289,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         err: Capture,
         wall_s: float | None,
     ) -> int | None:
-        """Run a command to its end and return its exit code; None if it was stopped at its time."""
+        """Run a command. Return its exit code, or None if it was stopped at its timeout."""
         process = RemoteProcess(self, self.opened(), err, out)
         try:
             await process.start(words, stdin=bool(stdin), wall_s=wall_s)
@@ -280,7 +298,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         except TimeoutError:
             return None
         finally:
-            await to_the_end(process.kill())
+            await run_to_completion(process.kill())
 
     def _supervised(
         self, argv: Sequence[str], limits: ResourceLimits, cwd: str | None, stdin: bool | int
@@ -290,17 +308,21 @@ class RemoteSandbox(Sandbox, Generic[M]):
         return scripts.supervised(argv, limits, cwd=cwd, stdin=stdin)
 
     def _narrowed(self, limits: ResourceLimits | None) -> ResourceLimits:
-        """Narrow the limits for one call. Raise ValueError for those that a machine has for all commands."""
+        """Return the limits of one call. Raise ValueError if a call changes a limit of the whole machine."""
         for name in ("network", "fs_read_roots", "fs_write_roots"):
             if limits is not None and getattr(limits, name) != getattr(self.limits, name):
                 raise ValueError(
-                    f"a machine has one {name} for all commands, {getattr(self.limits, name)!r}, not "
-                    f"{getattr(limits, name)!r} for one: dataclasses.replace(sandbox.limits, ...) keeps it"
+                    f"a machine has one {name} for all commands, {getattr(self.limits, name)!r}; a call has "
+                    f"{getattr(limits, name)!r}: pass dataclasses.replace(sandbox.limits, ...)"
                 )
         return self.limits.narrow(limits)
 
     def opened(self) -> M:
-        """Return the machine. Raise SandboxError if there is none."""
+        """Return the machine.
+
+        Raises:
+            SandboxError: If the sandbox is not open.
+        """
         if self._machine is None:
             raise SandboxError(
                 self._lost or "the sandbox is not open: use 'async with', or call open() first"

@@ -1,4 +1,4 @@
-"""Requests to a service through its SDK: their errors, their repetition, their time."""
+"""Requests to a service through its SDK: errors, retries, time limits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def from_service(what: str) -> Generator[None]:
-    """Raise SandboxError for anything that an SDK raises, with the original as its cause.
+def sdk_errors(what: str) -> Generator[None]:
+    """Raise SandboxError for any error of an SDK, with the original as its cause.
 
     An SDK, its HTTP library and its protocol have no common base class, and some raise bare exceptions.
+
+    Args:
+        what: Start of the message, such as "Docker could not start a command".
     """
     try:
         yield
@@ -26,19 +29,28 @@ def from_service(what: str) -> Generator[None]:
         raise SandboxError(f"{what}: {str(error) or type(error).__name__}") from error
 
 
-async def ask(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a request that may be repeated, up to three times; see `from_service`."""
+async def request_with_retries(what: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Make a request up to three times; see `sdk_errors`. It must be repeatable.
+
+    Args:
+        what: Start of the message of an error.
+        call: Makes the request.
+    """
     for pause_s in (0.1, 0.5):
-        with contextlib.suppress(SandboxError), from_service(what):
+        with contextlib.suppress(SandboxError), sdk_errors(what):
             return await call()
         await asyncio.sleep(pause_s)
-    with from_service(what):
+    with sdk_errors(what):
         return await call()
 
 
 @contextlib.asynccontextmanager
-async def in_time(seconds: float) -> AsyncGenerator[None]:
-    """Raise SandboxError if a block takes longer."""
+async def time_limit(seconds: float) -> AsyncGenerator[None]:
+    """Raise SandboxError if the block takes longer.
+
+    Args:
+        seconds: Maximum duration.
+    """
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -78,11 +78,11 @@ class HookContract:
         ledger.add_prompt([1, 2])
         ledger.add_sampled([3], [-0.5])
         for turn in turns:
-            recording.turn(turn)
-            recording.reward(0.5)
-        recording.added([Message("user", "bye")])
-        recording.note(gts="4", tokens=TokenRecord(ledger), difficulty="hard")
-        recording.note(score=1.0)
+            recording.record_turn(turn)
+            recording.add_reward(0.5)
+        recording.add_messages([Message("user", "bye")])
+        recording.annotate(gts="4", tokens=TokenRecord(ledger), difficulty="hard")
+        recording.annotate(score=1.0)
         recording.finish("no_calls")
 
     def test_it_takes_all_that_is_told_of_a_trajectory(self, hook: TrajectoryHook) -> None:
@@ -93,7 +93,7 @@ class HookContract:
     def test_only_turns_and_ends_must_be_told(self, hook: TrajectoryHook) -> None:
         recording = hook.begin("0.0")
         for turn in self.turns():
-            recording.turn(turn)
+            recording.record_turn(turn)
         recording.finish("reset")
         assert self.told(hook) in (1, None)
 
@@ -102,7 +102,7 @@ class HookContract:
         recordings = [hook.begin("0.0"), hook.begin("0.0")]
         for turn in self.turns():
             for recording in recordings:
-                recording.turn(turn)
+                recording.record_turn(turn)
         for recording in recordings:
             recording.finish("no_calls")
         assert self.told(hook) in (2, None)
@@ -126,7 +126,7 @@ class HookContract:
 
     def test_it_travels_to_workers(self, hook: TrajectoryHook) -> None:
         """Without the trajectories that were begun here."""
-        hook.begin("0.0").turn(self.turns()[0])
+        hook.begin("0.0").record_turn(self.turns()[0])
         copy = pickle.loads(pickle.dumps(hook))
         self.play(copy.begin("0.0"), self.turns())
         close = getattr(copy, "close", None)

@@ -132,11 +132,11 @@ class LimiterContract:
     async def test_an_overload_lets_fewer_in_and_success_more_again(self) -> None:
         limiter = self.make(8)
         async with limiter.slot():
-            limiter.overloaded()
+            limiter.record_overload()
             async with asyncio.timeout(PATIENCE_S):
                 while limiter.stats().concurrent == 8:  # noqa: ASYNC110  another thread changes it
                     await asyncio.sleep(0.01)
                 assert limiter.stats().overloads == 1
                 while limiter.stats().concurrent < 8:
-                    limiter.succeeded()
+                    limiter.record_success()
                     await asyncio.sleep(0.001)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, Status, ToolResult
 from torchrl_agentic.parsers import CallFailed, CallReady, TextDelta, ToolCallParser, get_parser
 from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS
-from torchrl_agentic.parsers.events import Event
+from torchrl_agentic.parsers.streaming import Event
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53)

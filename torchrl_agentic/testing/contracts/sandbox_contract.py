@@ -1,4 +1,4 @@
-"""The contract of every sandbox."""
+"""`SandboxContract`: tests that every sandbox must pass, except for threats that it does not stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
-from torchrl_agentic.sandbox.base import CLAIMS
+from torchrl_agentic.sandbox.base import THREATS
 from torchrl_agentic.sandbox.conformance import CASES as OF_SANDBOXES
 from torchrl_agentic.sandbox.conformance import Case
 
@@ -20,19 +20,20 @@ CASES = (*OF_SANDBOXES, *OF_INTERPRETERS)
 class SandboxContract:
     """All cases of `sandbox.conformance` and `repl.repl_cases`, each as a test.
 
-    A sandbox lists the claims that it does not enforce in `Sandbox.cannot`. Cases that do not apply are not
-    collected; one skipped test names them and the reasons.
+    A sandbox names the threats that it does not stop in `not_stopped`. Cases that do not apply are not
+    collected; one skipped test lists them with the reasons.
 
     Attributes:
-        cannot: Claims that cannot be tested here, for example because a fake of a remote service isolates
-            nothing.
-        groups: Groups of cases to test; None: all.
+        THREATS: Names of all threats.
+        untestable: Threats that cannot be tested where the tests run, as with a fake of a remote service that
+            isolates nothing.
+        groups: Groups of cases to run; None for all.
         inapplicable: Name of a case that works differently in this sandbox → the reason. Such a sandbox has
             tests of its own for it.
     """
 
-    CLAIMS: ClassVar[frozenset[str]] = frozenset(CLAIMS)
-    cannot: ClassVar[frozenset[str]] = frozenset()
+    THREATS: ClassVar[frozenset[str]] = frozenset(THREATS)
+    untestable: ClassVar[frozenset[str]] = frozenset()
     groups: ClassVar[frozenset[str] | None] = None
     inapplicable: ClassVar[Mapping[str, str]] = {}
 
@@ -66,7 +67,7 @@ class SandboxContract:
         reason = self._excuse(case, self.make())
         if reason is not None:
             pytest.skip(reason)
-        await case.hold(self.make)
+        await case.run(self.make)
 
     @pytest.mark.asyncio
     async def test_all_cases_apply(self) -> None:
@@ -91,6 +92,6 @@ class SandboxContract:
         """Return why a case is left out, or None; without a sandbox, as far as that is known."""
         if not self._shows(case):
             return f"{type(self).__name__} does not test the group {case.group}"
-        if sandbox is not None and (reason := case.excuse(sandbox, self.cannot)):
+        if sandbox is not None and (reason := case.skip_reason(sandbox, self.untestable)):
             return reason
         return self.inapplicable.get(case.name)

@@ -190,9 +190,9 @@ class MCPTool(Tool):
             except ChangedTool:
                 raise  # the service has not failed
             except (InfrastructureError, TimeoutError):
-                limiter.failed()
+                limiter.record_failure()
                 raise
-            limiter.succeeded()
+            limiter.record_success()
             return result
 
     async def _call(

@@ -25,8 +25,8 @@ from mcp_types.jsonrpc import INTERNAL_ERROR
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import fields_of
 from torchrl_agentic.sandbox.base import Process
-from torchrl_agentic.sandbox.cancellation import to_the_end
-from torchrl_agentic.sandbox.process import Served, serve
+from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.sandbox.process import ServerProcess, start_server
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
 
@@ -90,11 +90,11 @@ async def start(config: MCPServerConfig) -> tuple[Process, Callable[[], object]]
             await sandbox.open()
             return await sandbox.spawn(_inside(config)), sandbox.close
         except BaseException:
-            await to_the_end(sandbox.close())
+            await run_to_completion(sandbox.close())
             raise
     env = {**get_default_environment(), **(config.env or {})}
     try:
-        return await serve([config.command, *config.args], env=env, cwd=config.cwd), _nothing
+        return await start_server([config.command, *config.args], env=env, cwd=config.cwd), _nothing
     except OSError as error:
         what = str(error)
         if isinstance(error, FileNotFoundError) and error.filename != config.cwd:
@@ -123,7 +123,7 @@ async def stdio(config: MCPServerConfig, report: Report, max_bytes: int) -> Asyn
     """
     process, free = await start(config)
     report.process = process
-    report.pid = process.process.pid if isinstance(process, Served) else None
+    report.pid = process.process.pid if isinstance(process, ServerProcess) else None
     incoming, read = anyio.create_memory_object_stream[Item](64)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = [
@@ -135,7 +135,7 @@ async def stdio(config: MCPServerConfig, report: Report, max_bytes: int) -> Asyn
     finally:
         for stream in (read, write, incoming, outgoing):
             stream.close()
-        await to_the_end(_end(process, tasks, free), however_often=True)
+        await run_to_completion(_end(process, tasks, free), always_wait=True)
 
 
 async def _receive(
@@ -232,7 +232,7 @@ async def _send(process: Process, outgoing: MemoryObjectReceiveStream[SessionMes
 async def _end(process: Process, tasks: list[asyncio.Task[None]], free: Callable[[], object]) -> None:
     """Ask a server to end, first kindly; then see to it."""
     try:
-        if isinstance(process, Served):
+        if isinstance(process, ServerProcess):
             process.finish()
             for request in (None, signal.SIGTERM):
                 if request is not None:

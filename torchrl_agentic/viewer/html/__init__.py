@@ -1,7 +1,7 @@
-"""A dump as one HTML file, which opens from disk and asks no network for anything.
+"""Write a dump as one HTML file that opens from disk, without network access.
 
-`write_page` writes it. What stands in a dump is never trusted: the page makes text of it, and its
-Content-Security-Policy lets no script run but its own.
+`write_page` writes it. The content of a dump is not trusted: the page shows it as text, and its
+Content-Security-Policy allows only its own script.
 """
 
 from torchrl_agentic.viewer.html.page import write_page

@@ -1,4 +1,4 @@
-"""A trajectory as the page reads it: all texts ready to be shown, none of them endless."""
+"""Convert a trajectory to the JSON that the page reads, with bounded texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from torchrl_agentic.tokens.ledger import SAMPLED
 from torchrl_agentic.viewer.html.story import final_answer, pieces, story
 
 MAX_CHARS = 1_000_000
-"""How many characters of text a trajectory may have in the page; the longest of its texts are cut."""
-_ANSWER_CHARS = 5000  # of the last message, where it stands beside the right answer; it is whole below
+"""Largest number of characters of text of a trajectory in the page; its longest texts are cut."""
+_ANSWER_CHARS = 5000  # of the last message beside the right answer; the turns below have it whole
 
 
 class Clip:
-    """Cuts texts longer than `cap` characters, and counts what is left out."""
+    """Cuts texts longer than `cap` characters, and counts the omitted characters.
+
+    Args:
+        cap: Largest number of characters of a text; None for no limit.
+
+    Attributes:
+        lengths: Number of characters of each text so far.
+        left_out: Number of omitted characters.
+    """
 
     def __init__(self, cap: int | None = None) -> None:
         self.cap = cap
@@ -26,7 +34,7 @@ class Clip:
         self.left_out = 0
 
     def __call__(self, text: object) -> str:
-        """Give a text, cut if it must be; another value as JSON."""
+        """Return a text, cut if it is too long; other values as JSON."""
         text = text if isinstance(text, str) else as_text(text)
         self.lengths.append(len(text))
         if self.cap is None or len(text) <= self.cap:
@@ -37,12 +45,12 @@ class Clip:
 
 
 def as_text(value: JSON) -> str:
-    """Write a JSON value for people; a text as it is."""
+    """Return a string as it is, and other JSON values as indented JSON."""
     return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False, indent=2)
 
 
 def body(record: TrajectoryRecord) -> dict[str, JSON]:
-    """Write what the page shows of a trajectory, of which at most about `MAX_CHARS` characters are text."""
+    """Return what the page shows of a trajectory, with at most about `MAX_CHARS` characters of text."""
     clip = Clip()
     found = _body(record, clip)
     if sum(clip.lengths) > MAX_CHARS:
@@ -52,7 +60,12 @@ def body(record: TrajectoryRecord) -> dict[str, JSON]:
 
 
 def fair_cap(lengths: list[int], most: int) -> int:
-    """Give the length to which the longest texts must be cut for all to have `most` characters."""
+    """Return the length to which the longest texts must be cut so that all texts together fit.
+
+    Args:
+        lengths: Number of characters of each text.
+        most: Largest number of characters of all texts together.
+    """
     left = most
     for done, length in enumerate(sorted(lengths)):
         share = left // (len(lengths) - done)
@@ -133,12 +146,12 @@ def _call(turn: Turn, call: ParsedCall, result: ToolResult, clip: Clip) -> dict[
 
 
 def _argument(value: JSON) -> str:
-    """Write programs as they are, and else JSON: whether 5 is a number or a text may be what was wrong."""
+    """Return an argument as text: programs as they are, other values as JSON, which tells 5 from "5"."""
     return value if isinstance(value, str) and "\n" in value else json.dumps(plain(value), ensure_ascii=False)
 
 
 def seconds(value: JSON) -> float | None:
-    """Give a number of seconds; None if it is none that could be drawn."""
+    """Return a number of seconds, or None if the value is not a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -147,7 +160,7 @@ def seconds(value: JSON) -> float | None:
 
 
 def _tokens(tokens: TokenRecord, clip: Clip) -> list[JSON]:
-    """Write runs of tokens: source, how many, their text or ids, the mean log-probability of sampled ones."""
+    """Return the runs of tokens: source, number, text or ids, mean log-probability of sampled tokens."""
     ledger, found = tokens.ledger, list[JSON]()
     ids, log_probs = ledger.ids, ledger.log_probs
     for number, span in enumerate(ledger.spans()):

@@ -1,4 +1,4 @@
-"""What the page holds of a dump: an index for its list, and the trajectories in compressed chunks."""
+"""Write the page: an index for its list and charts, and the trajectories in compressed chunks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchrl_agentic.viewer.html.body import body, seconds
 from torchrl_agentic.viewer.html.story import NOT_RUN, STATUS_WORDS
 
 CHUNK_BYTES = 1 << 19
-_LEVEL = 4  # a fifth of the time of the usual 6, for a file that is an eighth larger
+_LEVEL = 4  # takes a fifth of the time of level 6, and makes the file an eighth larger
 _ROW_CHARS = 160
 _MOST_PROBLEMS = 1000
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -37,7 +37,12 @@ _STATUSES = {str(status): number for number, status in enumerate(STATUS_WORDS)}
 
 
 def chunks(dump: Dump, index: Index) -> Iterator[bytes]:
-    """Give all trajectories of a dump: compressed in base64, several at a time; tell the index of each."""
+    """Yield all trajectories of a dump, in compressed base64 chunks.
+
+    Args:
+        dump: The dump.
+        index: Index that each trajectory and each problem is added to.
+    """
     lines: list[bytes] = []
     for name, file in enumerate(dump.files):
         index.files.append(file.name)
@@ -68,13 +73,13 @@ def _records(file: DumpFile, name: int, index: Index) -> Iterator[TrajectoryReco
             else:
                 yield record
     except (OSError, MissingExtra) as error:
-        index.problem(name, None, f"the file could not be read to its end: {error}")
+        index.problem(name, None, f"the file cannot be read to its end: {error}")
     finally:
         file.close()
 
 
 def _encoded(value: JSON) -> bytes:
-    """Write as JSON, without any newline; lone surrogates as escapes."""
+    """Return a value as JSON without newlines; lone surrogates become escapes."""
     try:
         return pydantic_core.to_json(value, inf_nan_mode="strings")
     except (pydantic_core.PydanticSerializationError, ValueError):
@@ -83,7 +88,19 @@ def _encoded(value: JSON) -> bytes:
 
 @dataclass
 class Index:
-    """What the list and the charts show. It grows with each trajectory, by some hundred bytes."""
+    """The data of the list and the charts, some hundred bytes per trajectory.
+
+    Attributes:
+        name: Name of the dump.
+        files: Names of the files.
+        rows: A JSON array per trajectory.
+        chunk_sizes: Number of trajectories in each chunk.
+        problems: The first problems: number of the file, number of the line or None, reason.
+        n_problems: Number of all problems.
+        tools: Number of each tool, by name.
+        reasons: Number of each reason of an end.
+        times: Queue and run times by tool, in seconds.
+    """
 
     name: str
     files: list[str] = field(default_factory=list[str])
@@ -96,7 +113,12 @@ class Index:
     times: dict[str, tuple[Distribution, Distribution]] = field(default_factory=dict[str, Any])
 
     def add(self, record: TrajectoryRecord, file: int) -> None:
-        """Add a trajectory."""
+        """Add a trajectory.
+
+        Args:
+            record: The trajectory.
+            file: Number of its file.
+        """
         summary = record.summary
         statuses = [[_STATUSES[status], count] for status, count in summary.statuses.items()]
         tools = [[_number(self.tools, name), count] for name, count in summary.tools.items()]
@@ -111,7 +133,13 @@ class Index:
                 runs.add(max(0.0, seconds(result.timing.run_s) or 0.0))
 
     def problem(self, file: int, number: int | None, reason: str) -> None:
-        """Add something that cannot be shown. number: of its line."""
+        """Add a problem.
+
+        Args:
+            file: Number of the file.
+            number: Number of the line, or None.
+            reason: Why the line cannot be shown.
+        """
         self.n_problems += 1
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append([file, number, reason[:1000]])
@@ -122,7 +150,7 @@ class Index:
         return base64.b64encode(zlib.compress(b"\n".join(lines), _LEVEL))
 
     def parts(self) -> Iterator[bytes]:
-        """Give the index as JSON that may stand inside of a script element."""
+        """Yield the index as JSON that is safe inside of a script element."""
         whole = {
             "name": self.name,
             "files": self.files,
@@ -145,18 +173,18 @@ def _number(table: dict[str, int], name: str) -> int:
 
 
 def _excerpt(record: TrajectoryRecord) -> str:
-    """Give the beginning of what was asked: the last message of the prompt, or else the first there is."""
+    """Return the beginning of the last prompt message, or else of the first message."""
     first = next(reversed(record.prompt), None) or next(record.messages, None)
     return "" if first is None else " ".join(first.text[: 4 * _ROW_CHARS].split())[:_ROW_CHARS]
 
 
 def _times(name: str, queues: Distribution, runs: Distribution) -> list[JSON]:
-    """Write how many calls a tool had, and quantiles of their queue and run times."""
+    """Return the number of calls of a tool, and quantiles of their queue and run times."""
     return [name, len(runs), *([times.quantile(q) for q in _QUANTILES] for times in (queues, runs))]
 
 
 def _escaped(value: JSON) -> bytes:
-    """Write as JSON in ASCII, in which nothing can look like markup."""
+    """Return a value as ASCII JSON that cannot look like markup."""
     return json.dumps(value).replace("<", "\\u003c").encode()
 
 
@@ -165,18 +193,18 @@ _MARK = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_page(dump: Dump, path: Path, *, mode: int = PRIVATE) -> None:
-    """Write a dump as one HTML file, which shows it without any other file and without a network.
+    """Write a dump as one HTML file, which needs no other file and no network.
 
-    A trajectory is in memory only while it is written; of a text that is very long the page says how much is
-    left out. What cannot be read is listed in the page, with the reason.
+    Only one trajectory is in memory at a time. The page says how much of a very long text is omitted, and
+    lists what cannot be read, with the reason.
 
     Args:
         dump: The dump.
-        path: The file; what is in it is lost.
-        mode: Permissions of the file if it is created, whatever the umask is.
+        path: The file. An existing file is overwritten.
+        mode: Permissions of the file if it is created, regardless of the umask.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: If the file cannot be written.
     """
     index = Index(dump.path.name)
     with tempfile.TemporaryFile() as bodies:
@@ -189,7 +217,7 @@ def write_page(dump: Dump, path: Path, *, mode: int = PRIVATE) -> None:
 
 
 def _assemble(file: IO[bytes], index: Index, bodies: IO[bytes]) -> None:
-    """Put the list in front of the trajectories: a browser shows it while it still reads the rest."""
+    """Write the list before the trajectories, so that a browser shows it while it reads the rest."""
     style, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
     for kind, text in _pieces(_asset("page.html")):
         if kind == "index":
@@ -203,7 +231,12 @@ def _assemble(file: IO[bytes], index: Index, bodies: IO[bytes]) -> None:
 
 
 def policy(style: str, script: str) -> str:
-    """Write the Content-Security-Policy: this style, this script, nothing else, no HTML made of text."""
+    """Return the Content-Security-Policy: only this style and this script, and no HTML made from text.
+
+    Args:
+        style: The style sheet.
+        script: The script.
+    """
     return "; ".join(
         (
             "default-src 'none'",
@@ -218,7 +251,7 @@ def policy(style: str, script: str) -> str:
 
 
 def _pieces(template: str) -> Iterator[tuple[str, str]]:
-    """Split a template at its {{marks}}: the name of each, or "" and the text between."""
+    """Split a template at its {{marks}}: yield the name of each mark, or "" and the text between."""
     at = 0
     for mark in _MARK.finditer(template):
         yield "", template[at : mark.start()]

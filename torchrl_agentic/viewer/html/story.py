@@ -1,4 +1,4 @@
-"""What statuses and reasons mean, for a reader who has never seen a trajectory."""
+"""Explain a trajectory in sentences, for readers who have never seen one: end, answer and failed calls."""
 
 from __future__ import annotations
 
@@ -12,66 +12,71 @@ from torchrl_agentic.records import TrajectoryRecord
 from torchrl_agentic.viewer.blocks import thoughts
 
 STATUS_WORDS: Mapping[Status, tuple[str, str]] = {
-    Status.OK: ("answered", "The tool ran and gave a result."),
+    Status.OK: ("answered", "The tool ran and returned a result."),
     Status.ERROR: (
         "the tool reported an error",
-        "The tool ran and said what went wrong, such as a program that failed or a value that it cannot use.",
+        "The tool ran and reported an error, such as a failed program or an invalid value.",
     ),
     Status.MALFORMED: (
         "the call could not be read",
-        "The model tried to call a tool, but what it wrote is no valid call, for example broken JSON. "
-        "No tool ran.",
+        "The model tried to call a tool, but wrote an invalid call, such as broken JSON. No tool ran.",
     ),
     Status.UNKNOWN_TOOL: (
         "there is no such tool",
-        "The model asked for a tool that it had not been given. No tool ran.",
+        "The model called a tool that is not available. No tool ran.",
     ),
     Status.INVALID_ARGS: (
         "the arguments do not fit",
-        "The tool exists, but an argument was missing, unknown, or of the wrong kind. The tool did not run.",
+        "An argument was missing, unknown, or of the wrong type. The tool did not run.",
     ),
     Status.TIMEOUT: (
         "it took too long",
-        "The tool was not done within the time that a call or a turn is given, and was stopped.",
+        "The tool did not finish within the time limit of the call or the turn, and was stopped.",
     ),
     Status.CANCELLED: (
-        "it was stopped from outside",
-        "The call was ended before it was done.",
+        "it was cancelled",
+        "The call was cancelled before it finished.",
     ),
     Status.SKIPPED: (
-        "it was not tried",
-        "The call was over a budget, such as the number of calls that are allowed. The tool did not run.",
+        "it was skipped",
+        "The call exceeded a budget, such as the number of calls. The tool did not run.",
     ),
     Status.CRASH: (
-        "the tool is broken",
-        "The tool failed in a way that nobody foresaw: a bug in its program, not a mistake of the model.",
+        "the tool crashed",
+        "The tool has a bug. That is not a mistake of the model.",
     ),
     Status.INFRA: (
         "a service was not available",
-        "A sandbox was lost, or a service was overloaded. That is not a mistake of the model.",
+        "A sandbox was lost, or a service failed. That is not a mistake of the model.",
     ),
 }
-"""Each status in a few words, and in a sentence or two."""
+"""Short and long explanation of each status."""
 
 NOT_RUN = frozenset((Status.MALFORMED, Status.UNKNOWN_TOOL, Status.INVALID_ARGS, Status.SKIPPED))
-"""Those of calls for which no tool ran."""
+"""Statuses of calls that did not run a tool."""
 
 REASON_WORDS: Mapping[str, str] = {
     "stop_tool": "the model called the tool that ends the conversation",
     "no_calls": "the model answered without calling a tool, which counts as its final answer",
-    "max_turns": "it reached the largest number of turns that is allowed, perhaps before it was finished",
-    "user": "the user that was played for it had nothing more to say",
-    "terminated": "the environment said that the task is over",
+    "max_turns": "it reached the largest number of turns, perhaps before the task was done",
+    "user": "the simulated user ended the conversation",
+    "terminated": "the environment ended the task",
     "truncated": "the environment cut it off, for example because it became too long",
-    "reset": "the environment began anew before the trajectory had ended",
+    "reset": "the environment was reset before the trajectory had ended",
     "closed": "the program closed the environment before the trajectory had ended",
 }
-"""How a trajectory ended: words that follow "because"."""
+"""Why a trajectory ended, in words that follow "because"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a message. call: for a call, its number within the turn."""
+    """Part of a message.
+
+    Attributes:
+        kind: Plain text, reasoning or a call.
+        text: The text.
+        call: Number of the call within the turn, or None.
+    """
 
     kind: Literal["text", "thought", "call"]
     text: str
@@ -79,10 +84,10 @@ class Piece:
 
 
 def pieces(turn: Turn) -> Iterator[Piece]:
-    """Split the message of a turn; all pieces together are the message, but for the tags around thoughts.
+    """Split the message of a turn into its pieces, which leave out only the tags around reasoning.
 
-    A thought that is not closed ends with the next call, or with the message. One that the prompt has opened
-    begins with the message.
+    Reasoning that is not closed ends with the next call or with the message. Reasoning that the prompt has
+    opened starts with the message.
     """
     text, at = turn.message.text, 0
     for number, call in enumerate(turn.outcome.calls):
@@ -96,7 +101,7 @@ def pieces(turn: Turn) -> Iterator[Piece]:
 
 
 def said_text(turn: Turn) -> str:
-    """Give what the model said in a turn, without thoughts and calls."""
+    """Return the message of a turn without reasoning and calls."""
     return "".join(piece.text for piece in pieces(turn) if piece.kind == "text")
 
 
@@ -118,10 +123,13 @@ _LONGEST_ANSWER = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened.
+    """A sentence about a trajectory.
 
-    call: its number, counted through the trajectory from 0; the text then follows the words "Call 1". quote:
-    the beginning and the end of its result.
+    Attributes:
+        tone: Whether it reports something good, bad or neither.
+        text: The sentence; about a call, the text after the words "Call 1".
+        call: Number of the call in the trajectory, from 0, or None.
+        quote: Beginning and end of the result of the call.
     """
 
     tone: Literal["good", "bad", "plain"]
@@ -131,37 +139,41 @@ class Line:
 
 
 def story(record: TrajectoryRecord) -> list[Line]:
-    """Tell how a trajectory ended, whether its answer is the right one, and which calls failed."""
+    """Return how a trajectory ended, whether its answer is correct, and which calls failed."""
     return [*_ending(record), *_answer(record), *_cut_off(record.turns), *_calls(record)]
 
 
 def final_answer(record: TrajectoryRecord) -> str:
-    """Give what the model said last, without its thoughts and calls."""
+    """Return the last message of the model, without reasoning and calls."""
     return said_text(record.turns[-1]).strip() if record.turns else ""
 
 
 def _ending(record: TrajectoryRecord) -> Iterator[Line]:
     reason, turns = record.termination_reason, _count(len(record.turns), "turn")
     if not reason:
-        yield Line("plain", f"It has {turns}. The dump does not say why it ended.")
+        yield Line("plain", f"It has {turns}. Why it ended was not recorded.")
     elif reason in REASON_WORDS:
         tone = "bad" if reason in ("max_turns", "truncated", "reset", "closed") else "plain"
         yield Line(tone, f"It ended after {turns}, because {REASON_WORDS[reason]}.")
     else:
-        yield Line("plain", f"It ended after {turns}. The reason given is: {reason}")
+        yield Line("plain", f"It ended after {turns}. The recorded reason is: {reason}")
 
 
 def _answer(record: TrajectoryRecord) -> Iterator[Line]:
     found = contains(final_answer(record), record.gts)
     if found is not None:
-        tone, verb = ("good", "stands") if found else ("bad", "does not stand")
-        yield Line(tone, f"The right answer {verb} in the last message of the model.")
+        tone, verb = ("good", "contains") if found else ("bad", "does not contain")
+        yield Line(tone, f"The last message of the model {verb} the right answer.")
 
 
 def contains(text: str, wanted: JSON) -> bool | None:
-    """Whether an answer stands in a text, by itself; None: it is no text or number that one could look for.
+    """Return whether an answer occurs in a text as a separate word; None if it cannot be searched.
 
-    Case, white space and the commas of long numbers do not count.
+    Case, white space and thousands separators are ignored.
+
+    Args:
+        text: The text.
+        wanted: The answer.
     """
     if isinstance(wanted, bool) or not isinstance(wanted, str | int | float):
         return None
@@ -180,8 +192,8 @@ def _cut_off(turns: Sequence[Turn]) -> Iterator[Line]:
         if not turn.message.is_complete:
             yield Line(
                 "bad",
-                f"The message of the model in turn {turn.index + 1} was cut off before its end. "
-                "Calls in such a message are not run.",
+                f"The message of the model in turn {turn.index + 1} was cut off. "
+                "Calls in incomplete messages are not run.",
             )
 
 
@@ -191,9 +203,9 @@ def _calls(record: TrajectoryRecord) -> Iterator[Line]:
     if not calls:
         yield Line("plain", "The model called no tool.")
     elif not failed:
-        yield Line("good", f"It made {_count(len(calls), 'call')}, and the tools answered all of them.")
+        yield Line("good", f"It made {_count(len(calls), 'tool call')}, and all of them succeeded.")
     else:
-        yield Line("bad", f"It made {_count(len(calls), 'call')}, of which {len(failed)} failed:")
+        yield Line("bad", f"It made {_count(len(calls), 'tool call')}, of which {len(failed)} failed:")
     for number, turn, call, result in failed[:_MOST_CALLS]:
         mended = any(c.tool == call.tool and r.status is Status.OK for _, c, r in calls[number + 1 :])
         yield _failed(number, turn, call, result, mended=mended)
@@ -207,12 +219,12 @@ def _failed(number: int, turn: Turn, call: ParsedCall, result: ToolResult, *, me
     name = f" of {call.tool}" if call.tool else ""
     text = f"{name}, in turn {turn.index + 1}: {short}. {long}"
     if mended and call.tool:
-        text += " A later call of this tool was answered."
+        text += " A later call of this tool succeeded."
     return Line("bad", text, number, _quoted(result.text))
 
 
 def _quoted(text: str) -> str:
-    """Give the first and the last lines: tools say what went wrong in the first, programs in the last."""
+    """Return the first and the last lines: tools report errors in the first, programs in the last."""
     lines = [line[:_QUOTED_CHARS] for line in text.strip().splitlines() if line.strip()]
     if len(lines) > 2 * _QUOTED_LINES + 1:
         lines[_QUOTED_LINES:-_QUOTED_LINES] = ["…"]

@@ -1,7 +1,7 @@
-"""Reports: what dumps of trajectories add up to, over steps and per tool, and how two runs compare.
+"""Statistics of dumps by step and by tool, and comparisons of two runs.
 
-`read_report` streams over a dump and gives a `Report`; `compare` sets two side by side. `tables` shows them
-in a terminal, `chart` draws them.
+`read_report` reads a dump and returns a `Report`; `compare` compares two. `tables` shows them in a terminal,
+`chart` draws them.
 """
 
 from torchrl_agentic.viewer.report.compare import Change, Comparison, compare

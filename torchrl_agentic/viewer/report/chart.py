@@ -1,4 +1,4 @@
-"""Reports as pictures: one page of small charts over the steps of one run, or of two."""
+"""Draw reports: a page of small charts over the steps of one run, or of two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.report.statistics import Average, Report, StepReport
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999", "#000000")
-"""Okabe and Ito's, which colour-blind people tell apart too."""
+"""Colours by Okabe and Ito, which colour-blind people can tell apart."""
 _DASHES = ("-", "--")
 _MARKERS = {"-": ".", "--": "x"}
 _RUNS = ("first run", "second run")
@@ -25,36 +25,42 @@ Axes = Any
 
 
 def draw(reports: Sequence[Report], path: str | Path) -> None:
-    """Draw one run, or two over each other, as a PNG.
+    """Draw one run, or two over each other, as a PNG file.
+
+    Args:
+        reports: One or two reports.
+        path: The file.
 
     Raises:
-        MissingExtra: matplotlib is not installed.
-        OSError: the file cannot be written.
+        MissingExtra: If matplotlib is not installed.
+        OSError: If the file cannot be written.
     """
     figure = make_figure(reports)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names are as models write them
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # models can invent any name
         figure.savefig(str(path), format="png", dpi=110)
 
 
 def require_matplotlib() -> Any:
-    """Give the module that draws.
+    """Return the module `matplotlib.figure`.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: If matplotlib is not installed.
     """
     try:
-        return importlib.import_module("matplotlib.figure")  # no pyplot: it opens windows, and keeps state
+        return importlib.import_module(
+            "matplotlib.figure"
+        )  # not pyplot, which opens windows and keeps global state
     except ImportError:
         raise MissingExtra("A chart of a report", "matplotlib", "report") from None
 
 
 def make_figure(reports: Sequence[Report]) -> Figure:
-    """Make the page; one of two runs has the first in full lines, the second in dashed ones."""
+    """Return a figure of all charts; of two runs, the first has solid lines and the second dashed ones."""
     figure = require_matplotlib().Figure(figsize=(15, 8.5), layout="constrained")
     names = [_plain(report.name, 60) for report in reports]
     if len(names) > 1:
-        lines = ("first, full lines", "second, dashed lines")
+        lines = ("first, solid lines", "second, dashed lines")
         names = [f"{name} ({line})" for name, line in zip(names, lines, strict=True)]
     figure.suptitle(" and ".join(names), fontsize=11, parse_math=False)
     axes = figure.subplots(2, 4)
@@ -70,7 +76,7 @@ def make_figure(reports: Sequence[Report]) -> Figure:
 
 
 def _means(axes: Axes, title: str, reports: Sequence[Report], measures: Mapping[str, str]) -> None:
-    """Draw means over the steps, with a band of a standard error to each side. measures: name → attribute."""
+    """Draw means over the steps with a band of one standard error. `measures` maps labels to attributes."""
     for report, dashes in zip(reports, _DASHES, strict=False):
         for place, (name, attribute) in enumerate(measures.items()):
             points: list[tuple[int, Average]] = [
@@ -80,7 +86,7 @@ def _means(axes: Axes, title: str, reports: Sequence[Report], measures: Mapping[
             if not known:
                 continue
             xs, color = [x for x, _, _ in known], _COLORS[place]
-            width = 1.2 if place else 2.4  # what is drawn over another line does not hide it
+            width = 1.2 if place else 2.4  # a line does not hide the one below it
             axes.plot(
                 xs,
                 [y for _, y, _ in known],
@@ -97,7 +103,7 @@ def _means(axes: Axes, title: str, reports: Sequence[Report], measures: Mapping[
 
 
 def _over_steps(axes: Axes, reports: Sequence[Report]) -> None:
-    """Have an axis of steps, which are whole numbers."""
+    """Configure the axis of the steps, which are whole numbers."""
     axes.set_xlabel("step")
     steps = [step.first for report in reports for step in report.steps] or [0]
     axes.set_xlim(min(steps) - 0.5, max(steps) + 0.5)
@@ -111,7 +117,7 @@ def _parts(
     counts: Callable[[StepReport], Mapping[str, int]],
     whole: Callable[[StepReport], int],
 ) -> None:
-    """Draw shares over the steps, stacked; of two runs only those of the whole, beside each other."""
+    """Draw stacked shares over the steps; of two runs, only the totals, side by side."""
     totals = [counts(report.total) for report in reports]
     names = list(dict.fromkeys(name for total in totals for name in total))[:_MOST_NAMES]
     if len(reports) == 1:
@@ -140,7 +146,7 @@ def _reasons(step: StepReport) -> Mapping[str, int]:
 
 
 def _times(axes: Axes, reports: Sequence[Report]) -> None:
-    """Draw how long calls run over the steps."""
+    """Draw the run times of calls over the steps."""
     for report, dashes in zip(reports, _DASHES, strict=False):
         for q, color in zip(("p50", "p95", "p99"), _COLORS, strict=False):
             known = [(step.first, getattr(step.run, q)) for step in report.steps if step.run.count]
@@ -154,7 +160,7 @@ def _times(axes: Axes, reports: Sequence[Report]) -> None:
 
 
 def _latency(axes: Axes, reports: Sequence[Report]) -> None:
-    """Draw the run times of each tool: a line from p50 to p99, with a mark at p95; thin ones: the queue."""
+    """Draw the run times of each tool from p50 to p99, with a mark at p95; thin lines are queue times."""
     names = list(dict.fromkeys(tool.tool for report in reports for tool in report.tools))[:_MOST_TOOLS]
     for number, (report, color) in enumerate(zip(reports, _COLORS, strict=False)):
         for tool in report.tools:
@@ -186,7 +192,7 @@ def _logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def _positive(value: float) -> float:
-    """Give what a logarithmic axis can show."""
+    """Return a value that a logarithmic axis can show."""
     return max(value, 0.001)
 
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: what is better in the second one, what is worse, and by how much."""
+"""Compare two runs: what is better or worse in the second one, and by how much."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ Kind = Literal["count", "number", "share", "seconds"]
 Verdict = Literal["better", "worse", "same", ""]
 
 STANDARD_ERRORS = 2
-"""A difference of means is one from so many of its standard errors on. Trajectories count as independent,
-which those of one prompt are not quite."""
+"""Number of standard errors from which a difference of means counts.
+
+Trajectories count as independent, which is not quite true for those of one prompt.
+"""
 SLOWER, SLOWER_S, FEWEST_TIMES = 0.1, 0.001, 20
-"""A difference of times is one where it is more than a tenth, and a millisecond, of so many calls or more."""
+"""A difference of times counts if it exceeds a tenth and a millisecond, with this many calls in both runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A measure in two runs; None where it is not known.
+    """A measure in two runs.
 
-    error: the standard error of the difference of means; None: not known. verdict: of the second run; "same":
-    the difference is within the noise; "": neither is better, or too little is known.
+    Attributes:
+        measure: Name of the measure.
+        kind: Kind of the numbers.
+        first: Value in the first run, or None if it is unknown.
+        second: Value in the second run, or None if it is unknown.
+        error: Standard error of the difference of means, or None.
+        verdict: Verdict on the second run; "same" if the difference is within the noise, empty if neither is
+            better or too little is known.
     """
 
     measure: str
@@ -38,13 +46,21 @@ class Change:
 
     @property
     def difference(self) -> float | None:
-        """By how much the second is more."""
+        """The second value minus the first one, or None if one is unknown."""
         return None if self.first is None or self.second is None else self.second - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs side by side. steps, tools: name → measures; those that only one run has, too."""
+    """Two runs side by side.
+
+    Attributes:
+        first: Name of the first run.
+        second: Name of the second run.
+        total: Measures of all trajectories.
+        steps: Measures by step, including steps that only one run has.
+        tools: Measures by tool, including tools that only one run has.
+    """
 
     first: str
     second: str
@@ -54,12 +70,12 @@ class Comparison:
 
     @property
     def changes(self) -> Iterator[tuple[str, Change]]:
-        """The measures of the whole, then those of each tool with its name."""
+        """The measures of all trajectories, then those of each tool with its name."""
         yield from (("", change) for change in self.total)
         yield from ((tool, change) for tool, changes in self.tools.items() for change in changes)
 
     def to_json(self) -> dict[str, JSON]:
-        """Give it as plain data, differences included."""
+        """Return the comparison as plain data, with the differences."""
 
         def plain(changes: tuple[Change, ...]) -> list[JSON]:
             return [{**dataclasses.asdict(change), "difference": change.difference} for change in changes]
@@ -72,13 +88,19 @@ class Comparison:
 
 
 def compare(first: Report, second: Report) -> Comparison:
-    """Set two runs side by side.
+    """Compare two runs.
+
+    Args:
+        first: Report of the first run.
+        second: Report of the second run.
 
     Raises:
-        ValueError: a row stands for more steps in one of them.
+        ValueError: If their rows cover different numbers of steps.
     """
     if first.by != second.by:
-        raise ValueError(f"rows of {first.by} steps cannot be compared with rows of {second.by}")
+        raise ValueError(
+            f"rows of {first.by} steps cannot be compared with rows of {second.by}: pass the same `by`"
+        )
     here, there = ({step.first // run.by: step for step in run.steps} for run in (first, second))
     tools = [{tool.tool: tool for tool in run.tools} for run in (first, second)]
     return Comparison(
@@ -94,7 +116,7 @@ def compare(first: Report, second: Report) -> Comparison:
 
 
 def _name(*steps: StepReport | None) -> str:
-    """Name the steps that a row stands for, in whichever run they are."""
+    """Return the name of a row: the steps that it covers in either run."""
     known = [step for step in steps if step is not None]
     first, last = min(step.first for step in known), max(step.last for step in known)
     return str(first) if first == last else f"{first}–{last}"
@@ -150,7 +172,7 @@ def _tool_changes(first: ToolReport | None, second: ToolReport | None) -> tuple[
 
 
 def _error_share(tool: ToolReport | None) -> Average | None:
-    """Give the share of errors among the calls that were not answered INFRA."""
+    """Return the share of errors among the calls whose status is not INFRA."""
     count = 0 if tool is None else tool.calls - tool.infra
     if tool is None or not count:
         return None

@@ -1,4 +1,4 @@
-"""The figures of a run: plain values that can be shown, drawn, compared or written as JSON."""
+"""The statistics of a run, as plain values that can be shown, drawn, compared or written as JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from torchrl_agentic.messages import JSON
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """The mean of so many numbers; None of none. error: its standard error, None for fewer than two.
+    """The mean of some numbers. For a share, the numbers are 1 and 0.
 
-    Of a share, the numbers are 1 and 0.
+    Attributes:
+        count: How many numbers there are.
+        mean: Their mean, or None if there are none.
+        error: Standard error of the mean, or None for fewer than two numbers.
     """
 
     count: int
@@ -24,7 +27,15 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Quantiles of durations in seconds; None of none. is_exact: else they are within 1 %."""
+    """Quantiles of durations in seconds; None if there are no durations.
+
+    Attributes:
+        count: Number of durations.
+        p50: Median.
+        p95: 95th percentile.
+        p99: 99th percentile.
+        is_exact: Whether the quantiles are exact; otherwise they are within 1 %.
+    """
 
     count: int
     p50: float | None
@@ -35,21 +46,27 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The figures of the trajectories that began in the steps from `first` to `last`.
+    """Statistics of the trajectories that began in the steps from `first` to `last`.
 
     Attributes:
-        score: of those that have one; NaN and infinite ones are `not_finite`, and left out.
-        positive: the share with a score above 0, of the same.
-        right: the share of right answers by `acc`, which verl's reward functions note; of those that have it.
-        turns: per trajectory. A dump that holds only texts does not say.
-        calls: per trajectory, whatever came of them.
-        statuses: how many calls were answered how.
-        errors: the share that was not answered OK, of the calls without those answered INFRA.
-        infra: the share of calls answered INFRA, which is not the model's fault.
-        run, queue: of all calls: inside the tool, and until it ran.
-        sampled, injected: tokens per trajectory, where they were recorded: of the model, and all others:
-            prompt, chat template, results.
-        reasons: why how many ended.
+        first: First step.
+        last: Last step.
+        trajectories: Number of trajectories.
+        score: Scores, except missing, NaN and infinite ones.
+        unscored: Number of trajectories without a score.
+        not_finite: Number of trajectories whose score is NaN or infinite.
+        positive: Share of scores above 0.
+        right: Share of correct answers by `acc`, which verl's reward functions record, where it is known.
+        turns: Turns per trajectory; unknown for dumps of texts.
+        calls: Calls per trajectory, of any status.
+        statuses: Number of calls by status.
+        errors: Share of calls that are not OK, among the calls whose status is not INFRA.
+        infra: Share of calls with status INFRA, which is not the model's fault.
+        run: Run times of all calls.
+        queue: Queue times of all calls.
+        sampled: Sampled tokens per trajectory, where tokens were recorded.
+        injected: Other tokens per trajectory: prompt, chat template and results.
+        reasons: Number of trajectories by the reason of their end.
     """
 
     first: int
@@ -73,18 +90,28 @@ class StepReport:
 
     @property
     def name(self) -> str:
-        """The step, or the first and the last."""
+        """The step, or the first and the last step."""
         return str(self.first) if self.first == self.last else f"{self.first}–{self.last}"
 
     @property
     def n_calls(self) -> int:
-        """How many calls there were."""
+        """Number of calls."""
         return sum(self.statuses.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ToolReport:
-    """The calls of one tool. errors: answered neither OK nor INFRA."""
+    """Statistics of the calls of one tool.
+
+    Attributes:
+        tool: Name of the tool.
+        calls: Number of calls.
+        errors: Number of calls whose status is neither OK nor INFRA.
+        infra: Number of calls with status INFRA.
+        statuses: Number of calls by status.
+        run: Run times.
+        queue: Queue times.
+    """
 
     tool: str
     calls: int
@@ -97,11 +124,17 @@ class ToolReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a dump adds up to.
+    """Statistics of a dump.
 
-    by: each of `steps` stands for so many, from a multiple of it on. broken: lines that cannot be read;
-    `complaints` says of the first ones why. runs: id of a run → how many of its trajectories there are, those
-    without an id left out.
+    Attributes:
+        name: Name of the dump.
+        by: Number of steps that each of `steps` covers.
+        total: Statistics of all steps.
+        steps: Statistics by step, ascending.
+        tools: Statistics by tool, largest number of calls first.
+        broken: Number of lines that cannot be read.
+        complaints: Why the first ones cannot be read.
+        runs: Number of trajectories by id of the run; trajectories without an id are left out.
     """
 
     name: str
@@ -114,25 +147,30 @@ class Report:
     runs: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
     def to_json(self) -> dict[str, JSON]:
-        """Give it as plain data."""
+        """Return the report as plain data."""
         return dataclasses.asdict(self)
 
 
 LARGEST = 1e100
-"""Numbers beyond are no measurements, and their squares no numbers."""
+"""Largest absolute value that is averaged; the squares of larger numbers overflow."""
 
 
 def is_measurable(value: float) -> bool:
-    """Whether a number can be averaged: no NaN, nothing infinite or beyond all measure."""
+    """Return whether a number can be averaged: not NaN, not infinite, not too large."""
     return abs(value) <= LARGEST
 
 
 @dataclass(slots=True)
 class Moments:
-    """How many numbers, their sum, and the sum of the squares of their distances from the mean.
+    """Count, sum, and sum of squared distances from the mean of some numbers.
 
-    Added and merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-    sample variances" (1979), which loses no digits where a sum of squares does.
+    Computed as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances" (1979), which avoids the cancellation of a plain sum of squares.
+
+    Attributes:
+        count: How many numbers there are.
+        total: Their sum.
+        squares: Sum of their squared distances from the mean.
     """
 
     count: int = 0
@@ -144,7 +182,7 @@ class Moments:
         self.merge(Moments(1, value))
 
     def merge(self, other: Moments) -> None:
-        """Add all numbers of another one."""
+        """Add all numbers of another instance."""
         if self.count and other.count:
             distance = other.total / other.count - self.total / self.count
             self.squares += distance * distance * self.count * other.count / (self.count + other.count)
@@ -153,7 +191,7 @@ class Moments:
         self.count += other.count
 
     def average(self) -> Average:
-        """Give the figures."""
+        """Return mean and standard error."""
         if not self.count:
             return Average(0, None, None)
         error = math.sqrt(self.squares / (self.count - 1) / self.count) if self.count > 1 else None
@@ -161,11 +199,16 @@ class Moments:
 
 
 NONE = "–"
-"""What stands where nothing is known."""
+"""Text of an unknown value."""
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
-    """Write a number with about three digits that count. sign: a plus, too."""
+    """Format a number with about three significant digits.
+
+    Args:
+        value: The number, or None if it is unknown.
+        sign: Whether to write a plus sign too.
+    """
     if value is None:
         return NONE
     size = abs(value)
@@ -174,17 +217,32 @@ def number(value: float | None, *, sign: bool = False) -> str:
 
 
 def count(value: float | None, *, sign: bool = False) -> str:
-    """Write how many there are."""
+    """Format a count.
+
+    Args:
+        value: The count, or None if it is unknown.
+        sign: Whether to write a plus sign too.
+    """
     return NONE if value is None else format(value, f"{'+' if sign else ''},.0f")
 
 
 def percent(value: float | None, *, sign: bool = False) -> str:
-    """Write a share; a difference of shares in percentage points."""
+    """Format a share as a percentage, or a difference of shares in percentage points.
+
+    Args:
+        value: The share, or None if it is unknown.
+        sign: Whether it is a difference.
+    """
     return NONE if value is None else f"{100 * value:+.1f}pp" if sign else f"{100 * value:.1f}%"
 
 
 def milliseconds(value: float | None, *, sign: bool = False) -> str:
-    """Write seconds as milliseconds."""
+    """Format seconds as milliseconds.
+
+    Args:
+        value: The seconds, or None if they are unknown.
+        sign: Whether to write a plus sign too.
+    """
     if value is None:
         return NONE
     size = abs(value)

@@ -1,4 +1,4 @@
-"""Reports in a terminal."""
+"""Show reports as tables in a terminal."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _LEFT = ("measure", "B is")
 _QUANTILES = ("p50", "p95", "p99")
 _LONGEST_NAME = 24
 Rows = Mapping[str, Mapping[str, str | Text]]
-"""Name of a row → name of a column → what stands there."""
+"""Name of a row → name of a column → content of the cell."""
 _MOST_RUNS = 5
 
 
 def report_tables(report: Report) -> Group:
-    """Show a run: in a few lines, over its steps, and per tool."""
+    """Return the tables of a run: by step, by status, by reason, by tool."""
     steps = {step.name: step for step in report.steps}
     if len(steps) > 1:
         steps[ALL] = report.total
@@ -55,7 +55,7 @@ def report_tables(report: Report) -> Group:
 
 
 def tool_tables(tools: Sequence[ToolReport]) -> Group:
-    """Show the calls per tool: how long they took, how they were answered."""
+    """Return tables of the calls by tool: durations and statuses."""
     times: dict[str, dict[str, str | Text]] = {}
     for tool in tools:
         times[tool.tool] = {
@@ -72,14 +72,20 @@ def tool_tables(tools: Sequence[ToolReport]) -> Group:
 
 
 def comparison_tables(first: Report, second: Report, comparison: Comparison) -> Group:
-    """Show two runs side by side: A, B, and by how much B has more."""
+    """Return the tables of two runs side by side: A, B, and their differences.
+
+    Args:
+        first: Report of run A.
+        second: Report of run B.
+        comparison: Their comparison.
+    """
     parts: list[RenderableType] = []
     for letter, report in (("A", first), ("B", second)):
         head, *more = _headline(report)
         parts += [Text.assemble((f"{letter}: ", "bold"), head), *more]
     parts += [Text(), *_verdicts(comparison), Text()]
     parts.append(
-        _grid("All in all", "measure", [(one.measure, _cells(one)) for one in _known(comparison.total)])
+        _grid("All steps", "measure", [(one.measure, _cells(one)) for one in _known(comparison.total)])
     )
     steps = {name: _beside(changes) for name, changes in comparison.steps.items()}
     parts.append(_grid(_over_steps(first.by), "step", steps))
@@ -94,30 +100,32 @@ def comparison_tables(first: Report, second: Report, comparison: Comparison) -> 
 
 
 def _headline(report: Report) -> list[Text]:
-    """Say what was read, and what could not be."""
+    """Return lines that say what was read, and what could not be read."""
     total = report.total
     read = f"{printable(report.name)}: {total.trajectories:,} trajectories"
     if report.steps:
         steps = f"step {total.first}" if total.first == total.last else f"steps {total.first} to {total.last}"
         read += f" of {steps}"
     lines = [Text(read)]
-    apart = [(total.unscored, "without a score"), (total.not_finite, "with one that is no number")]
-    if said := [f"{number:,} {what}" for number, what in apart if number]:
-        lines.append(Text(f"Scores leave out {' and '.join(said)}.", style="yellow"))
+    apart = [(total.unscored, "without a score"), (total.not_finite, "whose score is not finite")]
+    if missing := [f"{number:,} {what}" for number, what in apart if number]:
+        lines.append(Text(f"Scores leave out trajectories: {' and '.join(missing)}.", style="yellow"))
     if len(report.runs) > 1:
         most = [f"{printable(run)} ({number:,})" for run, number in list(report.runs.items())[:_MOST_RUNS]]
         more = ", …" if len(report.runs) > _MOST_RUNS else ""
-        lines.append(Text(f"Of {len(report.runs):,} runs, added up: {', '.join(most)}{more}", style="yellow"))
+        lines.append(
+            Text(f"The dump mixes {len(report.runs):,} runs: {', '.join(most)}{more}", style="yellow")
+        )
     if report.broken:
         lines.append(Text(f"Lines that cannot be read: {report.broken:,}", style="red"))
         lines += [Text(f"  {printable(complaint)[:300]}", style="red") for complaint in report.complaints]
     if not all(tool.run.is_exact for tool in report.tools):
-        lines.append(Text(f"Times of more than {EXACT:,} calls are within 1 %.", style="dim"))
+        lines.append(Text(f"Quantiles of more than {EXACT:,} times are within 1 %.", style="dim"))
     return lines
 
 
 def _over_steps(by: int) -> str:
-    return "Over steps" if by == 1 else f"Over steps, {by} in a row"
+    return "Over steps" if by == 1 else f"Over steps, {by} per row"
 
 
 def _step(step: StepReport) -> dict[str, str | Text]:
@@ -136,7 +144,7 @@ def _step(step: StepReport) -> dict[str, str | Text]:
 
 
 def _counts(names: Iterable[str], rows: Mapping[str, Mapping[str, int]]) -> Rows:
-    """Give a column to each name."""
+    """Return rows with a column per name."""
     return {
         row: {_head(name): count(counts[name]) if counts.get(name) else NONE for name in names}
         for row, counts in rows.items()
@@ -144,12 +152,12 @@ def _counts(names: Iterable[str], rows: Mapping[str, Mapping[str, int]]) -> Rows
 
 
 def _head(name: str) -> str:
-    """Write the name of a status, or of a reason, over as many lines as it has words."""
+    """Return the name of a status or reason, with each word on its own line."""
     return _clipped(name).replace("_", "\n")
 
 
 def _cells(change: Change) -> dict[str, str | Text]:
-    """Give the row of a measure: A, B, B - A, and whether that is better."""
+    """Return the row of a measure: A, B, B - A, verdict."""
     write = _WRITTEN[change.kind]
     difference = write(change.difference, sign=True)
     if change.difference is not None and change.error is not None:
@@ -163,7 +171,7 @@ def _known(changes: Iterable[Change]) -> list[Change]:
 
 
 def _beside(changes: Sequence[Change]) -> dict[str, str | Text]:
-    """Give the cells of some measures: A's, B's, and the difference."""
+    """Return the cells of some measures: A, B, B - A."""
     cells: dict[str, str | Text] = {}
     for change in changes:
         if change.measure in _IN_STEPS:
@@ -176,13 +184,13 @@ def _beside(changes: Sequence[Change]) -> dict[str, str | Text]:
 
 
 def _verdicts(comparison: Comparison) -> list[Text]:
-    """Say what is better or worse in B, and by how much."""
+    """Return lines that say what is better or worse in B, and by how much."""
     lines: list[Text] = []
     for verdict in ("better", "worse"):
         said = [_said(tool, change) for tool, change in comparison.changes if change.verdict == verdict]
         if said:
             lines.append(Text(f"B is {verdict}: {'; '.join(said)}.", style=_STYLES[verdict]))
-    return lines or [Text("Neither is better beyond the noise.")]
+    return lines or [Text("No difference exceeds the noise.")]
 
 
 def _said(tool: str, change: Change) -> str:
@@ -195,7 +203,7 @@ def _said(tool: str, change: Change) -> str:
 
 
 def _grid(title: str, head: str, rows: Rows | Sequence[tuple[str, Mapping[str, str | Text]]]) -> Group:
-    """Make a table; rows and columns in which nothing is known are left out."""
+    """Return a table without the rows and columns in which nothing is known."""
     pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
     names = dict.fromkeys(name for _, cells in pairs for name in cells)
     shown = [
@@ -213,5 +221,5 @@ def _grid(title: str, head: str, rows: Rows | Sequence[tuple[str, Mapping[str, s
 
 
 def _clipped(name: str) -> str:
-    """Keep a name to one short line."""
+    """Return a name as one short line."""
     return truncate(printable(name), _LONGEST_NAME)

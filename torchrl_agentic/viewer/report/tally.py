@@ -1,4 +1,4 @@
-"""Adding up trajectories one by one: what is kept does not grow with their number."""
+"""Add up trajectories one by one, in memory that does not grow with their number."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from torchrl_agentic.viewer.report.statistics import (
 MOST_TOOLS = 30
 MOST_REASONS = 12
 OTHERS = "(others)"
-"""Names beyond these are counted together: a model can make up any number of them."""
+"""Name under which further names are counted together: a model can invent any number of them."""
 _MOST_COMPLAINTS = 5
 _LONGEST_REASON = 40
 
 
 @dataclass(slots=True)
 class StepTally:
-    """The trajectories of one step so far; see `StepReport`."""
+    """Running totals of the trajectories of one step. `StepReport` describes the fields."""
 
     trajectories: int = 0
     score: Moments = field(default_factory=Moments)
@@ -56,7 +56,7 @@ class StepTally:
         self.reasons[record.termination_reason[:_LONGEST_REASON] or "unknown"] += 1
         self._add_score(record)
         if any(turn.message.role == "output" for turn in record.turns):
-            return  # a dump of texts: what stands in them is not known
+            return  # a dump of texts without turns
         self.turns.add(len(record.turns))
         self.calls.add(sum(len(turn.outcome.calls) for turn in record.turns))
         self._add_calls(record)
@@ -90,7 +90,7 @@ class StepTally:
                     self.queue.add(result.timing.queue_s)
 
     def merge(self, other: StepTally) -> None:
-        """Add all trajectories of another one."""
+        """Add all trajectories of another tally."""
         self.trajectories += other.trajectories
         self.unscored += other.unscored
         self.not_finite += other.not_finite
@@ -102,7 +102,12 @@ class StepTally:
         self.queue.merge(other.queue)
 
     def report(self, first: int, last: int) -> StepReport:
-        """Give the figures."""
+        """Return the statistics.
+
+        Args:
+            first: First step.
+            last: Last step.
+        """
         averages = {name: getattr(self, name).average() for name in _MOMENTS}
         return StepReport(
             first=first,
@@ -122,14 +127,26 @@ _MOMENTS = ("score", "positive", "right", "turns", "calls", "errors", "infra", "
 
 
 def rows_of(*tallies: Tally, most: int = 24) -> int:
-    """Say how many steps, 1, 2, 5, 10, …, have to be one for reports to have no more than `most` rows."""
+    """Return how many steps (1, 2, 5, 10, …) a row must cover so that reports have at most `most` rows.
+
+    Args:
+        tallies: Tallies of the runs.
+        most: Largest number of rows.
+    """
     steps = {step for tally in tallies for step in tally.steps}
     sizes = (size * 10**power for power in itertools.count() for size in (1, 2, 5))
     return next(by for by in sizes if len({step // by for step in steps}) <= most)
 
 
 class Tally:
-    """The trajectories of a run so far, by step and by tool. Tallies of parts can be merged."""
+    """Running totals of a run, by step and by tool. Tallies of parts can be merged.
+
+    Attributes:
+        steps: Totals by step.
+        tools: Totals by tool.
+        runs: Number of trajectories by id of the run.
+        broken: Number of lines that cannot be read.
+    """
 
     def __init__(self) -> None:
         self.steps: dict[int, StepTally] = {}
@@ -139,7 +156,12 @@ class Tally:
         self._complaints: list[str] = []
 
     def add(self, record: TrajectoryRecord, step: int | None = None) -> None:
-        """Add a trajectory. step: if not the one that it names."""
+        """Add a trajectory.
+
+        Args:
+            record: The trajectory.
+            step: Its step, in place of the one that the record names.
+        """
         self.steps.setdefault(record.step if step is None else step, StepTally()).add(record)
         if record.run:
             self.runs[record.run] += 1
@@ -147,12 +169,12 @@ class Tally:
             add_calls(self.tools, turn.outcome)
 
     def complain(self, complaint: str) -> None:
-        """Count a line that cannot be read."""
+        """Count a line that cannot be read, with its reason."""
         self.broken += 1
         self._complaints = [*self._complaints, complaint][:_MOST_COMPLAINTS]
 
     def merge(self, other: Tally) -> None:
-        """Add all trajectories of another one."""
+        """Add all trajectories of another tally."""
         for step, tally in other.steps.items():
             self.steps.setdefault(step, StepTally()).merge(tally)
         for name, summary in other.tools.items():
@@ -162,7 +184,12 @@ class Tally:
         self._complaints = [*self._complaints, *other._complaints][:_MOST_COMPLAINTS]
 
     def report(self, name: str = "", *, by: int = 1) -> Report:
-        """Give the figures. by: so many steps are one, from a multiple of it on."""
+        """Return the statistics.
+
+        Args:
+            name: Name of the report.
+            by: Number of steps that a row covers.
+        """
         merged: dict[int, StepTally] = {}
         steps: dict[int, list[int]] = {}
         total = StepTally()
@@ -184,7 +211,7 @@ class Tally:
 
 
 def tool_reports(tools: Iterable[ToolSummary]) -> tuple[ToolReport, ...]:
-    """Give the figures of each tool, that with the most calls first."""
+    """Return the statistics of each tool, largest number of calls first."""
     ordered = most_called(tools)
     if len(ordered) > MOST_TOOLS:
         others = ToolSummary(OTHERS)
@@ -206,7 +233,7 @@ def tool_reports(tools: Iterable[ToolSummary]) -> tuple[ToolReport, ...]:
 
 
 def times(seconds: Distribution) -> Times:
-    """Give the quantiles that reports show."""
+    """Return the quantiles that reports show."""
     p50, p95, p99 = (seconds.quantile(q) for q in (0.5, 0.95, 0.99))
     return Times(len(seconds), p50, p95, p99, seconds.is_exact)
 
@@ -220,14 +247,16 @@ def _most_common(counts: Counter[str]) -> dict[str, int]:
 
 
 def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = None) -> Tally:
-    """Add up a dump, a folder or a file. watch: told now and then how many bytes are read, and of how many.
+    """Add up a dump. A trajectory that names no step belongs to the step in the name of its file.
 
-    A trajectory that does not say its step began in that which its file is named for.
+    Args:
+        path: A folder with a file per step, or one file.
+        watch: Function that is called with the number of bytes read, and of all bytes.
 
     Raises:
-        OSError: there is no such folder or file, or it cannot be read.
-        ValueError: it is a folder without any .jsonl or .jsonl.zst, or nothing in it can be read.
-        MissingExtra: it is compressed, and zstandard is not installed.
+        OSError: If the folder or file does not exist or cannot be read.
+        ValueError: If the folder has no .jsonl or .jsonl.zst files, or nothing in it can be read.
+        MissingExtra: If a file is compressed and zstandard is not installed.
     """
     tally = Tally()
     with Dump(path) as dump:
@@ -242,10 +271,15 @@ def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = No
                     tally.add(record, record.step or file.step or 0)
             file.close()
     if tally.broken and not tally.steps:
-        raise ValueError(f"{path} is no dump of trajectories: {tally.report().complaints[0]}")
+        raise ValueError(f"{path} is not a dump of trajectories: {tally.report().complaints[0]}")
     return tally
 
 
 def read_report(path: str | Path, *, by: int = 1) -> Report:
-    """Give the figures of a dump, a folder or a file; raises what `read_tally` does."""
+    """Return the statistics of a dump. Raises the errors of `read_tally`.
+
+    Args:
+        path: A folder with a file per step, or one file.
+        by: Number of steps that a row covers.
+    """
     return read_tally(path).report(str(path), by=by)

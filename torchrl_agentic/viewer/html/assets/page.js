@@ -12,20 +12,20 @@ function overview() {
   const parts = [make("h2", { tabindex: "-1", id: "title" }, "Overview")];
   parts.push(make("p", {}, "A trajectory is one conversation in which a language model works on a task: in each turn it writes a message, which may call tools, and reads their results. ",
     `Of ${many(shown.length, "conversation")}${only}, ${failed.toLocaleString("en")} had calls that failed. Choose one in the list to see what happened in it.`));
-  if (!rows.length) parts.push(make("p", { class: "cut" }, "This dump holds no trajectory that could be read."));
+  if (!rows.length) parts.push(make("p", { class: "cut" }, "This dump has no readable trajectory."));
   if (INDEX.n_problems) parts.push(problems());
   parts.push(section("Scores", known.length ? histogram(known) : make("p", {}, "None of them has a score."),
     known.length ? make("p", { class: "legend" }, `${many(known.length, "score")}, ${short(mean)} on average.`) : null));
-  if (statuses.length) parts.push(section("How calls were answered", bars("Calls", statuses.map(([status, count]) =>
+  if (statuses.length) parts.push(section("Calls by status", bars("Calls", statuses.map(([status, count]) =>
     [INDEX.statuses[status][0], count, count.toLocaleString("en"), status === OK ? "bar" : "bad"])),
     make("dl", { class: "pairs" }, ...statuses.flatMap(([status]) => [make("dt", {}, INDEX.statuses[status][0]), make("dd", {}, INDEX.statuses[status][2])]))));
-  if (slow.length) parts.push(section("How long tools took", latency(slow.slice(0, 30)), make("p", { class: "legend" },
-    `In all of the dump, whatever the filters. Median: half of the calls took no longer. 90 %, 99 %: so many took no longer.${slow.length > 30 ? ` The ${slow.length - 30} tools with the fewest calls are left out.` : ""}`)));
+  if (slow.length) parts.push(section("Durations of tool calls", latency(slow.slice(0, 30)), make("p", { class: "legend" },
+    `All calls of the dump, regardless of the filters. Half of the calls took at most the median time, 90 % and 99 % at most the other times.${slow.length > 30 ? ` The ${slow.length - 30} tools with the fewest calls are left out.` : ""}`)));
   byId("main").replaceChildren(...parts);
 }
 
 function latency(tools) {
-  const columns = ["Tool", "Calls", "Median", "90 %", "99 %", "Longest", "Waited before (median)"];
+  const columns = ["Tool", "Calls", "Median", "90 %", "99 %", "Longest", "Queued (median)"];
   const lines = tools.map(([name, count, queue, run]) => make("tr", {}, make("th", { scope: "row" }, name || "unreadable"),
     ...[count.toLocaleString("en"), ...run.map(duration), duration(queue[0])].map((text) => make("td", {}, text))));
   const drawn = bars("90 % of the calls of a tool took no longer than", tools.slice(0, 12).map(([name, , , run]) => [name || "unreadable", run[1], duration(run[1]), "bar"]));
@@ -38,7 +38,7 @@ function problems() {
     make("li", {}, make("b", {}, INDEX.files[file] + (number === null ? "" : `, line ${number}`)), `: ${reason}`));
   const hidden = INDEX.n_problems - INDEX.problems.length;
   return make("details", { class: "problems", open: rows.length === 0 || items.length <= 5 },
-    make("summary", {}, `${many(INDEX.n_problems, "part")} of the dump could not be shown`),
+    make("summary", {}, `${many(INDEX.n_problems, "part")} of the dump cannot be shown`),
     make("ul", {}, ...items, hidden ? make("li", {}, `… and ${hidden.toLocaleString("en")} more`) : null));
 }
 

@@ -44,7 +44,7 @@ function whatHappened(row, body) {
 }
 
 function scoreOf(row) {
-  if (row.score === null) return make("li", {}, row.scoreText === "–" ? "Nobody gave it a score, so the dump does not say whether it went well." : `Its score is ${row.scoreText}.`);
+  if (row.score === null) return make("li", {}, row.scoreText === "–" ? "It has no score." : `Its score is ${row.scoreText}.`);
   const scale = lowest < highest ? ` Scores in this dump go from ${short(lowest)} to ${short(highest)}.` : "";
   return make("li", { class: tone(row.score) }, `Its score is ${row.scoreText}.${scale}`);
 }
@@ -58,7 +58,7 @@ function rewards(body) {
 
 function times(row, body) {
   const drawn = timeline(body.turns, body.calls, (call) => addressOf(row.number, call));
-  return drawn && section("When its calls ran", drawn, make("p", { class: "legend" },
+  return drawn && section("Timeline of tool calls", drawn, make("p", { class: "legend" },
     make("span", { class: "key queue" }, ""), "waiting to be run ", make("span", { class: "key bar" }, ""), "running ",
     make("span", { class: "key bad" }, ""), "running, then failed. Bars above each other ran at the same time; the time in which the model wrote is left out."));
 }
@@ -137,7 +137,7 @@ function tokens(body) {
   for (const [source, count] of body.tokens) counts.set(kind(source), (counts.get(kind(source)) ?? 0) + count);
   const legend = ["sampled", "injected", "prompt", "template"].filter((name) => counts.has(name)).map((name) =>
     make("span", {}, make("span", { class: `key tokens ${name}` }, ""), ` ${name} ${counts.get(name).toLocaleString("en")} `));
-  return section("Tokens, by who wrote them", make("p", { class: "legend" }, ...legend, " – the model is trained on what it sampled, on nothing else."),
+  return section("Tokens by source", make("p", { class: "legend" }, ...legend, " – only sampled tokens are trained on."),
     make("pre", { class: "painted", dir: "auto", tabindex: "0" }, ...painted));
 }
 
@@ -156,10 +156,10 @@ async function showTrajectory(number) {
   if (current !== number) return;
   const { element, until } = conversation(body);
   showUntil = until;
-  const cut = body.left_out ? make("p", { class: "cut" }, `Its texts are very long: ${many(body.left_out, "character")} are not in this page. The places are marked; the dump has all of it.`) : null;
+  const cut = body.left_out ? make("p", { class: "cut" }, `Very long texts are cut: ${many(body.left_out, "character")} are not in this page. The cuts are marked, and the dump has the whole texts.`) : null;
   const extras = body.extras.length ? section("Also noted", pairs(body.extras)) : null;
-  const origin = make("details", { class: "thought" }, make("summary", {}, "Where it comes from"),
-    pairs([["file", INDEX.files[row.file]], ["id", body.id], ["run", body.run || "unknown"], ["group", `${body.group} (the same for all that began alike)`],
+  const origin = make("details", { class: "thought" }, make("summary", {}, "Origin"),
+    pairs([["file", INDEX.files[row.file]], ["id", body.id], ["run", body.run || "unknown"], ["group", `${body.group} (the same for all trajectories of this prompt)`],
       ["started", body.started === null ? "unknown" : new Date(body.started * 1000).toString()], ...body.versions]));
   byId("main").replaceChildren(...[heading(row, body), cut, whatHappened(row, body), rewards(body), times(row, body), element, tokens(body), extras, origin].filter(Boolean));
   byId("main").scrollTop = 0;

@@ -1,6 +1,6 @@
-"""Structural tags: grammars under which a model cannot write a malformed call.
+"""Build structural tags: xgrammar grammars under which a model cannot write a malformed call.
 
-Format: xgrammar's structural tags, as vLLM and SGLang take them. Built without importing any of these.
+vLLM and SGLang take this format. It is built here without importing any of them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ Tag = dict[str, JSON]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around the arguments of a call, and how they are written.
+    """The text around the arguments of a call, and the style of the arguments.
 
-    style: xgrammar's name for it. infix: a pattern and a text between `before` and the arguments.
+    Attributes:
+        before: Text before the arguments.
+        after: Text after the arguments.
+        style: xgrammar's name of the style of arguments.
+        infix: A pattern and a text between `before` and the arguments, or None.
     """
 
     before: str
@@ -29,7 +33,7 @@ class Frame:
     infix: tuple[str, str] | None = None
 
     def tag(self, schema: JSON) -> Tag:
-        """Give the grammar of the call with arguments of this schema."""
+        """Return the grammar of a call whose arguments have this schema."""
         content: Tag = {"type": "json_schema", "json_schema": schema}
         if self.style != "json":
             content["style"] = self.style
@@ -45,10 +49,10 @@ class Frame:
 
 
 def parameters(tools: Tools) -> dict[str, JSON]:
-    """Give name → JSON Schema of the arguments, which is always one of an object.
+    """Return the JSON Schema, always of an object, of each tool's arguments by the tool's name.
 
     Raises:
-        ValueError: there are no tools.
+        ValueError: If there are no tools.
     """
     schemas = schemas_of(tools) or {}
     if not schemas:
@@ -64,12 +68,18 @@ def structural_tag(
     tool_choice: Literal["auto", "required"],
     parallel: bool,
 ) -> Tag:
-    """Give the grammar of a message: free text, and calls wherever the trigger appears.
+    """Return the grammar of a message: free text, and calls after the trigger.
 
-    around: what stands before, between and after all calls; where nothing does, calls stand in the text.
+    Args:
+        tags: Grammars of the calls, one per tool.
+        around: Text before, between and after all calls; if the first is "", calls may occur anywhere in the
+            text.
+        trigger: String that begins a call.
+        tool_choice: "auto", or "required" for at least one call.
+        parallel: Whether a message may have several calls.
 
     Raises:
-        ValueError: an unknown tool_choice.
+        ValueError: If `tool_choice` has another value.
     """
     if tool_choice not in ("auto", "required"):
         raise ValueError(f'tool_choice is "auto" or "required"; got {tool_choice!r}')

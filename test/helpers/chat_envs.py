@@ -1,4 +1,4 @@
-"""Chat environments, tools and small steps for the tests of this folder; worker processes import it too."""
+"""Chat environments, tools, and functions that make one step. Worker processes import this module too."""
 
 import json
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ STOP = '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
 
 
 def call(name, call_id=None, /, **args):
-    """A call as Hermes and Qwen models write it."""
+    """Return a call as Hermes and Qwen models write it."""
     own = {} if call_id is None else {"id": call_id}
     return f"<tool_call>{json.dumps({'name': name, 'arguments': args, **own})}</tool_call>"
 
@@ -30,12 +30,12 @@ def add(a: int, b: int) -> int:
 
 
 async def echo(text: str) -> str:
-    """Say it again."""
+    """Return the text."""
     return text
 
 
 class Counter(Tool):
-    """Counts the calls of each trajectory, and keeps a diary of its sessions."""
+    """Counts the calls of each trajectory and logs when sessions open and close."""
 
     name, description = "count", "Count the calls."
 
@@ -55,7 +55,7 @@ class Counter(Tool):
         return self.calls
 
     def events(self, event, row=None):
-        """The trajectories of these events, by their names within the environment."""
+        """Return the trajectories of these events, by their names within the environment."""
         named = [local_name(name) for kind, name in self.diary if kind == event]
         return [name for name in named if row in (None, int(name.split(".")[0]))]
 
@@ -65,7 +65,7 @@ def collate(rows):
 
 
 def dataset_env(batch, *transforms, queries=8):
-    """An environment that resets itself from a data set: questions q0, q1, ..."""
+    """Create an environment that resets itself from a data set: questions q0, q1, ..."""
     loader = DataLoader([{"query": f"q{i}"} for i in range(queries)], collate_fn=collate)
     env = DatasetChatEnv.from_dataloader(loader, batch_size=(batch,), system_prompt="Be brief.")
     for transform in transforms:
@@ -74,7 +74,7 @@ def dataset_env(batch, *transforms, queries=8):
 
 
 def add_env(batch=1):
-    """A factory for batched environments and collectors."""
+    """Create an environment with `add`; a factory for batched environments and collectors."""
     return dataset_env(batch, ToolCompose([add, StopTool()]))
 
 
@@ -88,7 +88,7 @@ def scripted_user_env(batch=1):
 
 
 def chat_env(shape, *transforms):
-    """An environment without a data set; see `begin`."""
+    """Create an environment without a data set; `begin` resets it."""
     transform = transforms[0] if len(transforms) == 1 else Compose(*transforms)
     return TransformedEnv(ChatEnv(batch_size=shape), transform)
 
@@ -105,29 +105,29 @@ def begin(env, **more):
 
 
 def answer(td, *said):
-    """What a policy does: row i says said[i], a text or a Message; a row that is done says ""."""
+    """Answer as a policy does: row i says said[i], a text or a Message; a row that is done says ""."""
     td = td.to_lazystack(0) if td.batch_dims == 1 else td
     return ScriptedPolicy([[text] * 50 for text in said])(td)
 
 
 def step(env, td, *said):
-    """One whole step; what it led to is in "next"."""
+    """Make one whole step; its outcome is in "next"."""
     return env.step(answer(td, *said))
 
 
 def advance(env, td, *said):
-    """One step, and on to where the next one begins."""
+    """Make one step, and return the TensorDict from which the next one starts."""
     return env.step_mdp(step(env, td, *said))
 
 
-def chats(td):
-    """The conversations of a TensorDict's prompt, as lists of `Message`, flat."""
+def conversations(td):
+    """Return the conversations of a TensorDict's prompt, as a flat list of lists of `Message`."""
     return [[border.read_message(m) for m in border.messages(row)] for row in border.prompts(td)]
 
 
 def results(td):
-    """The texts of the tools' messages, per row."""
-    return [[m.content for m in chat if m.role == "tool"] for chat in chats(td)]
+    """Return the texts of the tool messages of each row."""
+    return [[m.content for m in chat if m.role == "tool"] for chat in conversations(td)]
 
 
 def flags(td, name):

@@ -1,4 +1,4 @@
-"""Sampled tokens as text in which the markers that are tokens can be told from the same characters."""
+"""Decode sampled tokens, keeping markers that are tokens apart from the same characters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from torchrl_agentic.messages import ParseResult
 from torchrl_agentic.parsers.base import Tokenizer
 
 
-class Tokens:
-    """The text of some tokens. exact: marker → the places at which it is one token, or a part of it is.
+class MarkerTokens:
+    """The text of sampled tokens, and the places of markers in it.
 
-    A marker of which the tokenizer has no token is not in `exact`: its characters are all there is.
+    Args:
+        ids: Sampled token ids.
+        tokenizer: The tokenizer of the model.
+        markers: Markers of the format.
+
+    Attributes:
+        text: The decoded text.
+        exact: Places where a marker is one token, or contains one that is a marker, by marker. Markers
+            without a token in the vocabulary are missing: their characters count.
     """
 
     def __init__(self, ids: Sequence[int], tokenizer: Tokenizer, markers: Sequence[str]) -> None:
@@ -21,7 +29,7 @@ class Tokens:
         self._tokenizer = tokenizer
         self.text = tokenizer.decode(self._ids, skip_special_tokens=False)
         known = {token: marker for marker in markers if (token := _token(tokenizer, marker)) is not None}
-        # Where a marker begins or ends, the token is known: (place in the text, index of the token).
+        # The beginnings and ends of markers as (index in the text, index of the token).
         self._anchors: list[tuple[int, int]] = [(0, 0)]
         self.exact: dict[str, list[int]] = {marker: [] for marker in known.values()}
         if not self._place(known):
@@ -32,10 +40,10 @@ class Tokens:
         self._anchors.append((len(self.text), len(self._ids)))
 
     def _place(self, known: Mapping[int, str]) -> bool:
-        """Find where the marker tokens stand in the text.
+        """Find the places of the marker tokens in the text; return False if the tokenizer rewrites text.
 
-        Tokenizers may drop a space where a piece is decoded alone, so pieces only tell how often a marker is
-        spelled before the next token; the place comes from the text of all.
+        Tokenizers may drop a space if a piece is decoded alone. A piece therefore only shows how often the
+        marker is spelled out before the next token; its place is taken from the whole text.
         """
         at = start = 0
         for index, token in enumerate(self._ids):
@@ -46,7 +54,7 @@ class Tokens:
             for _ in range(piece.count(marker)):
                 place = self.text.find(marker, place + len(marker))
             if place < 0:
-                return False  # this tokenizer rewrites what it decodes
+                return False  # this tokenizer rewrites the text that it decodes
             at = place + len(marker)
             self.exact[marker].append(place)
             self._anchors += [(place, index), (at, index + 1)]
@@ -54,7 +62,7 @@ class Tokens:
         return True
 
     def _around(self, marker: str, part: str) -> list[int]:
-        """Return the places of a marker whose part is one token there."""
+        """Return the places of a marker that contains a part which is one token there."""
         offset = marker.index(part)
         places = (place - offset for place in self.exact[part])
         return [place for place in places if place >= 0 and self.text.startswith(marker, place)]
@@ -63,7 +71,7 @@ class Tokens:
         return self._tokenizer.decode(self._ids[start:end], skip_special_tokens=False)
 
     def with_token_spans(self, result: ParseResult) -> ParseResult:
-        """Give the calls the tokens they stand in: a token that is partly in a call is in it."""
+        """Return the result with token spans; a token that is partly inside a call belongs to it."""
         calls = [
             replace(call, token_span=(self._token_at(call.span[0]), self._tokens_before(call.span[1])))
             for call in result.calls
@@ -72,7 +80,7 @@ class Tokens:
         return replace(result, calls=tuple(calls))
 
     def _token_at(self, place: int) -> int:
-        """The token that holds the character at a place."""
+        """Return the index of the token with the character at a place."""
         begin, end, length = self._stretch(place)
         return (
             begin
@@ -81,17 +89,17 @@ class Tokens:
         )
 
     def _tokens_before(self, place: int) -> int:
-        """How many tokens it takes to get to a place."""
+        """Return the number of tokens needed to reach a place."""
         begin, end, length = self._stretch(place)
         return bisect_left(range(begin, end), place, key=length) + begin
 
     def _stretch(self, place: int) -> tuple[int, int, Callable[[int], int]]:
-        """Give the tokens between which a place lies, and how much text there is before each of them."""
+        """Return the known tokens around a place, and a function of the text length before a token."""
         index = bisect_right(self._anchors, (place, len(self._ids)))
         offset, begin = self._anchors[index - 1]
         if offset == place or index == len(self._anchors):
             return begin, begin, lambda token: token
-        # The token before is decoded too: the first of a piece may lose its space.
+        # Decode the token before as well: the first token of a piece may lose its space.
         before = max(0, begin - 1)
         skipped = len(self._decoded(before, begin))
 

@@ -1,7 +1,7 @@
-"""Rollouts in tokens mode whose model is a script: it says given texts, in the ids that they have."""
+"""Rollouts in tokens mode with a scripted model, which samples the ids of given texts."""
 
 import torch
-from helpers.chats import begin
+from helpers.chat_envs import begin
 from tensordict import LazyStackedTensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -14,21 +14,21 @@ from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 
 class Says:
-    """What a model samples: the ids of a text, then `end`, a token; None where it is cut off."""
+    """A sampled answer: a text, and the token that ends it, or None if it was cut off."""
 
     def __init__(self, text, end="eos"):
         self.text, self.end = text, end
 
 
 def sampled_ids(tokenizer, said):
-    """The ids of a text as it is encoded at once, and of what ends it."""
+    """Return the ids of a text and of the token that ends it."""
     ids = tokenizer(said.text, add_special_tokens=False)["input_ids"] if said.text else []
     end = tokenizer.eos_token if said.end == "eos" else said.end
     return torch.tensor(ids + ([tokenizer.convert_tokens_to_ids(end)] if end else []), dtype=torch.int64)
 
 
 def sample(td, tokenizer, said, stops=()):
-    """Do what a wrapper does in tokens mode, then write the history."""
+    """Write what a TorchRL wrapper writes in tokens mode, then the history."""
     td = td if isinstance(td, LazyStackedTensorDict) else td.to_lazystack(0)
     prompts = [row["tokens", "prompt"] for row in td.tensordicts]
     answers = [sampled_ids(tokenizer, Says(one) if isinstance(one, str) else one) for one in said]
@@ -45,7 +45,7 @@ def sample(td, tokenizer, said, stops=()):
 def token_env(
     tokenizer, tools, rows=1, *, max_turns=None, when_no_calls=False, parser="hermes", media=False, **options
 ):
-    """An environment whose last transform is a `TurnTokenizer`."""
+    """Create an environment whose last transform is a `TurnTokenizer`."""
     compose = ToolCompose(tools, parser, media=media, tool_role=options.get("tool_role", "tool"))
     between = []
     if max_turns or when_no_calls:
@@ -54,15 +54,15 @@ def token_env(
     return TransformedEnv(ChatEnv(batch_size=(rows,)), Compose(compose, *between, turns))
 
 
-class Talk:
-    """A rollout, turn by turn; what came of it."""
+class Rollout:
+    """A rollout that advances turn by turn."""
 
     def __init__(self, env, tokenizer, stops=(), td=None):
         self.env, self.tokenizer, self.stops = env, tokenizer, stops
         self.td, self.next = begin(env) if td is None else td, None
 
     def turn(self, *said):
-        """One turn in each row; asserts that prompts of rows that go on begin with all ids so far."""
+        """Make one turn in each row; assert that the next prompt of a row begins with all its ids so far."""
         td = sample(self.td, self.tokenizer, said, self.stops)
         step = self.env.step(td)
         for before, after in zip(td.tensordicts, step["next"].tensordicts, strict=True):

@@ -1,4 +1,4 @@
-"""Tools that tests put wrappers around, and the wrappers themselves, each doing nothing that shows."""
+"""Tools for tests of wrappers, and each wrapper in a form that changes nothing of a first call."""
 
 import asyncio
 import copy
@@ -31,12 +31,12 @@ async def add(a: int, b: int = 0) -> int:
 
 @tool
 async def shout(text: str) -> str:
-    """Say it louder."""
+    """Return the text in capitals."""
     return text.upper()
 
 
 class Notes(Tool):
-    """Keeps the notes of each trajectory, and a diary of what becomes of its sessions."""
+    """Keeps the notes of each trajectory, and logs the life of its sessions."""
 
     name = "note"
     description = "Take a note, and read all of them."
@@ -76,10 +76,10 @@ class Notes(Tool):
 
 
 class Scripted(Tool):
-    """Answers one thing after the other: values are returned, exceptions raised. Counts its calls."""
+    """Returns given values and raises given exceptions, one per call, and records the arguments."""
 
     name = "scripted"
-    description = "Answer what was written down."
+    description = "Return the next value."
     input_schema = {"type": "object", "properties": {"q": {}, "key": {"type": "string"}}}  # noqa: RUF012
 
     def __init__(self, *outcomes, effects=Effects.PURE):
@@ -95,7 +95,7 @@ class Scripted(Tool):
 
 
 class Gated(Tool):
-    """Says that it has begun, and waits until it may go on."""
+    """Signals that a call has begun, and waits for permission to go on."""
 
     name = "gated"
     description = "Wait."
@@ -113,12 +113,12 @@ class Gated(Tool):
 
 
 def allowed(name, args, ctx):
-    """A policy that lets everything pass."""
+    """Approve every call."""
     return True
 
 
 def transparent(path):
-    """Wrappers by name, each such that it changes nothing of a first call that goes well."""
+    """Return wrappers by name, configured to change nothing of a first call that succeeds."""
     return {
         "Wrapped": Wrapped,
         "Renamed": lambda t: Renamed(t, "other"),
@@ -141,7 +141,7 @@ def ctx(call_id="c1", trajectory="t", **more):
 
 
 async def by_hand(tool, call_id="c1", trajectory="t", /, **args):
-    """Call a tool outside of any session."""
+    """Call a tool outside any session."""
     return ToolResult.from_value(await tool.run(args, ctx(call_id, trajectory)))
 
 
@@ -157,6 +157,6 @@ async def ask(tool, *calls, trajectory="t", **options):
 
 
 def write_calls(cassette, trajectory, number):
-    """Record so many calls; processes run it too."""
+    """Record `number` calls. Worker processes run this too."""
     for n in range(number):
         cassette.append(trajectory, "add", f"c{n}", {"a": n}, ToolResult.from_text("x" * 3000), 0.0)

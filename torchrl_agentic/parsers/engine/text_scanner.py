@@ -1,4 +1,4 @@
-"""One pass over a message: where its calls begin, and what only looks like one."""
+"""The pass over a message: find where calls begin, and skip reasoning, examples and invented turns."""
 
 from __future__ import annotations
 
@@ -11,41 +11,56 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser
 from torchrl_agentic.parsers.control_tokens import AddedTokens
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, over_limit
-from torchrl_agentic.parsers.engine.fences import FENCES, closed_fence
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.markdown import FENCES, closed_fence
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallParseError,
+    PartialCall,
+    call_error,
+    over_limit_error,
+)
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.reasoning import opens_thought
 
 _SHORT = 4096
 _SIGNS_OF_CALLS = ("{", "</", '="', "<function=")
-"""Strings that occur in the calls of some dialect, but not in prose between two markers."""
+"""Strings that occur in calls of some dialect, but not in prose between two markers."""
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
 
 def any_of(markers: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the first of some markers, and of those at one place the longest."""
+    """Return a pattern of the first of some markers, of those at one place the longest."""
     return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
 
 class TextScanner(ToolCallParser):
     """The part of a `TextParser` that goes over a message.
 
-    openers: what begins an attempt. shapes: for openers that are a bracket, which data and prose are full of:
-    the pattern of a bracket that begins a call, and of text that may still become one when more comes.
-    closer: what ends a block; empty: nothing does. section: what surrounds all calls of a message in some
-    formats. think: the tags of reasoning. other_thinks: those of other models of the family.
-    think_end_proves: whether the end of a thought without a beginning shows that the prompt opened it; False
-    where that tag ends other things too. turn_end: tokens that end the message. forged: the tags of results,
-    which a model may write too; nothing between them is a call. other_openers: what begins calls in another
-    dialect of the family; `read_other_opener` handles it. more_markers: further strings that results must not
-    hold. fences_are_text: whether a call in a Markdown fence is an example. shape: a correct call, shown in
-    error messages.
+    Args:
+        parse_reasoning: What to do with calls inside closed reasoning: leave them as "text", answer them with
+            an "error", or "execute" them. Calls in reasoning that never closes are calls in any case, because
+            models in training write such messages.
+        reasoning_open: Whether the prompt has opened the reasoning; None means False until `with_tokenizer`
+            has read the chat template.
+        tolerance: "lenient" allows a fixed list of repairs without loss (`json_text.repair_json`), each noted
+            on its call.
+        limits: Bounds on what is read from one message.
 
-    parse_reasoning: what to do with a call inside a closed thought: leave it as "text", answer it with an
-    "error", or "execute" it. After one that never closes a call is a call, as models in training write it.
-    reasoning_open: whether the prompt has opened the thinking already; None: False, until `with_tokenizer`
-    has shown what the chat template does. tolerance: "lenient" allows a closed list of fixes that lose
-    nothing, each noted on the call (`engine.lenient`).
+    Attributes:
+        openers: Markers that begin a call.
+        shapes: For openers that are a bracket, which is frequent in data and prose: the patterns of a bracket
+            that begins a call, and of text that may become one when more text comes.
+        closer: Marker that ends a block; "" if the format has none.
+        section: Markers around all calls of a message; ("", "") if the format has none.
+        think: Tags that open and end reasoning.
+        think_end_proves: Whether an end of reasoning without a beginning proves that the prompt opened it;
+            False if the tag also ends other things.
+        other_thinks: Further pairs of such tags, of other models of the family.
+        turn_end: Tokens that end the message.
+        result_tags: Tags around results; if the model writes them itself, nothing between them is a call.
+        other_openers: Openers of another dialect of the family, handled by `read_other_opener`.
+        more_markers: Further strings that results must not contain.
+        fences_are_text: Whether a call in a Markdown fence is an example.
+        shape: A correct call, shown in error messages to the model.
     """
 
     openers: tuple[str, ...] = ()
@@ -56,7 +71,7 @@ class TextScanner(ToolCallParser):
     think_end_proves: ClassVar[bool] = True
     other_thinks: ClassVar[tuple[tuple[str, str], ...]] = ()
     turn_end: ClassVar[tuple[str, ...]] = ()
-    forged: tuple[str, str] = ("", "")
+    result_tags: tuple[str, str] = ("", "")
     other_openers: ClassVar[tuple[str, ...]] = ()
     more_markers: ClassVar[tuple[str, ...]] = ()
     fences_are_text: ClassVar[bool] = True
@@ -81,10 +96,10 @@ class TextScanner(ToolCallParser):
         self.limits = limits
 
     def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
-        """Return a parser that knows a tokenizer's control tokens, and whether its prompts open a thought.
+        """Return a copy that knows a tokenizer's control tokens and whether its prompts open the reasoning.
 
         Args:
-            tokenizer: The model's. Without a chat template `reasoning_open` stays False.
+            tokenizer: The model's tokenizer. Without a chat template `reasoning_open` stays False.
             **template_kwargs: Options of the chat template, such as `enable_thinking`.
         """
         made = super().with_tokenizer(tokenizer, **template_kwargs)
@@ -93,17 +108,22 @@ class TextScanner(ToolCallParser):
         return made
 
     def opens_thought(self, tokenizer: Any, **template_kwargs: Any) -> bool:
-        """Return whether a tokenizer's chat template begins the model's answer inside a thought."""
-        return any(opens_thought(tokenizer, pair, **template_kwargs) for pair in self.thinks.items())
+        """Return whether the prompt of a tokenizer's chat template opens the model's reasoning.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            **template_kwargs: Options of the chat template.
+        """
+        return any(opens_thought(tokenizer, pair, **template_kwargs) for pair in self.reasoning_tags.items())
 
     def closes_unopened_thought(self, reader: Reader) -> bool:
-        """Return whether a message ends a thought that it did not begin; then the prompt has opened it.
+        """Return whether a message ends reasoning that only the prompt can have opened.
 
-        An end that is part of an argument of a call proves nothing.
+        An end tag inside the arguments of a call proves nothing.
         """
         if reader.reasoning_open or not self.think_end_proves:
             return False
-        for think in self.thinks:
+        for think in self.reasoning_tags:
             if reader.at(think, 0):
                 return False
         for end in self._think_ends:
@@ -112,37 +132,57 @@ class TextScanner(ToolCallParser):
         else:
             return False
         closed, _ = reader.first(self._think_ends, 0)
-        if closed < 0 or any(0 <= reader.seek(think, 0) < closed for think in self.thinks):
+        if closed < 0 or any(0 <= reader.seek(think, 0) < closed for think in self.reasoning_tags):
             return False
         spans = [call.span for call in reader.calls if call.error is None and call.span is not None]
         return not any(begin <= closed < end for begin, end in spans)
 
-    # What a subclass supplies
+    # Methods for subclasses
 
     @abstractmethod
-    def read(self, reader: Reader, start: int) -> Steps[int]:
-        """Read the block whose opener stands at `start`: `reader.add` what it holds, give where it ends.
+    def read(self, reader: Reader, start: int) -> Incremental[int]:
+        """Read the block whose opener is at `start`, add its calls to the reader and return its end.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
 
         Raises:
-            Unreadable: the block is no call; it ends where `end_of_bad` says.
+            CallParseError: If the block is malformed; `end_of_malformed` finds its end.
         """
 
-    def opens(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: whether what looks like an opener at `start` begins an attempt."""
+    def opens(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether the opener at `start` begins a call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+        """
         del reader, start
         return True
         yield
 
-    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: handle one of `other_openers`; return where to go on. By default it is text."""
+    def read_other_opener(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Handle one of `other_openers` and return where to continue; by default it is text.
+
+        Args:
+            reader: The message as read so far.
+            place: Index of the opener.
+            marker: The opener.
+        """
         del reader
         return place + len(marker)
         yield
 
-    def end_of_bad(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: give the end of the unreadable block at `start`: its closer, or the end of the text.
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed block at `start`: its closer, or the end of the message.
 
-        Looked for from where it broke; nothing inside is taken for an opener.
+        The search begins where reading failed; openers before its result are data.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
         """
         if not self.closer:
             return (yield from self.end_of_text(reader))
@@ -151,39 +191,46 @@ class TextScanner(ToolCallParser):
 
     # One pass over the message
 
-    def scan(self, reader: Reader) -> Steps[None]:
-        """Step: read the message."""
+    def scan(self, reader: Reader) -> Incremental[None]:
+        """Read the message."""
         at = 0
         longest = self._longest
         if reader.reasoning_open:
-            at = yield from self._reason(reader, 0)
+            at = yield from self._read_reasoning(reader, 0)
         while True:
             place, marker = self._next_marker(reader, at)
             if place < 0:
                 if reader.is_whole:
-                    reader.say(len(reader.text))
+                    reader.emit_text(len(reader.text))
                     if reader.suspects and self.has_call_behind_prose(reader):
                         reader.note("call_behind_prose")
                     return
                 at = max(at, len(reader.text) - longest + 1)
                 if not self._may_belong(reader, at):
-                    reader.say(at)
+                    reader.emit_text(at)
                 yield
                 continue
             if not (marker == self.section[1] and self._may_belong(reader, place)):
-                reader.say(place)
-            at = yield from self._at_marker(reader, place, marker)
+                reader.emit_text(place)
+            at = yield from self._handle_marker(reader, place, marker)
 
     def has_call_behind_prose(self, reader: Reader) -> bool:
-        """Return whether one of `reader.suspects`, in the whole text, would be a call on its own line."""
+        """Return whether one of `reader.suspects` would be a call on a line of its own."""
         del reader
         return False
 
     @cached_property
     def _watched(self) -> tuple[str, ...]:
-        """What `scan` stops at."""
+        """Return the markers at which `scan` stops."""
         fences = FENCES if self.fences_are_text else ()
-        markers = [*self.openers, *self.other_openers, *self.section, *self.thinks, self.forged[0], *fences]
+        markers = [
+            *self.openers,
+            *self.other_openers,
+            *self.section,
+            *self.reasoning_tags,
+            self.result_tags[0],
+            *fences,
+        ]
         markers += self.turn_end
         return tuple(marker for marker in markers if marker and marker not in self.shapes)
 
@@ -196,10 +243,7 @@ class TextScanner(ToolCallParser):
         return any_of(self._watched)
 
     def _next_marker(self, reader: Reader, at: int) -> tuple[int, str]:
-        """Return the place of the next marker, and which it is; short texts are searched once for all.
-
-        It may be one that is not complete yet; `opens` waits for the rest.
-        """
+        """Return the place and text of the next marker, possibly incomplete; short texts take one search."""
         if len(reader.text) > _SHORT or reader.exact:
             place, marker = reader.first(self._watched, at)
             return self._or_shape(reader, at, place, marker) if self.shapes else (place, marker)
@@ -211,7 +255,7 @@ class TextScanner(ToolCallParser):
             if reader.text.find(shaped, at) >= 0:
                 bracket, sign = self._or_shape(reader, at, -1, "")
                 break
-        # Not further than the bracket, or a list of short calls would be searched for each of them.
+        # Stop at the bracket; otherwise a list of short calls would be searched once per call.
         match = self._pattern.search(
             reader.text, at, bracket + self._longest if bracket >= 0 else sys.maxsize
         )
@@ -227,8 +271,13 @@ class TextScanner(ToolCallParser):
                 place, marker = bracket, sign
         return place, marker
 
-    def has_shape(self, reader: Reader, start: int) -> Steps[bool]:
-        """Step: return whether the bracket at `start` looks like the opener of a call."""
+    def has_shape(self, reader: Reader, start: int) -> Incremental[bool]:
+        """Return whether the bracket at `start` looks like the opener of a call.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the bracket.
+        """
         shape, part = self.shapes[reader.text[start]]
         while not shape.match(reader.text, start):
             if reader.is_whole or not part.match(reader.text, start):
@@ -236,8 +285,8 @@ class TextScanner(ToolCallParser):
             yield
         return True
 
-    def _at_marker(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: do what a marker asks for; give where to go on."""
+    def _handle_marker(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Handle a marker and return where to continue."""
         if marker in self.openers:
             if (yield from self.opens(reader, place)):
                 if reader.in_section and reader.text[reader.covered : place].strip():
@@ -250,68 +299,88 @@ class TextScanner(ToolCallParser):
             return (yield from self._open_section(reader, place))
         if marker == self.section[1]:
             return self._close_section(reader, place)
-        if marker in self.thinks:
-            return (yield from self._reason(reader, place + len(marker)))
+        if marker in self.reasoning_tags:
+            return (yield from self._read_reasoning(reader, place + len(marker)))
         if marker in FENCES:
-            return (yield from self._fence(reader, place, marker))
-        return (yield from self._forgery(reader, place, marker))
+            return (yield from self._read_fence(reader, place, marker))
+        return (yield from self._read_forgery(reader, place, marker))
 
     def attempt(
-        self, reader: Reader, start: int, read: Callable[[Reader, int], Steps[int]] | None = None
-    ) -> Steps[int]:
-        """Step: read the block whose opener stands at `start`, with `read` if it needs another one."""
+        self, reader: Reader, start: int, read: Callable[[Reader, int], Incremental[int]] | None = None
+    ) -> Incremental[int]:
+        """Read the block whose opener is at `start`, or add an error entry; return its end.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener.
+            read: Method that reads the block; `self.read` by default.
+        """
         index = len(reader.calls)
         if index >= reader.limits.calls:
-            end = yield from self.end_of_bad(reader, start, start)
-            reader.add(Attempt(error=over_limit(index, reader.limits.calls)), start, end)
+            end = yield from self.end_of_malformed(reader, start, start)
+            reader.add(PartialCall(error=over_limit_error(index, reader.limits.calls)), start, end)
             return end
         try:
             return (yield from (read or self.read)(reader, start))
-        except Unreadable as unreadable:
+        except CallParseError as unreadable:
             error = unreadable
         end = error.end
         if end is None:
-            find_end = self.end_of_odd if read == self.read_odd_section else self.end_of_bad
+            find_end = self.end_of_other_content if read == self.read_other_content else self.end_of_malformed
             end = yield from find_end(reader, start, start if error.at is None else error.at)
         if len(reader.calls) > index:  # the block held good calls before it broke
             start = reader.covered
-        why = explain(len(reader.calls), error, reader.text, self.shape, end)
-        reader.add(Attempt(error.tool, error=why, call_id=error.call_id), start, end)
+        why = call_error(len(reader.calls), error, reader.text, self.shape, end)
+        reader.add(PartialCall(error.tool, error=why, call_id=error.call_id), start, end)
         return end
 
     def named_call(
-        self, reader: Reader, start: int, name: str, read: Steps[tuple[Attempt, int]]
-    ) -> Steps[int]:
-        """Step: add the call whose name is known and whose arguments `read` reads; give where it ends.
+        self, reader: Reader, start: int, name: str, read: Incremental[tuple[PartialCall, int]]
+    ) -> Incremental[int]:
+        """Add a call whose name is known and return its end.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener.
+            name: Name of the tool.
+            read: Generator that reads the arguments.
 
         Raises:
-            Unreadable: the arguments cannot be read; it says whose they are.
+            CallParseError: If the arguments are malformed; it has the name of the tool.
         """
         try:
             attempt, end = yield from read
-        except Unreadable as error:
+        except CallParseError as error:
             error.tool = name
             raise
         attempt.tool = name
         reader.add(attempt, start, end)
         return end
 
-    # What is no call
+    # Text that contains no calls
 
     @cached_property
-    def thinks(self) -> Mapping[str, str]:
-        """All tags of reasoning: what opens a thought → what closes it."""
+    def reasoning_tags(self) -> Mapping[str, str]:
+        """Return the end tag of reasoning by opening tag."""
         return dict(pair for pair in (self.think, *self.other_thinks) if all(pair))
 
     @cached_property
     def _think_ends(self) -> tuple[str, ...]:
-        return tuple(self.thinks.values())
+        return tuple(self.reasoning_tags.values())
 
-    def closing(self, reader: Reader, markers: str | Sequence[str], start: int, since: int) -> Steps[int]:
-        """Step: like `Reader.find`, for the first of some markers, any of which ends the wait.
+    def closing(
+        self, reader: Reader, markers: str | Sequence[str], start: int, since: int
+    ) -> Incremental[int]:
+        """Return the place of the first of some markers, or -1 if the message ends without one.
 
-        Text up to the first opener from `since` on is certain meanwhile. Should no marker come, that opener
-        begins a call.
+        Unlike `Reader.find_first`, it emits the text up to the first opener while it waits: if no marker
+        comes, that opener begins a call.
+
+        Args:
+            reader: The message as read so far.
+            markers: Marker or markers to find.
+            start: Index where the search begins.
+            since: Index where the search for openers begins.
         """
         markers = (markers,) if isinstance(markers, str) else markers
         found = reader.first(markers, start)[0]
@@ -323,7 +392,7 @@ class TextScanner(ToolCallParser):
             if opener < 0:
                 opener = self._next_calling(reader, searched)
                 searched = max(searched, end)
-            reader.say(opener if opener >= 0 else end)
+            reader.emit_text(opener if opener >= 0 else end)
             yield
         return found
 
@@ -335,13 +404,13 @@ class TextScanner(ToolCallParser):
         return -1 if match is None else match.start()
 
     def _first_call(self, reader: Reader, at: int) -> tuple[int, str]:
-        """Return the place of the first opener or section, and which it is; brackets as `shapes` says."""
+        """Return the place of the first opener or section, and the marker; brackets must match `shapes`."""
         place, marker = reader.first(self._calling_alone, at)
         return self._or_shape(reader, at, place, marker) if self.shapes else (place, marker)
 
     @cached_property
     def _calling_alone(self) -> tuple[str, ...]:
-        """What begins calls wherever it stands."""
+        """Return the markers that begin calls and have no entry in `shapes`."""
         return tuple(one for one in self._calling if one not in self.shapes)
 
     @cached_property
@@ -350,62 +419,68 @@ class TextScanner(ToolCallParser):
 
     @cached_property
     def _calling(self) -> tuple[str, ...]:
-        """What begins calls."""
+        """Return the markers that begin calls or sections."""
         return tuple(filter(None, (*self.openers, *self.other_openers, self.section[0])))
 
-    def _reason(self, reader: Reader, inside: int) -> Steps[int]:
-        """Step: read what the model thinks, from `inside` on."""
+    def _read_reasoning(self, reader: Reader, inside: int) -> Incremental[int]:
+        """Read the reasoning that begins at `inside` and return where to continue."""
         closers = self._thought_ends(reader, inside)
         closed = yield from self.closing(reader, closers, inside, inside)
         if closed >= 0 and len(closers) == 1 and self._is_plain(reader.text, inside, closed):
             reader.reasoning.append(reader.text[inside:closed])
-            reader.margin = closed + len(closers[0])
-            return reader.margin
+            reader.reasoning_end = closed + len(closers[0])
+            return reader.reasoning_end
         opener, _ = self._first_call(reader, inside)
         if closed < 0:
             if opener >= 0:
                 reader.note("unclosed_reasoning")
             return inside
-        forged = yield from self.invented_turn(reader, inside, closed)
+        forged = yield from self.find_invented_turn(reader, inside, closed)
         if forged >= 0:
-            return (yield from self._forgery(reader, forged, reader.first(self.turn_end, forged)[1]))
+            return (yield from self._read_forgery(reader, forged, reader.first(self.turn_end, forged)[1]))
         reader.reasoning.append(reader.text[inside:closed])
-        at = reader.margin = closed + len(reader.first(closers, inside)[1])
+        at = reader.reasoning_end = closed + len(reader.first(closers, inside)[1])
         if 0 <= opener < closed:
             reader.note("call_in_reasoning")
             if self.parse_reasoning != "text":
-                at = max(at, (yield from self._drafts(reader, inside, closed)))
+                at = max(at, (yield from self._read_drafts(reader, inside, closed)))
         return at
 
     def _is_plain(self, text: str, start: int, end: int) -> bool:
-        """Whether nothing between two places can begin what matters in a thought; in most nothing does."""
+        """Return whether a part of reasoning lacks the first characters of all markers, as is usual."""
         return all(text.find(sign, start, end) < 0 for sign in self._signs_in_thoughts)
 
     @cached_property
     def _signs_in_thoughts(self) -> frozenset[str]:
-        """The first characters of what matters in a thought."""
+        """Return the first characters of markers that count inside reasoning."""
         return frozenset(marker[0] for marker in (*self._calling, *self.turn_end))
 
     def _thought_ends(self, reader: Reader, inside: int) -> tuple[str, ...]:
-        """Return what may end a thought: the tag of the pair that opened it, any if the prompt did."""
-        for think, think_end in self.thinks.items():
+        """Return the tags that may end the reasoning: that of its opener, any if the prompt opened it."""
+        for think, think_end in self.reasoning_tags.items():
             if reader.text.endswith(think, 0, inside):
                 return (think_end,)
         return self._think_ends
 
-    def _drafts(self, reader: Reader, at: int, closed: int) -> Steps[int]:
-        """Step: read the calls inside a closed thought; give where the last of them ends."""
-        reader.drafts = self.parse_reasoning
+    def _read_drafts(self, reader: Reader, at: int, closed: int) -> Incremental[int]:
+        """Read the calls inside closed reasoning and return the end of the last one."""
+        reader.draft_policy = self.parse_reasoning
         while True:
             place, marker = self._first_call(reader, at)
             if not 0 <= place < closed:
                 break
-            at = yield from self._at_marker(reader, place, marker)
-        reader.drafts = ""
+            at = yield from self._handle_marker(reader, place, marker)
+        reader.draft_policy = ""
         return at
 
-    def invented_turn(self, reader: Reader, at: int, before: int) -> Steps[int]:
-        """Step: give where, before `before`, the turn ends and another one or nothing follows; or -1."""
+    def find_invented_turn(self, reader: Reader, at: int, before: int) -> Incremental[int]:
+        """Return the place of a turn's end before `before` that another turn or nothing follows, or -1.
+
+        Args:
+            reader: The message as read so far.
+            at: Index where the search begins.
+            before: Index where it ends; -1 for the end of the text so far.
+        """
         while True:
             place, marker = reader.first(self.turn_end, at)
             if place < 0 or 0 <= before < place:
@@ -415,34 +490,34 @@ class TextScanner(ToolCallParser):
             if after == len(reader.text) or reader.text[after] in "<[]":
                 return place
 
-    def _fence(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: read a Markdown fence; what it holds is text."""
+    def _read_fence(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Read a Markdown fence, whose content is text."""
         end = yield from closed_fence(reader, place, marker, self.closing)
         inside = place + len(marker)
         if end >= 0 and 0 <= self._first_call(reader, inside)[0] < end:
             reader.note("call_in_fence")
         return inside if end < 0 else end
 
-    def _forgery(self, reader: Reader, place: int, marker: str) -> Steps[int]:
-        """Step: read a result, or an end of the turn, that the model wrote itself."""
+    def _read_forgery(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
+        """Read a result, or an end of the turn, that the model wrote itself."""
         inside = place + len(marker)
-        if marker == self.forged[0]:
+        if marker == self.result_tags[0]:
             reader.note("forged_result")
-            closed = yield from reader.find(self.forged[1], inside)
+            closed = yield from reader.find(self.result_tags[1], inside)
             if closed >= 0:
-                return closed + len(self.forged[1])
+                return closed + len(self.result_tags[1])
         elif (yield from reader.skip(inside)) < len(reader.text):
             reader.note("forged_turn")
         return (yield from self.end_of_text(reader))
 
-    def end_of_text(self, reader: Reader) -> Steps[int]:
-        """Step: give the end of the text, when all of it has come."""
+    def end_of_text(self, reader: Reader) -> Incremental[int]:
+        """Return the end of the message, once it is complete."""
         while not reader.is_whole:
             yield
         return len(reader.text)
 
-    def _open_section(self, reader: Reader, place: int) -> Steps[int]:
-        """Step: read what opens a section of calls, and the first call in it."""
+    def _open_section(self, reader: Reader, place: int) -> Incremental[int]:
+        """Read the opener of a section and the first call in it."""
         inside = yield from reader.past_repeated(self.section[0], place + len(self.section[0]))
         after = yield from reader.skip(inside)
         reader.opened_at, reader.in_section = place, True
@@ -451,16 +526,16 @@ class TextScanner(ToolCallParser):
             return (yield from self.attempt(reader, after))
         opened, is_prose = yield from self._first_in_section(reader, after)
         if not is_prose:
-            return (yield from self.attempt(reader, after, self.read_odd_section))
+            return (yield from self.attempt(reader, after, self.read_other_content))
         reader.note("text_in_section")
         reader.opened_at = None
         return (yield from self.attempt(reader, opened))
 
-    def _first_in_section(self, reader: Reader, start: int) -> Steps[tuple[int, bool]]:
-        """Step: return where the first call of a section is, or -1, and whether there is prose before it.
+    def _first_in_section(self, reader: Reader, start: int) -> Incremental[tuple[int, bool]]:
+        """Return the place of the first call of a section, or -1, and whether prose precedes it.
 
-        The text from `start` on may also be a call in another dialect that contains an opener as data: then a
-        call has to begin a line, or to follow a closer.
+        The text may also be a call in another dialect that contains an opener as data. In that case a call
+        must begin a line or follow a closer.
         """
         closers = tuple(filter(None, (self.closer,)))
         at, is_prose = start, False
@@ -478,25 +553,35 @@ class TextScanner(ToolCallParser):
 
     @cached_property
     def _ends_prose(self) -> tuple[str, ...]:
-        """The markers that end text in a section, those of thoughts and turns included."""
+        """Return the markers that end text in a section, including those of reasoning and turns."""
         markers = (*self._watched, *self._think_ends)
         return tuple(marker for marker in markers if marker and marker not in FENCES)
 
-    def read_odd_section(self, reader: Reader, start: int) -> Steps[int]:
-        """Raise the error for a section that holds something else than a call at `start`.
+    def read_other_content(self, reader: Reader, start: int) -> Incremental[int]:
+        """Raise the error for a section that contains no call at `start`.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the content.
 
         Raises:
-            Unreadable: always.
+            CallParseError: Always.
         """
         if start == len(reader.text):
-            raise Unreadable("unclosed", "the message ends inside the call", start)
+            raise CallParseError("unclosed", "the message ends inside the call", start)
         if (yield from reader.which(self.section[1:], start)):
-            raise Unreadable("empty", f"there is nothing between {self.section[0]} and its closer", start)
-        raise Unreadable("wrong_dialect", "this is not how calls are written here", start)
+            raise CallParseError("empty", f"there is nothing between {self.section[0]} and its closer", start)
+        raise CallParseError("wrong_dialect", "this is not a call of this format", start)
         yield
 
-    def end_of_odd(self, reader: Reader, start: int, broke: int) -> Steps[int]:
-        """Step: return the end of text in a section: the first call, the closer, or the next section."""
+    def end_of_other_content(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of other content in a section: the first call, the closer, or the next section.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
         at = max(start, broke)
         opened, _ = yield from self._first_in_section(reader, at)
         if opened >= 0:
@@ -508,7 +593,7 @@ class TextScanner(ToolCallParser):
         return place + len(marker) if marker == self.section[1] else place
 
     def _may_belong(self, reader: Reader, place: int) -> bool:
-        """Whether a section's closer at `place` is that of the last call: only blanks between."""
+        """Return whether a section's closer at `place` follows the last call, with only blanks between."""
         covered = reader.covered
         if not self.section[1] or not reader.calls or place - covered > 16:
             return False

@@ -31,13 +31,22 @@ MISTRAL = """\
     {%- endif %}
 {%- endfor %}
 """
-"""In the style of Mistral v3: no header before an answer, ids of nine characters, results in JSON."""
+"""Template in the style of Mistral v3: no header before an answer, ids of nine characters, JSON results."""
 QWEN_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
 @dataclass(frozen=True)
 class Family:
-    """eos, stops: end an answer. extends: whether longer renderings begin with shorter ones."""
+    """A chat template and the special tokens that a tokenizer needs for it.
+
+    Attributes:
+        template: Name of a template that trl ships, or "mistral" for ours.
+        eos: Token that ends an answer.
+        stops: Further tokens that end an answer.
+        added: Tokens that are added to the vocabulary without being control tokens.
+        sentencepiece: Build a tokenizer like those made by SentencePiece.
+        extends: True if the rendering of a longer conversation begins with that of a shorter one.
+    """
 
     template: str
     eos: str
@@ -64,7 +73,7 @@ _made = functools.cache(
 
 
 def trl_template(name):
-    """A chat template as trl ships it, in its folder; trl itself is not imported."""
+    """Return a chat template that trl ships, without importing trl."""
     spec = importlib.util.find_spec("trl")
     assert spec is not None, "the tests read chat templates of trl: pip install -e '.[test]'"
     return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()

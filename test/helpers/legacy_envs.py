@@ -1,4 +1,4 @@
-"""Conversations with old tool transforms, stepped row by row."""
+"""Environments with tool transforms of TorchRL, stepped row by row."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from torchrl_agentic.transforms import history as border
 
 
 def run(tool, args, row=0, **context):
-    """One call by hand."""
+    """Run one call outside any session."""
     return asyncio.run(tool.run(args, ToolContext(call_id="c", batch_index=row, **context)))
 
 
@@ -28,8 +28,8 @@ def calls(name, *many):
     return Message("assistant", None, tool_calls=[{"name": name, "arguments": args} for args in many])
 
 
-class Chat:
-    """An environment of some rows with one tool, stepped row by row."""
+class LegacyEnv:
+    """A chat environment with tools; each row says something of its own in a step."""
 
     def __init__(self, rows, *tools, **options):
         self.compose = ToolCompose(tools, **options)
@@ -37,7 +37,7 @@ class Chat:
         self.td = self.env.reset(TensorDict({"query": ["q"] * rows}, batch_size=(rows,))).to_lazystack(0)
 
     def step(self, *said):
-        """What each row's tools answered in this turn."""
+        """Make one step and return the tool messages of each row."""
         before = [border.length(row) for row in border.prompts(self.td)]
         stepped = self.env.step(ScriptedPolicy([[text] * 20 for text in said])(self.td))
         self.td = self.env.step_mdp(stepped)
@@ -53,6 +53,12 @@ class Chat:
         return self.td["agentic", "n_errors"].flatten().tolist()
 
 
+def own_children():
+    """Return the pids of the children of this process."""
+    found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    return [int(pid) for pids in found for pid in pids]
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)
@@ -62,7 +68,7 @@ def alive(pid):
 
 
 def gone(pid, seconds=20):
-    """Whether a process ends, or waits only for its parent to look."""
+    """Check that a process ends within some seconds; a zombie has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -1,4 +1,4 @@
-"""Read calls that come as data: messages of API servers, and histories that keep calls apart from text."""
+"""Read calls that are already decoded: those of API servers, and of histories with separate calls."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from torchrl_agentic.messages import (
     fields_of,
 )
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.attempts import Attempt, Unreadable, explain, over_limit
-from torchrl_agentic.parsers.engine.jsontext import (
+from torchrl_agentic.parsers.engine.json_text import (
     check_data,
     decode,
     read_call,
     skip_whitespace,
     text_of,
 )
+from torchrl_agentic.parsers.engine.partial_call import (
+    CallParseError,
+    PartialCall,
+    call_error,
+    over_limit_error,
+)
 
 OPENAI_SHAPE = '{"type": "function", "function": {"name": "tool name", "arguments": "{…}"}}'
 
 
-def attempts_of(
+def read_calls(
     items: Sequence[JSON],
     shape: str,
     notes: tuple[str, ...] = (),
@@ -31,44 +36,49 @@ def attempts_of(
     first: int = 0,
     *,
     is_checked: bool = True,
-) -> list[Attempt]:
-    """Read a list of calls, each `{"name", "arguments"}` or OpenAI's; unreadable ones become error entries.
+) -> list[PartialCall]:
+    """Read decoded calls, each `{"name", "arguments"}` or in OpenAI's shape; report malformed ones.
 
-    first: the index that the first of them has in its message. is_checked: whether each is known to be within
-    the limits, as what was read from text is.
+    Args:
+        items: The decoded calls.
+        shape: A correct call, for error messages.
+        notes: Notes for each call.
+        limits: Bounds on the message.
+        first: Index of the first item among the calls of the message.
+        is_checked: Whether each call is known to be within the limits, as calls read from text are.
     """
-    attempts: list[Attempt] = []
+    attempts: list[PartialCall] = []
     for index, item in enumerate(items, first):
         if index >= limits.calls:
-            attempts.append(Attempt(error=over_limit(index, limits.calls), call_id=own_id(item)))
+            attempts.append(PartialCall(error=over_limit_error(index, limits.calls), call_id=find_id(item)))
             continue
         try:
             attempt = read_call(item, limits=limits)
             if not is_checked:
                 check_data(attempt.args, limits)
-            usual = ("openai_shape", "string_args")  # here they are no liberty
+            usual = ("openai_shape", "string_args")  # usual in this shape, not deviations
             attempt.notes = (*(note for note in attempt.notes if note not in usual), *notes)
             attempts.append(attempt)
-        except Unreadable as error:
+        except CallParseError as error:
             attempts.append(
-                Attempt(
-                    own_name(item),
-                    error=explain(index, error, "", shape),
-                    call_id=own_id(item),
+                PartialCall(
+                    find_name(item),
+                    error=call_error(index, error, "", shape),
+                    call_id=find_id(item),
                     notes=notes,
                 )
             )
     return attempts
 
 
-def own_id(item: JSON) -> str | None:
-    """The id of an unreadable call: servers refuse a history in which a call with an id has no answer."""
+def find_id(item: JSON) -> str | None:
+    """Return the id of a malformed call, or None; servers refuse histories with calls that have no answer."""
     fields = fields_of(item)
     return text_of(fields.get("id")) if fields is not None else None
 
 
-def own_name(item: JSON) -> str:
-    """Return the name of the tool of an unreadable call, or "" if it names none."""
+def find_name(item: JSON) -> str:
+    """Return the tool's name of a malformed call, or ""."""
     fields = fields_of(item)
     if fields is None:
         return ""
@@ -76,24 +86,29 @@ def own_name(item: JSON) -> str:
     return name if isinstance(name, str) else ""
 
 
-def structured_attempts(message: Mapping[str, JSON], limits: Limits = LIMITS) -> list[Attempt]:
-    """Read the calls that a message keeps apart from its text: "tool_calls", or the older "function_call"."""
+def read_message_calls(message: Mapping[str, JSON], limits: Limits = LIMITS) -> list[PartialCall]:
+    """Read the calls of a message mapping: "tool_calls", or the older "function_call".
+
+    Args:
+        message: The message.
+        limits: Bounds on the message.
+    """
     calls = message.get("tool_calls") or message.get("function_call")
     if not calls:
         return []
     items = cast("Sequence[JSON]", calls) if isinstance(calls, list | tuple) else [calls]
-    return attempts_of(items, OPENAI_SHAPE, limits=limits, is_checked=False)
+    return read_calls(items, OPENAI_SHAPE, limits=limits, is_checked=False)
 
 
-def message_of(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Find the message in a server's response; text that is the JSON of a message or of calls is one too."""
+def find_message(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Return the message of a server's response, a mapping or the JSON of a message or of calls."""
     if isinstance(response, str):
         start = skip_whitespace(response, 0)
         if response[start : start + 1] not in ("{", "["):
             return {"content": response}
         try:
             value, end = decode(response, start)
-        except Unreadable:
+        except CallParseError:
             return {"content": response}
         if skip_whitespace(response, end) != len(response):
             return {"content": response}
@@ -111,7 +126,7 @@ def message_of(response: str | Mapping[str, JSON]) -> Mapping[str, JSON]:
 
 
 def _are_calls(items: Sequence[JSON]) -> bool:
-    """Return whether all items of a message of JSON are calls: objects with a function or a name."""
+    """Return whether all items are calls: objects with a function or a name."""
     found = [fields_of(item) for item in items]
     return bool(found) and all(fields is not None and _is_call(fields) for fields in found)
 

@@ -1,4 +1,4 @@
-"""Pages that tests are made of, and what stands in them, read without a browser."""
+"""Pages of the HTML viewer, written and read without a browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dump_of(folder: Path, records: Iterable[TrajectoryRecord], name: str = "0.js
 
 
 def page_of(folder: Path) -> Page:
-    """Write the page of a dump, and read it."""
+    """Write the page of a dump and read it back."""
     out = folder / "page.html"
     with Dump(folder) as dump:
         write_page(dump, out)

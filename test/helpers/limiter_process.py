@@ -1,4 +1,4 @@
-"""What a process does that shares a limiter with others; each writes when its calls begin and end."""
+"""A process that shares a limiter with others, and logs when its calls begin and end."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from torchrl_agentic.limits import ClusterRateLimiter
 
 
 async def call_for(limiter: ClusterRateLimiter, log: Path, seconds: float, at_once: int) -> None:
-    """Call as often as the limiter allows, for some seconds."""
+    """Call as often as the limiter allows for some seconds."""
     until = time.monotonic() + seconds
     with log.open("a") as file:
 
@@ -24,8 +24,8 @@ async def call_for(limiter: ClusterRateLimiter, log: Path, seconds: float, at_on
         await asyncio.gather(*(one() for _ in range(at_once)))
 
 
-def overlap(logs: list[Path]) -> int:
-    """Count how many calls ran at once, at most."""
+def most_at_once(logs: list[Path]) -> int:
+    """Return the largest number of calls that ran at once."""
     events: list[tuple[float, int]] = []
     for log in logs:
         for line in log.read_text().splitlines():
@@ -38,13 +38,13 @@ def overlap(logs: list[Path]) -> int:
     return most
 
 
-def calls(log: Path) -> int:
-    """Count the calls of a process."""
+def count_calls(log: Path) -> int:
+    """Return the number of calls that a process has logged."""
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
 def main(name: str, limit: str, log: str, seconds: str, over: str) -> None:
-    """Call under a limiter; `hold` for seconds: take all of it, say so, and never give it back."""
+    """Call under a limiter for `seconds`; if that is "hold", take all slots, print so, and keep them."""
     limiter = ClusterRateLimiter(name, max_concurrent=int(limit), ttl=0.5, over=over)  # type: ignore[arg-type]
     if seconds == "hold":
         asyncio.run(hold(limiter, int(limit), lambda: print("held", flush=True)))
@@ -53,7 +53,7 @@ def main(name: str, limit: str, log: str, seconds: str, over: str) -> None:
 
 
 async def hold(limiter: ClusterRateLimiter, limit: int, say: Callable[[], object]) -> None:
-    """Take all slots, say so, and keep them."""
+    """Take all slots, report it, and keep them."""
     for _ in range(limit):
         await limiter.slot().acquire()
     say()

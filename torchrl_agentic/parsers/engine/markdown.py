@@ -1,20 +1,27 @@
-"""Markdown fences, as CommonMark has them: what stands in a closed one is an example."""
+"""Find the end of fenced code blocks as CommonMark defines them; a call in a closed one is an example."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from torchrl_agentic.parsers.engine.reader import Reader, Steps
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 FENCES = ("```", "~~~")
 _RUN = re.compile("`++|~++")
 
 
 def closed_fence(
-    reader: Reader, place: int, marker: str, closing: Callable[[Reader, str, int, int], Steps[int]]
-) -> Steps[int]:
-    """Step: give the end of the fence that opens at `place`; -1 if none does, or if it never closes."""
+    reader: Reader, place: int, marker: str, closing: Callable[[Reader, str, int, int], Incremental[int]]
+) -> Incremental[int]:
+    """Return the end of the fenced block that opens at `place`, -1 if none does or it never closes.
+
+    Args:
+        reader: The message as read so far.
+        place: Index of the fence's first character.
+        marker: The fence: three backticks or tildes.
+        closing: `TextScanner.closing`, which waits for a marker.
+    """
     if not _is_at_line_start(reader, place):
         return -1
     line_end = yield from closing(reader, "\n", place, place)
@@ -22,7 +29,7 @@ def closed_fence(
     if match is None or line_end < 0 or marker[0] in reader.text[match.end() : line_end]:
         return -1
     run = match.end() - place
-    # What closes no fence of this length closes no longer one that comes later: look for it once.
+    # If no fence closes one of this length, none closes a longer one that comes later.
     if run >= reader.unclosed_fences.get(marker, run + 1):
         return -1
     at = line_end
@@ -39,7 +46,7 @@ def closed_fence(
 
 
 def _is_at_line_start(reader: Reader, place: int) -> bool:
-    """Whether at most three spaces stand before a place on its line, or behind the last thought or call."""
+    """Return whether at most three spaces precede a place on its line or since the last call."""
     begin = reader.text.rfind("\n", max(0, place - 4), place) + 1
-    begin = max(begin, *(end for end in (reader.covered, reader.margin) if end <= place))
+    begin = max(begin, *(end for end in (reader.covered, reader.reasoning_end) if end <= place))
     return place - begin <= 3 and not reader.text[begin:place].strip(" ")

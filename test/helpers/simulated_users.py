@@ -1,4 +1,4 @@
-"""Users for the tests of this folder and of the transform; worker processes import it too."""
+"""Simulated users. Worker processes import this module too."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from torchrl_agentic.tools.row_data import local_name
 
 
 class Shopper(Interaction):
-    """Wants something, counts what is said to it, and keeps a diary of its sessions."""
+    """Asks for its goal, counts the messages it gets, and logs when sessions open and close."""
 
     def __init__(self, *, name="shopper", diary=None, judged=None):
         self.name = name
@@ -48,7 +48,7 @@ class Shopper(Interaction):
 
 
 class Clerk:
-    """What verl's interactions look like, with methods that block; the state lies in the object."""
+    """An interaction as verl defines it, with blocking methods and all state in the object."""
 
     def __init__(self, config):
         self.config, self.name = config, config.get("name", "clerk")
@@ -82,7 +82,7 @@ class Clerk:
 
 
 class AsyncClerk(Clerk):
-    """The same, with coroutines, and an id of its own."""
+    """A `Clerk` with coroutines, and an instance id of its own."""
 
     async def start_interaction(self, instance_id=None, **kwargs):
         return super().start_interaction(f"mine-{instance_id}", **kwargs)
@@ -98,10 +98,10 @@ class AsyncClerk(Clerk):
 
 
 def parrot(messages):
-    """Say it again."""
+    """Return the last message."""
     return messages[-1].content
 
 
 async def eager(messages, goal="tea"):
-    """Want something."""
+    """Ask for the goal."""
     return Reply(f"I want {goal}.", score=0.5)

@@ -1,4 +1,4 @@
-"""Records that tests are made of, and strategies for any."""
+"""Hypothesis strategies for records of trajectories, and two functions that make one by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _calls = st.lists(
 
 @st.composite
 def turns(draw: st.DrawFn, trajectory: str, index: int, row: int) -> Turn:
-    """Any turn of a trajectory."""
+    """Draw a turn of a trajectory."""
     pairs = draw(_calls)
     calls = tuple(
         ParsedCall(call.tool, call.args, call.call_id, call.tag, call.error, index=number)
@@ -72,7 +72,7 @@ def turns(draw: st.DrawFn, trajectory: str, index: int, row: int) -> Turn:
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> TokenLedger:
-    """Any ledger; whether log-probabilities are known is one thing for all of it."""
+    """Draw a ledger; log-probabilities are known for all of its tokens or for none."""
     ledger, known = TokenLedger(), draw(st.booleans())
     ids = st.lists(st.integers(0, 200_000), max_size=4)
     for source in draw(st.lists(st.integers(-3, 2), max_size=5)):
@@ -86,7 +86,7 @@ def ledgers(draw: st.DrawFn) -> TokenLedger:
 
 @st.composite
 def records(draw: st.DrawFn) -> TrajectoryRecord:
-    """Any record that a `Recorder` may write."""
+    """Draw a record that a `Recorder` may write."""
     name, row = draw(text), draw(st.integers(0, 100))
     number = st.none() | st.floats(-1e9, 1e9)
     made = tuple(draw(turns(name, index, row)) for index in range(draw(st.integers(1, 3))))
@@ -118,7 +118,7 @@ def turn(
     result: ToolResult | None = None,
     args: dict[str, object] | None = None,
 ) -> Turn:
-    """Make a turn, with one call if there is a result for it."""
+    """Create a turn, with one call if `result` is given."""
     calls = () if result is None else (ParsedCall("f", args or {}, f"call_{index}_0"),)
     results = () if result is None else (result,)
     context = (Message("user", "What?"),) if index == 0 else ()
@@ -128,7 +128,7 @@ def turn(
 
 
 def record(*some: Turn, **fields: object) -> TrajectoryRecord:
-    """Make a record of turns."""
+    """Create a record of turns."""
     made = some or (turn(),)
     known: dict[str, object] = {
         "request_id": "r",

@@ -1,4 +1,4 @@
-"""Processors of models that see, built without a download: images by transformers, videos by a stand-in."""
+"""Processors of vision models, built without a download: images by transformers, videos by a stand-in."""
 
 import base64
 import functools
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from helpers.families import QWEN_TOKENS, Family
+from helpers.model_families import QWEN_TOKENS, Family
 from PIL import Image
 from transformers import Gemma3Processor, Idefics3Processor, Qwen2VLProcessor, Qwen3VLProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -32,7 +32,7 @@ class Frames:
 
 
 class WithFrames:
-    """Lets a processor take the stand-in."""
+    """Makes a processor accept the stand-in."""
 
     def check_argument_for_proper_class(self, argument_name, argument):
         if argument_name != "video_processor":
@@ -93,8 +93,8 @@ def part(data, kind="image", media_type="image/png"):
 
 
 def whole(processor, template, chat, images=None, videos=None):
-    """The ids of a conversation, rendered, expanded and encoded by the processor at once."""
-    # Idefics writes a space before an answer, which its generation prompt has not: the model would sample it.
+    """Return the ids of a conversation that the processor renders, expands and encodes at once."""
+    # Idefics writes a space before an answer that its generation prompt lacks: the model would sample it.
     text = template.render(chat).replace("Assistant: ", "Assistant:")
     made = processor(text=[text], images=images or None, videos=videos or None, add_special_tokens=False)
     return list(made["input_ids"][0])

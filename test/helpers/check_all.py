@@ -1,10 +1,10 @@
-"""Many cases of one rule in one test: a test each would cost more than the case."""
+"""Check many cases of one rule in one test, where a test for each would cost more than the case."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def each(cases: Iterable[tuple[Any, ...]], check: Callable[..., object]) -> None:
+def check_all(cases: Iterable[tuple[Any, ...]], check: Callable[..., object]) -> None:
     """Check every case, and raise the failures of all together, each with its case.
 
     Args:

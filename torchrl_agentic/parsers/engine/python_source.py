@@ -1,11 +1,11 @@
-"""Where Python source that a model wrote ends: brackets and strings are counted, nothing is compiled."""
+"""Find the end of strings and brackets in Python source that a model wrote, without compiling it."""
 
 from __future__ import annotations
 
 import re
 
-from torchrl_agentic.parsers.engine.literals import STRING_BODIES
-from torchrl_agentic.parsers.engine.reader import Reader, Steps, end_of, finish
+from torchrl_agentic.parsers.engine.python_literals import STRING_BODIES
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of, finish
 
 _SIGN = re.compile(r"""["'()\[\]{},\n]|\\.?""", re.DOTALL)
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
@@ -13,12 +13,16 @@ _NEAR = 1000
 _IN_STRING = {quote: re.compile(body, re.DOTALL) for quote, body in STRING_BODIES.items()}
 
 
-def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
-    """Step: give where the bracket that opens at `place` has closed, behind it; -1 if it never does.
+def bracket_end(reader: Reader, place: int, *closers: str) -> Incremental[int]:
+    """Return the index after the bracket that closes the one at `place`; -1 if it never closes.
 
-    closers: what to look for instead, outside strings; then the place of the first of them is given.
+    With `closers`, return the place of the first of them outside of strings instead. Brackets that never
+    close are stored in `reader.unclosed`, so that the text is searched once.
 
-    Brackets that were left open are remembered in `reader.unclosed`, so that none is looked at twice.
+    Args:
+        reader: The message as read so far.
+        place: Index of the opening bracket, or where the search for closers begins.
+        *closers: Strings to search for.
     """
     opened: list[str] = []
     places: list[int] = []
@@ -30,7 +34,7 @@ def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
     while True:
         match = sign.search(reader.text, place)
         begin, found = (-1, "") if match is None else (match.start(), match[0])
-        match = None  # a match that is kept keeps its text from growing in place
+        match = None  # a match object would prevent the text from growing in place
         if begin < 0 or found == "\\":  # at the very end
             if reader.is_whole:
                 reader.unclosed.update(places)
@@ -58,7 +62,7 @@ def extent(reader: Reader, place: int, *closers: str) -> Steps[int]:
 
 
 def _is_unclosed(reader: Reader, place: int) -> bool:
-    """Whether the bracket at `place` is known never to close in the whole text."""
+    """Return whether the bracket at `place` is known to never close in the complete text."""
     if place in reader.unclosed:
         return True
     closer = _PAIRS.get(reader.text[place : place + 1])
@@ -68,7 +72,7 @@ def _is_unclosed(reader: Reader, place: int) -> bool:
 
 
 def _closed_string(text: str, place: int) -> int:
-    """Return where the string of one line ends that begins at `place`; -1 if `string_end` has to tell."""
+    """Return the end of the one-line string that begins at `place`; -1 if only `string_end` can find it."""
     quote = text[place]
     if len(text) < place + 3 or text.startswith(quote * 3, place):
         return -1
@@ -76,10 +80,14 @@ def _closed_string(text: str, place: int) -> int:
     return end + 1 if text.startswith(quote, end) else -1
 
 
-def string_end(reader: Reader, place: int) -> Steps[int]:
-    """Step: give where the string that begins at `place` ends.
+def string_end(reader: Reader, place: int) -> Incremental[int]:
+    """Return the end of the string that begins at `place`.
 
-    A quote that closes nothing on its line is a character like others, and ends behind itself.
+    A quote without its closing quote on the line is an ordinary character and ends after itself.
+
+    Args:
+        reader: The message as read so far.
+        place: Index of the opening quote.
     """
     while len(reader.text) < place + 3 and not reader.is_whole:
         yield
@@ -96,16 +104,19 @@ def string_end(reader: Reader, place: int) -> Steps[int]:
         if reader.is_whole:
             return len(reader.text) if len(quote) == 3 else place + 1
         if len(quote) == 3:
-            # One or two quotes at the end of what has come may be the beginning of three: look at them again.
+            # One or two quotes at the end of the text so far may become three: read them again.
             while at > place + 3 and reader.text[at - 1] == quote[0] and at > len(reader.text) - 2:
                 at -= 1
         yield
 
 
 def open_string(text: str, begin: int, stop: int) -> int:
-    """Return where a string opens between two places that the message ends in, or -1.
+    """Return the place of a string that opens on the last line of the message and never closes, or -1.
 
-    That is: on the last line of the message, and nothing closes it there.
+    Args:
+        text: Text of the message.
+        begin: Index where the search begins.
+        stop: Index where it ends.
     """
     reader, at = Reader(text), begin
     while match := _SIGN.search(text, at, stop):
@@ -117,8 +128,15 @@ def open_string(text: str, begin: int, stop: int) -> int:
     return -1
 
 
-def items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
-    """Give where the items between `start` and `end` stand; brackets and strings are not taken apart."""
+def split_items(text: str, start: int, end: int, separators: str) -> list[tuple[int, int]]:
+    """Return the bounds of the items between two places, ignoring separators in brackets and strings.
+
+    Args:
+        text: Text of the message.
+        start: Index where the items begin.
+        end: Index where they end.
+        separators: Characters that separate items.
+    """
     found: list[tuple[int, int]] = []
     opened, at = list[str](), start
     while match := _SIGN.search(text, at, end):

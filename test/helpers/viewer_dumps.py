@@ -28,13 +28,13 @@ VERL_LINE: dict[str, JSON] = {
     "score": 0,
     "step": 1,
 }
-"""A line as verl's trainer dumps it: a thought that is not closed, a call, its result, an answer."""
+"""A line as verl's trainer dumps it: an unclosed thought, a call, its result, an answer."""
 
 THOUGHT = "<think>First I should compute the product.</think>"
 
 
 def call(number: int, code: str, result: str, status: Status = Status.OK) -> tuple[ParsedCall, ToolResult]:
-    """A call of the interpreter, and its result."""
+    """Create a call of the interpreter and its result."""
     error = CallError("json", "it is no JSON") if status is Status.MALFORMED else None
     parsed = ParsedCall("python", {} if error else {"code": code}, f"call_{number}", error=error)
     timing = Timing(1e9 + number, 0.0005, 0.0251)
@@ -56,7 +56,7 @@ def trajectory(
     extras: dict[str, JSON] | None = None,
     tokens: bool = False,
 ) -> TrajectoryRecord:
-    """Two turns: the model thinks and calls, then answers."""
+    """Create a record of two turns: the model thinks and calls, then answers."""
     parsed, answered = call(0, "x = 6\nx * 7", result, status)
     said = Message("assistant", f"{THOUGHT}\nLet me see. <call>python</call>")
     asked = (Message("system", "You are careful."), Message("user", question))
@@ -80,7 +80,7 @@ def trajectory(
 
 
 def token_record() -> TokenRecord:
-    """Tokens of all four sources."""
+    """Create a record of tokens of all four sources."""
     ledger = TokenLedger()
     ledger.add_prompt([1, 2, 3])
     ledger.add_sampled([4, 5], [-0.5, -0.25])
@@ -91,7 +91,7 @@ def token_record() -> TokenRecord:
 
 
 def write(folder: Path, *records: TrajectoryRecord) -> Path:
-    """Write a dump, a file per step."""
+    """Write a dump with one file per step."""
     with Recorder(folder) as recorder:
         for record in records:
             recorder.write(record, folder / f"{record.step}.jsonl")
@@ -99,7 +99,7 @@ def write(folder: Path, *records: TrajectoryRecord) -> Path:
 
 
 def three_steps(folder: Path) -> Path:
-    """Two groups in each of three steps, with scores that text would sort wrongly."""
+    """Write a dump of three steps with two groups each; sorting their scores as text would be wrong."""
     scores = {"a": -0.05, "b": -0.6, "c": 10.0, "d": 2.0, "e": None, "f": float("nan")}
     statuses = {"b": Status.TIMEOUT, "d": Status.MALFORMED}
     return write(

@@ -1,4 +1,4 @@
-"""Python literals that a model wrote: read by hand, so that nothing of the text is ever compiled or run."""
+"""Read Python literals that a model wrote, without compiling or running anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from torchrl_agentic.messages import JSON, is_encodable
 from torchrl_agentic.parsers.base import Limits
-from torchrl_agentic.parsers.engine.attempts import Unreadable
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _SPACE = re.compile("[ \\t\\r\\n\\f\\ufeff]*+")
 _WORD = re.compile(r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+")
@@ -19,11 +19,11 @@ _NUMBER = re.compile(
 STRING_BODIES = {
     "'": r"(?:[^'\\\n]|\\.)*+",
     '"': r'(?:[^"\\\n]|\\.)*+',
-    # Without a possessive group: Python before 3.11.5 loses matches of those that look ahead (gh-106052).
+    # No possessive group: before 3.11.5, Python misses matches of those with a lookahead (gh-106052).
     "'''": r"[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*",
     '"""': r'[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*',
 }
-"""Quotes of Python's strings → the pattern of the text between them."""
+"""Patterns of the text between quotes, by quotes of Python's strings."""
 _STRINGS = {quote: re.compile(f"{quote}({body}){quote}", re.DOTALL) for quote, body in STRING_BODIES.items()}
 _ESCAPE = re.compile(
     r"\\(?:\r?\n|[\\'\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^{}]+\})"
@@ -35,17 +35,22 @@ _WORDS: dict[str, JSON] = {
 
 
 class LiteralReader:
-    """Reads Python literals and calls of names with such arguments out of a text, strictly."""
+    """A strict reader of Python literals, and of calls with literals as keyword arguments.
+
+    Args:
+        text: Text of the message.
+        limits: Bounds on size and depth.
+    """
 
     def __init__(self, text: str, limits: Limits) -> None:
         self._text = text
         self._limits = limits
 
     def call(self, at: int) -> tuple[str, dict[str, JSON], int]:
-        """Read `name(key=value, …)` at a place; give the name, the arguments and where it ends.
+        """Read `name(key=value, …)` at a place; return the name, the arguments and the end.
 
         Raises:
-            Unreadable: anything else stands there.
+            CallParseError: If there is no such call.
         """
         name = _WORD.match(self._text, at)
         if name is None:
@@ -59,32 +64,42 @@ class LiteralReader:
             at = self._after(self.skip(key.end()), "=", "expecting argument=value", name[0], key.start())
             try:
                 args[key[0]], at = self.argument(at, name[0], args)
-            except Unreadable as error:
+            except CallParseError as error:
                 error.tool = name[0]
                 raise
             at = self.skip(at)
             if self._text.startswith(",", at):
                 at = self.skip(at + 1)
             elif not self._text.startswith(")", at):
-                self._refuse("only literals are read, expecting ',' or ')'", at, name[0])
+                self._refuse("arguments must be literals, expecting ',' or ')'", at, name[0])
         return name[0], args, at + 1
 
     def argument(self, at: int, name: str, args: Mapping[str, JSON]) -> tuple[JSON, int]:
-        """Read the next argument of a call of tool `name`, of which `args` are read already."""
+        """Read the value of the next argument; return it and its end.
+
+        Args:
+            at: Index where the value begins.
+            name: Name of the tool.
+            args: Arguments that have been read.
+        """
         del name, args
         return self.value(at)
 
     def value(self, at: int, depth: int = 1) -> tuple[JSON, int]:  # noqa: RET503  _refuse raises
-        """Read a literal at a place; give it and where it ends.
+        """Read a literal at a place; return it and its end.
+
+        Args:
+            at: Index where the literal begins.
+            depth: Number of brackets around it, plus 1.
 
         Raises:
-            Unreadable: it is none, or is beyond the limits.
+            CallParseError: If there is not a literal, or it is beyond the limits.
         """
         text = self._text
         at = self.skip(at)
         first = text[at : at + 1]
         if depth > self._limits.depth:
-            raise Unreadable("too_deep", f"its values are nested deeper than {self._limits.depth}", at)
+            raise CallParseError("too_deep", f"its values are nested deeper than {self._limits.depth}", at)
         if first in ("'", '"'):
             return self._string(at)
         if first == "[" or first == "(":
@@ -94,13 +109,13 @@ class LiteralReader:
         if word := _WORD.match(text, at):
             if word[0] in _WORDS:
                 return _WORDS[word[0]], word.end()
-            self._refuse(f"{word[0][:20]} is no literal", at)
+            self._refuse(f"{word[0][:20]} is not a literal", at)
         if number := _NUMBER.match(text, at):
             return self._number(number[0], at), number.end()
         self._refuse("expecting a literal", at)
 
     def skip(self, at: int) -> int:
-        """Give the place of the next character that is no white space."""
+        """Return the place of the next character that is not white space."""
         match = _SPACE.match(self._text, at)
         return at if match is None else match.end()
 
@@ -121,16 +136,16 @@ class LiteralReader:
         try:
             value = _ESCAPE.sub(_unescaped, match[1]) if "\\" in match[1] else match[1]
         except (KeyError, ValueError, OverflowError):
-            self._refuse("the string has an escape that means nothing", at)
+            self._refuse("the string has an invalid escape", at)
         if "\\" in match[1] and not is_encodable(value):
-            self._refuse("half of a surrogate pair", at)
+            self._refuse("an unpaired surrogate", at)
         return value, match.end()
 
     def _number(self, text: str, at: int) -> int | float:
         try:
             number = int(text) if text.lstrip("+-").replace("_", "").isdigit() else float(text)
         except ValueError:
-            self._refuse("the number cannot be read", at)
+            self._refuse("the number is malformed", at)
         if number in (float("inf"), float("-inf")):
             self._refuse(f"the number {text[:20]} is too large", at)
         return number
@@ -169,7 +184,7 @@ class LiteralReader:
         return at
 
     def _refuse(self, reason: str, at: int, tool: str = "") -> NoReturn:
-        raise Unreadable("not_literal", reason, at, tool=tool)
+        raise CallParseError("not_literal", reason, at, tool=tool)
 
 
 def _unescaped(match: re.Match[str]) -> str:

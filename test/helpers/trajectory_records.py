@@ -19,7 +19,7 @@ def result(status=Status.OK, *, run_s=0.01, queue_s=0.001, text="x"):
 
 
 def turn(*calls, index=0, name="t"):
-    """A turn with calls: (tool, result) each."""
+    """Create a turn from calls, each given as (tool, result)."""
     parsed = tuple(ParsedCall(tool, {}, f"call_{index}_{n}", index=n) for n, (tool, _) in enumerate(calls))
     outcome = DispatchResult("", parsed, tuple(one for _, one in calls))
     context = (Message("user", "q"),) if index == 0 else ()

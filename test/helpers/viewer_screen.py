@@ -1,4 +1,4 @@
-"""The viewer with a screen of its own, for the tests: keys in, lines out."""
+"""The viewer on a screen without a terminal: keys in, lines out."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from torchrl_agentic.viewer.reading import Reading
 
 
 class Screen:
-    """A viewer that runs, and what is seen of it."""
+    """A running viewer and the text on its screen."""
 
     def __init__(self, app: RolloutViewer, pilot: Pilot[None]) -> None:
         self.app, self.pilot = app, pilot
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something to happen, however long it takes."""
+        """Wait until a condition holds; the timeout of the test bounds the wait."""
         while not holds():
             await self.pilot.pause(0.01)
         await self.pilot.pause()
 
     async def press(self, *keys: str) -> None:
-        """Press keys, and wait until all that they ask for is read and shown."""
+        """Press keys, and wait until their effect is shown."""
         for key in keys:
             await self.pilot.press(key)
             await self.until(lambda: self.app.is_settled or len(self.app.screen_stack) > 1)
 
     async def type(self, text: str) -> None:
-        """Type a text into the line that is open, and enter it."""
+        """Type a text into the open input line, and press enter."""
         for character in text:
             await self.pilot.press("space" if character == " " else character)
         await self.press("enter")
 
     @property
     def lines(self) -> list[str]:
-        """What is on the screen."""
+        """Lines of the screen."""
         return [strip.text for strip in self.app.screen._compositor.render_strips()]
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Text of the screen."""
         return "\n".join(self.lines)
 
     @property
     def names(self) -> list[str]:
-        """What is listed."""
+        """Labels of the listed trajectories."""
         return [label(row) for row in self.app.reading.shown]
 
     @property
     def name(self) -> str:
-        """What is read."""
+        """Step and label of the open trajectory."""
         row = self.app.reading.row
         return "" if row is None else f"{row.step.name} {label(row)}"
 
     @property
     def top(self) -> str:
-        """The bar above."""
+        """Text of the bar at the top."""
         return self.lines[0].strip()
 
     @property
     def bottom(self) -> str:
-        """The bar below."""
+        """Text of the bar at the bottom."""
         return self.lines[-1].strip()
 
 

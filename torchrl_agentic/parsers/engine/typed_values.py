@@ -1,4 +1,4 @@
-"""Values that a format writes without quotes, typed by the schema of the tool."""
+"""Convert values that a format writes without quotes to the types of the tool's schema."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import cast
 
 from torchrl_agentic.messages import JSON, Fields, fields_of
 from torchrl_agentic.parsers.base import Limits
-from torchrl_agentic.parsers.engine.attempts import Unreadable
-from torchrl_agentic.parsers.engine.jsontext import decode_any, fits
-from torchrl_agentic.parsers.engine.literals import LiteralReader
+from torchrl_agentic.parsers.engine.json_text import decode_any, fits
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
 from torchrl_agentic.tools.schema_simplify import TYPES, meant_types
 
 _NO_STRINGS = frozenset(("null", "integer", "number", "boolean", "object", "array"))
@@ -18,12 +18,17 @@ _MAX_REFERENCES = 16
 
 
 def property_schema(schema: Fields | None, key: str) -> Fields | None:
-    """Return the schema of one argument, or None if the schema says nothing about it."""
+    """Return the schema of one argument, or None if it is not described.
+
+    Args:
+        schema: Schema of the tool's input.
+        key: Name of the argument.
+    """
     return None if schema is None else _property(schema, key, schema, set())
 
 
 def _property(schema: Fields, key: str, root: Fields, seen: set[int], depth: int = 0) -> Fields | None:
-    if id(schema) in seen:  # references multiply, and lead back
+    if id(schema) in seen:  # references may be cyclic
         return None
     seen.add(id(schema))
     found = (fields_of(schema.get("properties")) or {}).get(key)
@@ -40,12 +45,12 @@ def _property(schema: Fields, key: str, root: Fields, seen: set[int], depth: int
 
 
 def inner_schema(schema: Fields | None, key: str | int, root: Fields | None) -> Fields | None:
-    """Return the schema of one value inside of a value, or None if the schema of that one does not say.
+    """Return the schema of a value inside of another value, or None if it is not described.
 
     Args:
-        schema: Of the outer value.
-        key: The name of a field, or the index of an item of a list.
-        root: The schema that references lead into.
+        schema: Schema of the outer value.
+        key: Name of a field, or index of a list item.
+        root: Schema that references are relative to.
     """
     for branch in _branches(schema, root or {}):
         found = _property(branch, key, root or {}, set()) if isinstance(key, str) else _item(branch, key)
@@ -55,7 +60,7 @@ def inner_schema(schema: Fields | None, key: str | int, root: Fields | None) -> 
 
 
 def _branches(schema: Fields | None, root: Fields) -> Iterable[Fields]:
-    """Return a schema and all that it names as its alternatives, each once."""
+    """Yield a schema and all its alternatives, each once."""
     seen, left = set[int](), [schema]
     while left:
         found = _resolved(left.pop(), root)
@@ -89,14 +94,14 @@ def _resolved(schema: Fields | None, root: Fields) -> Fields | None:
 
 
 def types_of(schema: Fields | None, root: Fields | None) -> tuple[frozenset[str] | None, bool]:
-    """Return the JSON types that a schema allows, and whether it calls one by a name of another language.
+    """Return the JSON types that a schema allows, and whether it names one as another language does.
 
     Args:
-        schema: The schema of one argument; None if it is unknown.
-        root: The schema that its references are relative to.
+        schema: Schema of one argument; None if it is unknown.
+        root: Schema that its references are relative to.
 
     Returns:
-        The types, None if the schema does not say; and whether JSON Schema lacks one of their names.
+        The types, or None if the schema names none, and whether one of the names is not from JSON Schema.
     """
     names = _types(schema, root, set())
     if names is None or names.issubset(TYPES):
@@ -111,7 +116,7 @@ def _types(
 ) -> frozenset[str] | None:
     if schema is None or depth > _MAX_REFERENCES:
         return None
-    if id(schema) in seen:  # its types are, or will be, among those found
+    if id(schema) in seen:  # a cycle; its types are collected elsewhere
         return frozenset()
     seen.add(id(schema))
     found = _declared_types(schema, root, seen, depth)
@@ -143,7 +148,7 @@ def _types_of_values(values: Iterable[JSON]) -> frozenset[str]:
 
 
 def kinds_of(value: JSON) -> Sequence[str]:
-    """Give the JSON types that a value has, the narrowest first."""
+    """Return the JSON types of a value, the narrowest first."""
     if value is None:
         return ("null",)
     if isinstance(value, bool):
@@ -158,24 +163,29 @@ def kinds_of(value: JSON) -> Sequence[str]:
 
 
 def json_or_text(text: str, limits: Limits) -> JSON:
-    """Give the JSON value that some text is, or the text if it is none."""
+    """Return the JSON value of a text, or the text itself if it is not JSON.
+
+    Args:
+        text: The text.
+        limits: Bounds on size and depth.
+    """
     try:
         return decode_any(text, limits)
-    except Unreadable:
+    except CallParseError:
         return text
 
 
 def typed_value(text: str, types: frozenset[str] | None, limits: Limits) -> tuple[JSON, bool]:
-    """Return the value that a text stands for, where these JSON types are allowed.
+    """Return the value of a text, given the allowed JSON types.
 
-    A declared string is taken as it stands. Otherwise JSON of an allowed type counts, or a Python literal if
-    no string is allowed: templates write `True` and `None`. Any other text stays text, so that validation
-    says what is wrong with it.
+    If only strings are allowed, the text is returned unchanged. Otherwise JSON of an allowed type counts, or
+    a Python literal if no string is allowed, since templates write `True` and `None`. Any other text stays
+    text, so that validation reports the error.
 
     Args:
-        text: What the model wrote.
-        types: The allowed types; None if they are unknown: then JSON counts, or else the text.
-        limits: Of the message.
+        text: Text that the model wrote.
+        types: The allowed types; None if they are unknown, in which case JSON counts, else the text.
+        limits: Bounds on size and depth.
 
     Returns:
         The value, and whether it was read as a Python literal.
@@ -186,7 +196,7 @@ def typed_value(text: str, types: frozenset[str] | None, limits: Limits) -> tupl
     if types is None:
         return (text if isinstance(value, str) else value), False
     if not isinstance(value, str) and not types.isdisjoint(kinds_of(value)):
-        # "007" and " 5" are what a string may be, and JSON does not have the first at all.
+        # "007" and " 5" may be strings; the first is not valid JSON.
         return (value if "string" not in types or text == text.strip() else text), False
     if "string" not in types:
         literal = _python_literal(text, limits)
@@ -196,7 +206,7 @@ def typed_value(text: str, types: frozenset[str] | None, limits: Limits) -> tupl
 
 
 def _python_literal(text: str, limits: Limits) -> tuple[JSON] | None:
-    """Return the word, list or dict that a text is in Python, the word in any case; None for other texts."""
+    """Return the Python word (in any case), list or dict of a text in a tuple; None for other texts."""
     stripped = text.strip()
     if stripped.lower() in _WORDS:
         return (_WORDS[stripped.lower()],)
@@ -205,14 +215,14 @@ def _python_literal(text: str, limits: Limits) -> tuple[JSON] | None:
     reader = LiteralReader(stripped, limits)
     try:
         value, end = reader.value(0)
-    except Unreadable:
+    except CallParseError:
         return None
     is_whole = end == len(stripped) and isinstance(value, dict | list)
     return (cast("JSON", value),) if is_whole else None
 
 
 def only_string(schema: Fields | None) -> str | None:
-    """Give the name of a tool's one argument if it is a string, so that plain text can be meant for it."""
+    """Return the name of a tool's only argument if it is a string, else None."""
     properties = fields_of((schema or {}).get("properties")) or {}
     required = (schema or {}).get("required")
     names = list(properties)

@@ -1,4 +1,4 @@
-"""Formats in which calls stand in the text, each behind an opener."""
+"""The base class of formats whose calls are part of the text, each after an opener."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult
-from torchrl_agentic.parsers.base import Stream, Tokenizer, Tools, message_text, require_name, schemas_of
-from torchrl_agentic.parsers.engine.attempts import number
+from torchrl_agentic.parsers.base import Tokenizer, Tools, message_text, require_name, schemas_of
+from torchrl_agentic.parsers.engine.decoded_calls import read_message_calls
+from torchrl_agentic.parsers.engine.marker_tokens import MarkerTokens
+from torchrl_agentic.parsers.engine.partial_call import assign_ids
 from torchrl_agentic.parsers.engine.reader import Reader, finish
-from torchrl_agentic.parsers.engine.scan import TextScanner
-from torchrl_agentic.parsers.engine.structural import Frame, parameters, structural_tag
-from torchrl_agentic.parsers.engine.structured import structured_attempts
-from torchrl_agentic.parsers.engine.tokens import Tokens
-from torchrl_agentic.parsers.events import Event, events_of
+from torchrl_agentic.parsers.engine.structural_tag import Frame, parameters, structural_tag
+from torchrl_agentic.parsers.engine.text_scanner import TextScanner
+from torchrl_agentic.parsers.streaming import Event, Stream, events_of
 
 
 class TextParser(TextScanner):
-    """A format with an opener. A subclass says what opens a call, reads the block behind it, and writes one.
+    """A format whose calls begin with an opener; a subclass names markers, reads and writes blocks.
 
-    What opens and closes, and what is made of thoughts and fences, is described in `TextScanner`. around:
-    what is written before, between and after the calls of a message. trigger: what a grammar watches for, if
-    that is neither the first of these nor the first opener.
+    `TextScanner` describes the markers and options. If the text of a message mapping contains no calls, its
+    "tool_calls" are read.
 
-    Calls of a message mapping ("tool_calls") count where its text has none.
+    Attributes:
+        around: Text before, between and after the calls of a message.
+        trigger: String at which a grammar begins a call; by default the first of `around` or of `openers`.
     """
 
     around: ClassVar[tuple[str, str, str]] = ("", "\n", "")
@@ -33,38 +34,54 @@ class TextParser(TextScanner):
 
     @abstractmethod
     def write(self, call: ParsedCall) -> str:
-        """Write one call as the model would, without what stands around all calls of a message.
+        """Write one call as the model would, without the text around all calls of a message.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
 
     def frame(self, name: str) -> Frame | None:
-        """Give what stands around the arguments in a call of this tool; None if no grammar can say it."""
+        """Return the text around the arguments in a call of this tool; None if no grammar exists."""
         before, arguments, after = self.write(ParsedCall(name, {}, "call_0_0")).rpartition("{}")
         return Frame(before, after) if arguments else None
-
-    # Three ways in
 
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read one assistant message."""
+        """Read one assistant message; see `ToolCallParser.parse`.
+
+        Args:
+            response: Its text, or a mapping.
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         found = self._whole(message_text(response), tools, turn).result(response)
         if isinstance(response, str) or found.calls:
             return found
-        return replace(found, calls=number(structured_attempts(response, self.limits), turn))
+        return replace(found, calls=assign_ids(read_message_calls(response, self.limits), turn))
 
     def parse_tokens(
         self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Tools | None = None, turn: int = 0
     ) -> ParseResult:
-        """Read the tokens that a model sampled; see `ToolCallParser.parse_tokens`."""
-        tokens = Tokens(ids, tokenizer, self.control_markers())
+        """Read the token ids that a model sampled; see `ToolCallParser.parse_tokens`.
+
+        Args:
+            ids: Sampled token ids.
+            tokenizer: The tokenizer of the model.
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
+        tokens = MarkerTokens(ids, tokenizer, self.control_markers())
         reader = self._whole(tokens.text, tools, turn, tokens.exact)
         return tokens.with_token_spans(reader.result(tokens.text))
 
     def stream(self, *, tools: Tools | None = None, turn: int = 0) -> Stream:
-        """Read a message while it is being written."""
+        """Return a stream that reads a message while it is being written.
+
+        Args:
+            tools: Tools that may be called.
+            turn: Number of the turn, for ids of calls that have none.
+        """
         reader = self._reader("", tools, turn, is_whole=False)
         return TextStream(self, reader)
 
@@ -90,13 +107,13 @@ class TextParser(TextScanner):
     def _whole(
         self, text: str, tools: Tools | None, turn: int, exact: Mapping[str, Sequence[int]] | None = None
     ) -> Reader:
-        """Read a whole message."""
+        """Read a complete message."""
         reader = self._reader(text, tools, turn, exact)
         finish(self.scan(reader))
-        return self.proven(reader)
+        return self.read_again_if_reasoning(reader)
 
-    def proven(self, reader: Reader) -> Reader:
-        """Read a message again if the end of a thought proves that it began inside one."""
+    def read_again_if_reasoning(self, reader: Reader) -> Reader:
+        """Read a message again if the end of its reasoning proves that it began inside it."""
         if not self.closes_unopened_thought(reader):
             return reader
         again = Reader(
@@ -115,15 +132,15 @@ class TextParser(TextScanner):
         """Write a call as the model would.
 
         Raises:
-            ValueError: the format cannot say it.
+            ValueError: If the format cannot express the call.
         """
         return self.render_calls([call])
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
-        """Write several calls as one message would hold them.
+        """Write several calls as they appear in one message.
 
         Raises:
-            ValueError: the format cannot say one of them.
+            ValueError: If the format cannot express one of them.
         """
         if not calls:
             return ""
@@ -135,7 +152,13 @@ class TextParser(TextScanner):
     def structural_tag(
         self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
     ) -> dict[str, JSON] | None:
-        """Describe the calls of these tools as a structural tag; see `ToolCallParser.structural_tag`."""
+        """Return the structural tag of these tools; see `ToolCallParser.structural_tag`.
+
+        Args:
+            tools: Tools that may be called.
+            tool_choice: "auto", or "required" for at least one call.
+            parallel: Whether a message may have several calls.
+        """
         schemas = parameters(tools)
         frames = [self.frame(name) for name in schemas]
         tags = [frame.tag(schema) for frame, schema in zip(frames, schemas.values(), strict=True) if frame]
@@ -145,22 +168,26 @@ class TextParser(TextScanner):
         return structural_tag(tags, self.around, trigger, tool_choice=tool_choice, parallel=parallel)
 
     def control_markers(self) -> tuple[str, ...]:
-        """Return the markers of this format, which must not come out of a tool.
+        """Return the markers of this format, which tool results must not contain.
 
-        A bracket that opens calls is no marker: data is full of them, and tokens that hold one hold more.
+        Single brackets that open calls are left out: they are frequent in data, and part of larger tokens.
         """
         markers = [*self.openers, self.closer, *self.turn_end]
-        markers += [marker for pair in self.thinks.items() for marker in pair]
-        markers += [*self.section, *self.forged, *self.more_markers]
+        markers += [marker for pair in self.reasoning_tags.items() for marker in pair]
+        markers += [*self.section, *self.result_tags, *self.more_markers]
         return tuple(dict.fromkeys(marker for marker in markers if len(marker) > 1))
 
 
 class TextStream(Stream):
-    """A message in a text format that is being written.
+    """A stream of a text format.
 
-    If the message ends a thought that the prompt opened, and `reasoning_open` is False, events for the calls
-    in that thought have been sent already. In the result of `close` those calls are part of the thought, and
-    `last_events` has the calls without an event so far.
+    If the message ends reasoning that the prompt opened, and `reasoning_open` is False, events for calls in
+    that reasoning have been emitted before the proof. The result of `close` has those calls as part of the
+    reasoning, and `last_events` has the calls without an event so far.
+
+    Args:
+        parser: Parser of the format.
+        reader: Reader of an empty message.
     """
 
     def __init__(self, parser: TextParser, reader: Reader) -> None:
@@ -169,26 +196,26 @@ class TextStream(Stream):
         self._steps = parser.scan(reader)
 
     def feed(self, chunk: str) -> list[Event]:
-        """Take the next piece of text; give what is certain by now."""
+        """Append a chunk of text and return the events that it makes certain."""
         if self._reader.is_whole:
-            raise ValueError("the stream is closed; make another for the next message")
+            raise ValueError("the stream is closed; create another for the next message")
         if chunk:
             self._reader.append(chunk)
             next(self._steps)
         return self._taken()
 
     def close(self) -> ParseResult:
-        """Say that nothing more comes; give what `parse` gives."""
+        """End the message and return the same result as `parse`."""
         if not self._reader.is_whole:
             self._reader.end()
             finish(self._steps)
             self.last_events = self._taken()
-            proven = self._parser.proven(self._reader)
-            if proven is not self._reader:
+            read_again_if_reasoning = self._parser.read_again_if_reasoning(self._reader)
+            if read_again_if_reasoning is not self._reader:
                 sent = {call.span for call in self._reader.calls}
-                unsent = [call for call in proven.calls if call.span not in sent]
+                unsent = [call for call in read_again_if_reasoning.calls if call.span not in sent]
                 self.last_events += events_of(unsent)
-                self._reader = proven
+                self._reader = read_again_if_reasoning
         return self._reader.result(self._reader.text)
 
     def _taken(self) -> list[Event]:
