@@ -78,5 +78,12 @@ def test_nesting_makes_a_value_or_an_error_of_ours(
 ):
     found = child.ask(reader, depth, brackets, int(is_closed))
     assert found in ("value", "refused")
-    if depth > 2 * MAX_DEPTH and reader in ("read_json", "tidy", "arguments", "tools", "config", "aliases"):
+    if depth > 2 * MAX_DEPTH and reader in (
+        "read_json",
+        "simplify_schema",
+        "arguments",
+        "tools",
+        "config",
+        "aliases",
+    ):
         assert found == "refused"

@@ -33,13 +33,23 @@ def described(docstring: str) -> set[str]:
 
 
 def public_methods() -> dict[str, set[str]]:
-    """Return the names of the methods that each class of the package documents, by class."""
+    """Return the names of the methods that each class of the package and its bases define, by class."""
     found: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 methods = {each.name for each in node.body if isinstance(each, Function)}
                 found.setdefault(node.name, set()).update(methods)
+                names = {base.id if isinstance(base, ast.Name) else "" for base in node.bases}
+                bases.setdefault(node.name, set()).update(names)
+    has_changed = True
+    while has_changed:  # until all ancestors are included
+        has_changed = False
+        for name, parents in bases.items():
+            inherited = set[str]().union(*(found.get(parent, ()) for parent in parents))
+            has_changed = has_changed or not inherited <= found[name]
+            found[name] |= inherited
     return found
 
 
@@ -50,7 +60,9 @@ def callables(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
     """Yield (name, docstring, parameters) of each public function, method and constructor."""
     for node in tree.body:
         if isinstance(node, Function) and not node.name.startswith("_"):
-            yield node.name, ast.get_docstring(node) or "", parameters(node)
+            decorators = {getattr(item, "id", "") for item in node.decorator_list}
+            if "overload" not in decorators:
+                yield node.name, ast.get_docstring(node) or "", parameters(node)
         if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
             continue
         bases = [base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for base in node.bases]

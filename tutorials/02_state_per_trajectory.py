@@ -116,7 +116,7 @@ env.close()
 
 
 class Shared(Basket):
-    opens_sessions = False  # all trajectories talk to this one object
+    stateful = False  # all trajectories talk to this one object
 
 
 env = TransformedEnv(ChatEnv(batch_size=(2,)), ToolCompose([Shared()]))

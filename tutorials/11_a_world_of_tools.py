@@ -87,7 +87,7 @@ class FileSystem(Toolset):
         world.wanted = row.columns["wanted"]
         yield world
 
-    async def finish(self, world):  # what the trajectory was worth
+    async def final_reward(self, world):  # the reward of the whole trajectory
         return float(world.files == {"/": None, **world.wanted})
 
 
@@ -144,8 +144,8 @@ for row in rollout[:, -1]["next", "history"].prompt:
 # %%
 # The score of the final state
 # ----------------------------
-# ``finish`` is asked once, before a world closes, whoever ends its trajectory. `ToolRewardTransform` makes
-# it a reward.
+# ``final_reward`` runs once per trajectory, before its world closes. `ToolRewardTransform` adds the value to
+# the reward.
 rewards = rollout["next", "reward"][:, -1].flatten().tolist()
 print("rewards:", rewards)
 assert rewards == [1.0, 0.0]

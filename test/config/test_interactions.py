@@ -77,7 +77,7 @@ CLERK = "{class_name: helpers.simulated_users.Clerk}"
         (f"interaction:\n- {CLERK}\n- {CLERK}", ":3: .*two interactions are named 'clerk'"),
         (
             "interaction: [{class_name: helpers.simulated_users.Nobody}]",
-            ":1: .*helpers.simulated_users: has no 'Nobody'",
+            ":1: .*helpers.simulated_users has no attribute 'Nobody'",
         ),
         ("interaction: [{class_name: no.such.module.Nobody}]", "cannot import no.such.module"),
         ("interaction: [{class_name: Nobody}]", "Nobody: .*expected 'package.module.Name'"),

@@ -143,7 +143,7 @@ MISTAKES = {
     "a class that is not there": (
         "tools:\n- class_name: tools.py:Bar\n",
         2,
-        ["tools.py: has no 'Bar'", "did you mean 'Bare'?"],
+        ["tools.py has no attribute 'Bar'", "did you mean 'Bare'?"],
     ),
     "half a name": ("tools:\n- class_name: Tool\n", 2, ["'package.module.Name' or 'file.py:Name'", "'Tool'"]),
     "a file that is not there": (
@@ -304,7 +304,11 @@ MISTAKES = {
         9,
         ["the tool needs a property 'query_list'", "did you mean 'queries'?"],
     ),
-    "a reference to nowhere": (SCHEMA.format("items: {$ref: '#/$defs/nope'}"), 9, ["no JSON Schema", "nope"]),
+    "a reference to nowhere": (
+        SCHEMA.format("items: {$ref: '#/$defs/nope'}"),
+        9,
+        ["invalid JSON Schema", "nope"],
+    ),
 }
 
 

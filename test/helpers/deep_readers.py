@@ -24,7 +24,7 @@ from torchrl_agentic.text import MAX_DEPTH, count_values, read_json
 from torchrl_agentic.tools import Cassette
 from torchrl_agentic.tools.mcp.servers_file import mcp_servers
 from torchrl_agentic.tools.schema import SchemaValidationError, Validator, validate_args
-from torchrl_agentic.tools.schema_simplify import tidy
+from torchrl_agentic.tools.schema_simplify import simplify_schema
 
 FOLDER = Path(tempfile.mkdtemp())
 OPENERS = {"[": "[", "{": '{"a":', "n": '{"not":', "p": '{"properties":{"a":', "-": "- ", "?": "? "}
@@ -140,7 +140,7 @@ TEXTS: dict[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] = {
     **{f"parser {name}": (parse(name), ()) for name in PARSERS},
 }
 VALUES: dict[str, tuple[Callable[[Any], Any], tuple[type[Exception], ...]]] = {
-    "tidy": (lambda value: tidy({"items": value}), (ValueError,)),
+    "simplify_schema": (lambda value: simplify_schema({"items": value}), (ValueError,)),
     "default": (lambda value: Validator({"properties": {"a": {"default": value}}}), (ValueError,)),
     "enum": (lambda value: Validator({"properties": {"a": {"enum": [value]}}}), (ValueError,)),
     "schema": (lambda value: Validator({"items": value}), (ValueError,)),

@@ -17,7 +17,7 @@ from torchrl_agentic.interactions import (
     in_thread,
 )
 from torchrl_agentic.interactions.base import name_of
-from torchrl_agentic.interactions.user_tool import UserTool, hand_over, judgement, reply
+from torchrl_agentic.interactions.user_tool import UserTool, final_score, reply, set_arguments
 from torchrl_agentic.messages import Message
 
 ASKED = (Message("user", "q"), Message("assistant", "a"))
@@ -30,12 +30,12 @@ def dispatcher_of(item, **options):
 
 
 async def talk(item, *conversations, kwargs=None, trajectory="0.0"):
-    """One trajectory: a reply to each conversation, then the judgement of the last."""
+    """One trajectory: a reply to each conversation, then the final_score of the last."""
     dispatcher = dispatcher_of(item)
     session = dispatcher.session(trajectory)
-    hand_over(session, kwargs or {})
+    set_arguments(session, kwargs or {})
     said = [await reply(session, "x", messages) for messages in conversations]
-    judged = await judgement(session, "x", conversations[-1])
+    judged = await final_score(session, "x", conversations[-1])
     await session.close()
     await dispatcher.close()
     return said, judged
@@ -244,7 +244,7 @@ def test_what_is_no_interaction_is_told_what_to_write():
     ):
         with pytest.raises(TypeError, match=words):
             as_interaction(item)
-    with pytest.raises(TypeError, match="is a list"):
+    with pytest.raises(TypeError, match="a list of replies"):
         ScriptedUser("hello")
 
 

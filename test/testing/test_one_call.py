@@ -24,7 +24,7 @@ class Diary(Tool):
     name = "diary"
     description = "Write."
     input_schema = {"type": "object", "properties": {"what": {"enum": ["ok", "error", "crash", "hang"]}}}  # noqa: RUF012
-    wants_state = wants_row = True
+    wants_state = needs_row = True
 
     def __init__(self) -> None:
         self.events: list[Any] = []

@@ -271,7 +271,7 @@ def test_effects_follow_from_sessions_unless_declared():
 def test_a_tool_has_sessions_if_its_class_defines_them_unless_it_says_otherwise(says: bool):
     counter, other = Counter(), ensure_tool(AsyncDuck())
     assert (has_sessions(counter), has_sessions(other)) == (True, False)
-    counter.opens_sessions = other.opens_sessions = says
+    counter.stateful = other.stateful = says
     assert (has_sessions(counter), has_sessions(other)) == (says, says)
 
 

@@ -63,7 +63,7 @@ def look(
 async def test_hidden_parameters_are_filled_in_and_not_shown():
     made = tool(look)
     assert list(made.input_schema["properties"]) == ["word"]
-    assert made.wants_row
+    assert made.needs_row
     async with Dispatcher([made]).session("t5") as session:
         session.data = DATA
         session.turn = 2
@@ -86,7 +86,7 @@ def test_state_is_asked_for_by_a_parameter():
 
     made = tool(peek)
     assert made.wants_state
-    assert not made.wants_row
+    assert not made.needs_row
 
 
 async def test_hidden_parameters_work_beside_a_schema_of_ones_own():
@@ -299,15 +299,15 @@ async def test_null_is_accepted_where_a_schema_is_nullable():
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"foo": 1}, "no schema of a function: expected .* got {'foo': 1}"),
-        ({}, "no schema of a function"),
-        ({"type": "string"}, "describes an object; got type 'string'"),
-        ({"type": "object", "properties": {"x": {"type": "strin"}}}, "no JSON Schema"),
+        ({"foo": 1}, "expected schema as .* got {'foo': 1}"),
+        ({}, "expected schema as"),
+        ({"type": "string"}, "expected an input schema of type 'object'; got type 'string'"),
+        ({"type": "object", "properties": {"x": {"type": "strin"}}}, "invalid JSON Schema"),
         (
             {"type": "function", "function": {"name": "f", "parameters": {"foo": 1}}},
-            "no schema of a function",
+            "expected schema as",
         ),
-        ({"type": "function", "function": 3}, "no schema of a function"),
+        ({"type": "function", "function": 3}, "expected schema as"),
     ],
 )
 def test_a_schema_that_describes_no_function_is_refused_where_it_is_registered(schema, words):
@@ -377,7 +377,7 @@ def test_a_mistake_is_transformers_error_and_a_type_error_at_the_place_of_the_fu
 def test_a_decorator_on_something_else_says_so():
     with pytest.raises(TypeError, match="takes a function; got int"):
         function_tool("name")(3)
-    with pytest.raises(TypeError, match="schema is a mapping, or an object with model_dump"):
+    with pytest.raises(TypeError, match="expected schema as a mapping, or an object with model_dump"):
         function_tool(schema=3)(documented)
 
 
@@ -594,7 +594,7 @@ def test_a_failed_load_leaves_nothing_to_the_next(tmp_path: Path):
     [
         ("nothing", "expected 'package.module.Name' or 'file.py:Name'"),
         ("no_such_module.Name", "No module named 'no_such_module'"),
-        ("json:nothing", "json: has no 'nothing'"),
+        ("json:nothing", "json has no attribute 'nothing'"),
         ("gone.py:f", "no such file"),
     ],
 )
@@ -621,4 +621,4 @@ async def test_a_context_fills_in_by_hand_too():
 def test_effects_and_hidden_parameters_survive_pickling():
     made = FunctionTool(look, name="see", effects=Effects.EXCLUSIVE)
     copy = pickle.loads(pickle.dumps(made))
-    assert (copy.name, copy.effects, copy.wants_row) == ("see", Effects.EXCLUSIVE, True)
+    assert (copy.name, copy.effects, copy.needs_row) == ("see", Effects.EXCLUSIVE, True)

@@ -34,7 +34,7 @@ from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.testing import ScriptedPolicy, ToolContract
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.tools.sandbox_fusion import Outcome, SandboxFusionClient
-from torchrl_agentic.tools.schema_simplify import tidy
+from torchrl_agentic.tools.schema_simplify import simplify_schema
 from torchrl_agentic.tools.service import Patience
 from torchrl_agentic.tools.verl import (
     BaseTool,
@@ -101,7 +101,10 @@ NOTE_SCHEMA = {
 
 
 def test_the_schema_is_that_of_the_design_note_but_for_its_null():
-    function = {**NOTE_SCHEMA["function"], "parameters": tidy(NOTE_SCHEMA["function"]["parameters"])}
+    function = {
+        **NOTE_SCHEMA["function"],
+        "parameters": simplify_schema(NOTE_SCHEMA["function"]["parameters"]),
+    }
     assert SandboxFusionTool("http://x").spec() == {"type": "function", "function": function}
 
 
@@ -183,7 +186,7 @@ async def test_a_program_that_does_not_compile_is_told(server: str):
         assert "cpp" in result.text
     else:
         assert result.status is Status.ERROR
-        assert "[compiling failed]" in result.text
+        assert "[compilation failed]" in result.text
         assert "retrun" in result.text
 
 
@@ -237,13 +240,13 @@ FINE = {
     [
         ([Reply(500, {"detail": "boom"})], "500"),
         ([Reply(422, {"detail": "bad"})], "refused"),
-        ([Reply(200, b"<html>")], "no JSON"),
-        ([Reply(body={"hello": 1})], "no result"),
-        ([Reply(body=[1, 2])], "no result"),
-        ([Reply(body={"status": "Success"})], "without a result"),
-        ([Reply(body={"status": "Success", "run_result": None})], "without a result"),
-        ([Reply(body={**FINE, "files": {"a": "*"}})], "no base64"),
-        ([Reply(body={**FINE, "files": {"a": "é"}})], "no base64"),
+        ([Reply(200, b"<html>")], "invalid JSON"),
+        ([Reply(body={"hello": 1})], "expected a result"),
+        ([Reply(body=[1, 2])], "expected a result"),
+        ([Reply(body={"status": "Success"})], "expected a result"),
+        ([Reply(body={"status": "Success", "run_result": None})], "expected a result"),
+        ([Reply(body={**FINE, "files": {"a": "*"}})], "invalid base64"),
+        ([Reply(body={**FINE, "files": {"a": "é"}})], "invalid base64"),
         ([Reply(403, {"message": "Forbidden"})], "403"),
         ([Reply(body={"status": "SandboxError", "message": "no pod"})], "no pod"),
         ([Reply(how="cut")], "cannot be reached"),

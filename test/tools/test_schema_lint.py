@@ -36,7 +36,7 @@ def test_the_schema_itself_stays_as_it_is():
         (_object(x={"anyOf": [{"typ": "string"}]}), ("properties", "x", "anyOf", "0", "typ"), "'type'?"),
         ({**_object(x={}), "required": ["y"]}, ("required",), "no property 'y' to require"),
         (_object(x={"minimum": "a"}), ("properties", "x", "minimum"), "number"),
-        ({"type": "string"}, (), "describes an object"),
+        ({"type": "string"}, (), "input schema of type 'object'"),
     ],
 )
 def test_a_mistake_is_found_at_its_path(schema: dict[str, Any], path: tuple[str, ...], message: str):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from torchrl_agentic.tools.signatures import Callee, is_async, keywords_of
+from torchrl_agentic.tools.signatures import AsyncCallable, is_async, keywords_of
 
 
 def blocking(value):
@@ -52,7 +52,7 @@ def test_what_is_awaited_is_told_from_what_may_block(function, wanted):
     [(awaited, True), (Awaited(), True), (blocking, False), (lambda value: awaited(value), True)],
 )
 async def test_what_may_block_runs_on_a_thread_and_what_it_returns_is_awaited(function, on_loop):
-    value, thread = await Callee(function)(asyncio.to_thread, 7)
+    value, thread = await AsyncCallable(function)(asyncio.to_thread, 7)
     assert value == 7
     assert (thread == threading.current_thread().name) is on_loop
 
@@ -64,12 +64,12 @@ async def test_its_keywords_are_its_own():
         return kwargs
 
     wanted = {"self": 1, "in_thread": 2, "function": 3}
-    assert await Callee(own)(asyncio.to_thread, **wanted) == wanted
-    assert await Callee(lambda **kwargs: kwargs)(asyncio.to_thread, **wanted) == wanted
+    assert await AsyncCallable(own)(asyncio.to_thread, **wanted) == wanted
+    assert await AsyncCallable(lambda **kwargs: kwargs)(asyncio.to_thread, **wanted) == wanted
 
 
 async def test_it_travels_to_other_processes():
-    again = pickle.loads(pickle.dumps(Callee(awaited)))
+    again = pickle.loads(pickle.dumps(AsyncCallable(awaited)))
     assert (await again(asyncio.to_thread, 7))[0] == 7
 
 

@@ -254,7 +254,7 @@ async def test_files_are_written_edited_and_run_in_the_order_of_the_calls(dispat
         results = await session.run(calls)
     assert [result.status for result in results] == [Status.OK] * 4
     assert results[0].text == "wrote 20 bytes to d/p.py"
-    assert results[1].text == "changed 1 place in d/p.py"
+    assert results[1].text == "replaced 1 occurrence in d/p.py"
     assert results[3].text == "print('é')\n"
 
 
@@ -265,7 +265,7 @@ async def test_an_edit_that_is_not_clear_changes_nothing():
     for path, data in (("f", b"a b a"), ("bytes", b"\xff"), ("big", b"a" * ((1 << 20) + 1))):
         await sandbox.write_file(path, data)
     for path, old, said in (
-        ("f", "a", "2 times"), ("f", "c", "does not hold"), ("bytes", "a", "decode"),
+        ("f", "a", "2 times"), ("f", "c", "does not contain"), ("bytes", "a", "not UTF-8"),
         ("big", "a", "more than"), ("missing", "a", "missing"), ("../f", "a", "work"),
         ("/etc/x", "x", "work"),
     ):  # fmt: skip
@@ -273,7 +273,7 @@ async def test_an_edit_that_is_not_clear_changes_nothing():
             await edit.run({"path": path, "old": old, "new": "x"}, ctx)
     assert await sandbox.read_file("f") == b"a b a"
     done = await edit.run({"path": "f", "old": "a", "new": "", "all": True}, ctx)
-    assert (done.text, done.meta) == ("changed 2 places in f", {"replaced": 2})
+    assert (done.text, done.meta) == ("replaced 2 occurrences in f", {"replaced": 2})
     assert await sandbox.read_file("f") == b" b "
     with pytest.raises(ToolError, match="surrogate"):
         await FileWriteTool(sandbox).run({"path": "f", "content": "\ud800"}, ctx)

@@ -158,13 +158,13 @@ BOTH = ("harmless", "a<ctl>[x y]<|im_end|>")
 class Greeter(Tool):
     """A tool that a server describes, and that speaks first."""
 
-    name, opens_at_reset = "greet", True
+    name, open_at_reset = "greet", True
 
     def __init__(self, text):
         self.text, self.description = text, text
         self.input_schema = {"type": "object", "properties": {text: {"description": text, "enum": [text]}}}
 
-    async def greeting(self):
+    async def initial_message(self):
         return self.text
 
     async def run(self, args, ctx):

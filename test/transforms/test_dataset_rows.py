@@ -178,11 +178,11 @@ def test_a_row_may_use_the_tools_that_it_selects():
     [
         ([row(1, tool_selection=["chek"])], "row 0 of the data set: tool_selection names the tool 'chek'"),
         ([row(1, tool_selection=["chek"])], "did you mean 'check'"),
-        ([row(1, tool_selection="check")], "a list of the names of tools"),
-        ([row(1, tools_kwargs={"summ": {}})], "tools_kwargs names the tool 'summ', which is not there"),
+        ([row(1, tool_selection="check")], "a list of tool names"),
+        ([row(1, tools_kwargs={"summ": {}})], "tools_kwargs names the tool 'summ', which does not exist"),
         ([row(1, tools_kwargs={"sum": {"create": {}}})], r"expected create_kwargs, .* got \['create'\]"),
         ([row(1, tools_kwargs={"sum": [1]})], r"expected create_kwargs, .* got \[1\]"),
-        ([row(1, tools_kwargs=[1])], "tools_kwargs is {tool:"),
+        ([row(1, tools_kwargs=[1])], "expected tools_kwargs as {tool:"),
         ([row(1, tools_kwargs={"sum": {"create_kwargs": 3}})], "create_kwargs: expected arguments by name"),
         ([row(1, tools_kwargs=None, need_tools_kwargs=True)], "the row has no tools_kwargs"),
         (
@@ -201,7 +201,7 @@ def test_a_row_that_does_not_fit_is_named_with_what_was_expected(rows, message):
 def test_a_column_given_to_a_plain_environment_does_not_get_here_and_the_message_says_so():
     """TorchRL hands on the query alone."""
     env = TransformedEnv(ChatEnv(batch_size=(1,)), ToolCompose([check]))
-    with pytest.raises(ValueError, match=r"columns: query\. What is given to ChatEnv\.reset by hand"):
+    with pytest.raises(ValueError, match=r"columns: query\. Tools see the rows of"):
         env.reset(TensorDict({"query": ["q"], "ground_truth": ["1"]}, batch_size=(1,)))
     env.close()
 

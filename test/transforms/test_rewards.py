@@ -37,7 +37,7 @@ class Scored(Tool):
     async def run(self, args, ctx):
         return ToolResult.from_value("scored", reward=args["n"])
 
-    async def finish(self):
+    async def final_reward(self):
         return 10.0
 
 

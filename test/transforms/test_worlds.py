@@ -77,7 +77,7 @@ class Ledger(Toolset):
     async def branch(self, world, trajectory):
         yield [*world]
 
-    async def finish(self, world):
+    async def final_reward(self, world):
         return float(sum(world))
 
 
@@ -148,7 +148,7 @@ def test_a_look_alike_of_a_toolset_has_a_world_too():
 
         name, diary, more = "account", [], ()
         setup, teardown, session = Ledger.setup, Ledger.teardown, Ledger.session
-        finish = Ledger.finish
+        final_reward = Ledger.final_reward
 
     env = env_of(Look(), 1, EndTrajectory(when_no_calls=True))
     td = advance(env, begin(env), call("add", n=3) + call("double"))
@@ -170,7 +170,7 @@ def test_a_toolset_of_a_configuration_keeps_its_world(tmp_path, monkeypatch):
         "    async def teardown(self): pass\n"
         "    @contextlib.asynccontextmanager\n"
         "    async def session(self, trajectory): yield 'all of it'\n"
-        "    async def finish(self, world): return 2.0\n"
+        "    async def final_reward(self, world): return 2.0\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     config = tmp_path / "tools.yaml"
@@ -409,7 +409,7 @@ def test_a_callback_chooses_the_tools_of_each_turn_before_the_row():
 def test_a_callback_that_fails_costs_no_row_its_step(caplog):
     env = select_env(None, tool_selection=lambda trajectory, turn, row: ["shown", "showm"])
     assert statuses(env, 1) == [[False, True]]
-    assert "tool_selection names the tool 'showm', which is not there" in caplog.text
+    assert "tool_selection names the tool 'showm', which does not exist" in caplog.text
     env = select_env(["hidden"], tool_selection=lambda trajectory, turn, row: 1 / 0)
     assert statuses(env, 1) == [[True, False]]
     assert "division by zero" in caplog.text
@@ -418,7 +418,7 @@ def test_a_callback_that_fails_costs_no_row_its_step(caplog):
 @pytest.mark.parametrize("selection", ["shown", {"first": ["shown"]}, {"0": "shown"}, 3])
 def test_a_selection_of_another_shape_is_refused_at_the_reset(selection):
     env = select_env(selection)
-    with pytest.raises(ValueError, match=r"tool_selection is a list of the names of tools, or a mapping"):
+    with pytest.raises(ValueError, match=r"expected tool_selection as a list of tool names, or as a mapping"):
         env.reset()
 
 
@@ -450,7 +450,7 @@ def test_what_is_given_to_reset_by_hand_reaches_the_tools():
 
 def test_what_comes_too_late_by_hand_is_an_error():
     class Eager(Tool):
-        name, opens_at_reset = "eager", True
+        name, open_at_reset = "eager", True
 
         async def run(self, args, ctx):
             return "x"

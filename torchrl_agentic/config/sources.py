@@ -27,7 +27,7 @@ from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.text import did_you_mean
 from torchrl_agentic.tools.base import Tool, Toolset
 from torchrl_agentic.tools.function import FunctionTool
-from torchrl_agentic.tools.loading import load_module, load_object, raised
+from torchrl_agentic.tools.loading import error_with_place, load_module, load_object
 from torchrl_agentic.tools.schema import shorten
 from torchrl_agentic.tools.schema_lint import lint
 from torchrl_agentic.tools.tool_adapter import ensure_tool
@@ -213,7 +213,9 @@ def _lifecycle_tool(kind: type[Any], section: ClassSection, location: Location) 
     except Exception as error:  # of the user's code
         needs_schema = not schema and isinstance(error, AssertionError | NotImplementedError | AttributeError)
         hint = "; add a tool_schema, or return one from get_openai_tool_schema()" if needs_schema else ""
-        raise ConfigError(f"{location}: cannot create {kind.__name__}: {raised(error)}{hint}") from error
+        raise ConfigError(
+            f"{location}: cannot create {kind.__name__}: {error_with_place(error)}{hint}"
+        ) from error
 
 
 def server_toolsets(section: MCPSection, location: Location) -> dict[str, Toolset]:

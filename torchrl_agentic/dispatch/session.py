@@ -17,7 +17,7 @@ from torchrl_agentic.tools.base import (
     Toolset,
     current_row,
     current_session,
-    has_finish,
+    has_final_reward,
     open_world,
     world_name,
 )
@@ -60,8 +60,8 @@ class _Owner:
 
     async def _own(self) -> None:
         current_session.set(self.session)
-        wants_row = isinstance(self.opener, Toolset) or self.opener.wants_row
-        current_row.set(self.session.data if wants_row else NO_DATA)
+        needs_row = isinstance(self.opener, Toolset) or self.opener.needs_row
+        current_row.set(self.session.data if needs_row else NO_DATA)
         try:
             if self.after is not None:
                 await self.after.close()
@@ -69,7 +69,7 @@ class _Owner:
                 self.ready.set_result(live)
                 await self.closing.wait()
                 # A world that opened too late for any call has no reward to give.
-                if self.is_used if isinstance(self.opener, Toolset) else has_finish(live):
+                if self.is_used if isinstance(self.opener, Toolset) else has_final_reward(live):
                     await self._finish(live)
         except BaseException as error:
             if self.ready.done():
@@ -82,7 +82,9 @@ class _Owner:
 
     async def _finish(self, live: Any) -> None:
         try:
-            finishing = self.opener.finish(live) if isinstance(self.opener, Toolset) else live.finish()
+            finishing = (
+                self.opener.final_reward(live) if isinstance(self.opener, Toolset) else live.final_reward()
+            )
             reward = await finishing
             if reward is not None:
                 self.session.rewards[self.name] = float(reward)
@@ -209,13 +211,13 @@ class Session:
         Returns:
             (tool, result) of each tool that has an initial message.
         """
-        said = await asyncio.gather(*(self._greeting(tool) for tool in tools))
+        said = await asyncio.gather(*(self._initial_message(tool) for tool in tools))
         return [(tool, result) for tool, result in zip(tools, said, strict=True) if result is not None]
 
-    async def _greeting(self, tool: Tool) -> ToolResult | None:
+    async def _initial_message(self, tool: Tool) -> ToolResult | None:
         try:
             async with asyncio.timeout(self.dispatcher.per_call_timeout):
-                value = await (await self.live(tool)).greeting()
+                value = await (await self.live(tool)).initial_message()
             return None if value is None else encodable_result(ToolResult.from_value(value))
         except asyncio.CancelledError:
             raise

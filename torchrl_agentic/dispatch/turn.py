@@ -321,7 +321,7 @@ class TurnRun:
             self._turn,
             clock.deadline,
             self._options.threads,
-            session.data if bound.tool.wants_row or bound.world is not None else NO_DATA,
+            session.data if bound.tool.needs_row or bound.world is not None else NO_DATA,
             clock,
             world,
         )

@@ -1,4 +1,4 @@
-"""Simulated users that answer the model; a session of one is one conversation.
+"""Simulated users that reply to the model; each session is one conversation.
 
 To add one: subclass `Interaction`, and let a test inherit `testing.InteractionContract`.
 """

@@ -1,4 +1,4 @@
-"""Interactions made of what people bring: functions, and the interaction classes of verl."""
+"""Interactions from functions, from verl's interaction classes, and ready-made ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any, cast
 from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
 from torchrl_agentic.messages import Message
 from torchrl_agentic.records import message_to_json
-from torchrl_agentic.tools.signatures import Callee, is_async, keywords_of
+from torchrl_agentic.tools.signatures import AsyncCallable, is_async, keywords_of
 from torchrl_agentic.tools.verl.graders import same_number
 
 
 class FunctionUser(Interaction):
-    """A user that is a function of the conversation; a blocking one runs on a thread.
+    """A user that is a function of the conversation.
 
-    function: takes the messages and returns a `Reply`, a text, or None to leave. Of a row's
-    `interaction_kwargs` it gets those that it names as parameters, or all if it takes `**kwargs`.
+    Args:
+        function: Takes the messages, and returns a `Reply`, a text, or None to leave. It also gets the row's
+            `interaction_kwargs` that it has parameters for, or all if it has `**kwargs`. A function that is
+            not a coroutine function runs on a thread.
+        name: Name by which rows choose it; None: the name of the function.
     """
 
     def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
@@ -30,7 +33,7 @@ class FunctionUser(Interaction):
 
     @asynccontextmanager
     async def session(self, trajectory: str, **kwargs: Any) -> AsyncGenerator[Interaction]:
-        """Bind what the row says to the function."""
+        """Bind the row's arguments to the function."""
         del trajectory
         bound = FunctionUser(self.function, name=self.name)
         taken = keywords_of(self.function)
@@ -43,11 +46,15 @@ class FunctionUser(Interaction):
 
 
 class VerlInteraction(Interaction):
-    """An object with the methods of verl's `BaseInteraction`, up to 0.7, asynchronous or blocking ones.
+    """An object with the methods of verl's `BaseInteraction`, up to 0.7, asynchronous or blocking.
 
-    Each trajectory has an instance id of its own, which no clone and no worker process uses too. It is
-    finalised once for each start that did not fail. A `calculate_score` that is not the base class's own
-    judges the conversation at its end.
+    Each trajectory has its own instance id, unique among clones and worker processes.
+    `finalize_interaction` runs once for each `start_interaction` that did not fail. A `calculate_score` that
+    overrides that of the base class scores the conversation at its end.
+
+    Args:
+        target: The object.
+        name: Name by which rows choose it; None: its `name`, or else that of its class.
     """
 
     def __init__(self, target: Any, *, name: str | None = None) -> None:
@@ -58,15 +65,15 @@ class VerlInteraction(Interaction):
 
     @asynccontextmanager
     async def session(self, trajectory: str, **kwargs: Any) -> AsyncGenerator[Interaction]:
-        """Start an instance, and finalise it at the end."""
+        """Start an instance, and finalize it at the end."""
         live = VerlInteraction(self.target, name=self.name)
         live._instance = f"{trajectory}-{uuid.uuid4().hex}"
-        # As there, the name is among the arguments.
+        # As in verl, the name is among the arguments.
         own = {"name": self.name} if "name" in keywords_of(self.target.start_interaction) else {}
         live._kwargs = {**own, **kwargs}
         try:
             given = await _call(self.target.start_interaction, live._instance, **live._kwargs)
-        except asyncio.CancelledError:  # it may have begun
+        except asyncio.CancelledError:  # the instance may have started
             await live._finalize()
             raise
         if isinstance(given, str) and given:
@@ -78,22 +85,22 @@ class VerlInteraction(Interaction):
 
     async def respond(self, messages: Sequence[Message]) -> Reply:
         """Call `generate_response`."""
-        said: Any = await _call(
+        returned: Any = await _call(
             self.target.generate_response,
             self._instance,
             [_as_dict(message) for message in messages],
             **self._kwargs,
         )
-        if not isinstance(said, tuple) or len(cast("tuple[Any, ...]", said)) != 4:
+        if not isinstance(returned, tuple) or len(cast("tuple[Any, ...]", returned)) != 4:
             raise TypeError(
-                "generate_response returns (should_terminate, text, score, metadata); "
-                f"{type(self.target).__name__}'s returned {said!r}"
+                f"expected (should_terminate, text, score, metadata) from {type(self.target).__name__}"
+                f".generate_response; got {returned!r}"
             )
-        is_over, text, score, metadata = cast("tuple[Any, Any, Any, Any]", said)
+        is_over, text, score, metadata = cast("tuple[Any, Any, Any, Any]", returned)
         return Reply("" if text is None else text, score, bool(is_over), dict(metadata or {}))
 
     async def score(self, messages: Sequence[Message]) -> float | None:
-        """Call `calculate_score`, where the class has one of its own."""
+        """Call `calculate_score` if the class overrides it."""
         del messages
         owner = next((kind for kind in type(self.target).__mro__ if "calculate_score" in vars(kind)), None)
         if owner is None or owner.__name__ == "BaseInteraction":
@@ -107,10 +114,14 @@ class VerlInteraction(Interaction):
 
 
 def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
-    """Make an `Interaction` of whatever people bring: one, a function, an object in verl's shape.
+    """Return an `Interaction` for an Interaction, a function or an object with verl's methods.
+
+    Args:
+        item: The object.
+        name: Name by which rows choose it, for a function or an object with verl's methods; None: its own.
 
     Raises:
-        TypeError: it is none of these; the message says what to write instead.
+        TypeError: For any other object; the message tells what to write instead.
     """
     kind = type(item).__name__
     if isinstance(item, type):
@@ -118,8 +129,8 @@ def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
     if isinstance(item, Interaction):
         if not is_async(item.respond):
             raise TypeError(
-                f"{kind}.respond is no coroutine function: write 'async def respond', and "
-                "'await in_thread(...)' inside"
+                f"{kind}.respond is not a coroutine function: write 'async def respond', and call "
+                "blocking functions with 'await in_thread(...)'"
             )
         return item
     if callable(getattr(item, "generate_response", None)):
@@ -133,24 +144,29 @@ def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
 
 
 async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return await Callee(function)(in_thread, *args, **kwargs)
+    return await AsyncCallable(function)(in_thread, *args, **kwargs)
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
     made = message_to_json(message)
-    made.pop("is_complete", None)  # ours: no API knows it
+    made.pop("is_complete", None)  # a key of ours that verl does not know
     return made
 
 
 class ScriptedUser(Interaction):
-    """A user who gives the same replies, in order, in every conversation, and leaves when there are no more.
+    """A user who gives fixed replies in order, and leaves after the last one.
 
-    A row's `interaction_kwargs` may bring replies of its own: `{"replies": ["…", "…"]}`.
+    Args:
+        replies: The replies, unless the row's `interaction_kwargs` have others: `{"replies": ["…", "…"]}`.
+        name: Name by which rows choose it.
+
+    Raises:
+        TypeError: If `replies` is a string.
     """
 
     def __init__(self, replies: Sequence[Reply | str] = (), *, name: str = "") -> None:
         if isinstance(replies, str):
-            raise TypeError("replies is a list: ScriptedUser(['first reply', 'second reply'])")
+            raise TypeError("expected a list of replies: ScriptedUser(['first reply', 'second reply'])")
         self.replies = tuple(map(Reply.of, replies))
         self.name = name
         self._said = 0
@@ -159,12 +175,18 @@ class ScriptedUser(Interaction):
     async def session(
         self, trajectory: str, *, replies: Sequence[Reply | str] | None = None, **kwargs: Any
     ) -> AsyncGenerator[Interaction]:
-        """Begin the script."""
+        """Open a user that begins with the first reply.
+
+        Args:
+            trajectory: Name of the trajectory.
+            replies: Replies of the row; None: those of the constructor.
+            kwargs: Other arguments of the row, which are ignored.
+        """
         del trajectory, kwargs
         yield ScriptedUser(self.replies if replies is None else replies, name=self.name)
 
     async def respond(self, messages: Sequence[Message]) -> Reply | None:
-        """Give the next reply, whatever was said."""
+        """Return the next reply, or None after the last one."""
         del messages
         self._said += 1
         return self.replies[self._said - 1] if self._said <= len(self.replies) else None
@@ -178,12 +200,12 @@ class Gsm8kInteraction(Interaction):
     """A user who compares the last number of each message with the right answer, until it is right.
 
     YAML files may also name it `verl.interactions.gsm8k_interaction.Gsm8kInteraction`. A row's
-    `interaction_kwargs` hold the right answer: `{"name": "gsm8k", "ground_truth": "72"}`. A reply scores 1.0
-    where the answer is right, which ends the conversation, and 0.0 where it is not.
+    `interaction_kwargs` have the right answer: `{"name": "gsm8k", "ground_truth": "72"}`. A right answer
+    scores 1.0 and ends the conversation; a wrong one scores 0.0.
 
     Args:
-        ground_truth: The right answer, where a row does not say it.
-        name: What rows call it.
+        ground_truth: The right answer for rows that have none.
+        name: Name by which rows choose it.
     """
 
     def __init__(self, *, ground_truth: Any = None, name: str = "") -> None:
@@ -196,24 +218,29 @@ class Gsm8kInteraction(Interaction):
     ) -> AsyncGenerator[Interaction]:
         """Open a user who knows the right answer of this trajectory.
 
+        Args:
+            trajectory: Name of the trajectory.
+            ground_truth: The right answer; None: that of the constructor.
+            kwargs: Other arguments of the row, which are ignored.
+
         Raises:
-            ValueError: If the row has none.
+            ValueError: If there is no right answer.
         """
         truth = self.ground_truth if ground_truth is None else ground_truth
         if truth is None:
             raise ValueError(
-                "Gsm8kInteraction needs the right answer: give the data set's rows "
+                "Gsm8kInteraction needs the right answer: add to the data set's rows "
                 'interaction_kwargs: {"name": "gsm8k", "ground_truth": …}'
             )
         yield Gsm8kInteraction(ground_truth=truth, name=self.name)
 
     async def respond(self, messages: Sequence[Message]) -> Reply:
-        """Judge the last message of the model."""
-        said = next((message.text for message in reversed(messages) if message.role == "assistant"), "")
-        if same_number(said, str(self.ground_truth)):
+        """Score the last message of the model."""
+        answer = next((message.text for message in reversed(messages) if message.role == "assistant"), "")
+        if same_number(answer, str(self.ground_truth)):
             return Reply(RIGHT, 1.0, is_over=True)
         return Reply(WRONG, 0.0)
 
     async def score(self, messages: Sequence[Message]) -> float:
-        """Return 1.0 if the last answer is right, else 0.0: what earlier replies scored does not add up."""
+        """Return 1.0 if the last answer is right, else 0.0, instead of the sum of the replies' scores."""
         return (await self.respond(messages)).score or 0.0

@@ -1,4 +1,4 @@
-"""What a simulated user is, and what it says."""
+"""`Interaction`, the base class of simulated users, and `Reply`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 current_threads: ContextVar[Threads | None] = ContextVar("current_threads", default=None)
-"""While an interaction opens, answers or closes: where its blocking functions run."""
+"""Threads for blocking functions of the interaction that opens, replies or closes in this context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a user says to a message of the model.
+    """The reply of a user to a message of the model.
 
-    score: what the message was worth, None where it is not judged. is_over: whether the conversation ends
-    here; the text, if any, is then its last message. metadata: for whoever asks the interaction by hand.
+    Attributes:
+        text: Text of the reply.
+        score: Reward of the model's message; None if it is not scored.
+        is_over: Whether the conversation ends here; a text is then its last message.
+        metadata: Further values, for programs that call the interaction themselves.
     """
 
     text: str = ""
@@ -35,56 +38,76 @@ class Reply:
 
     @classmethod
     def of(cls, value: Reply | str | None) -> Reply:
-        """Make a reply of what an interaction returned: a text goes on, None ends the conversation.
+        """Convert the value of `respond`: a text continues the conversation, None ends it.
+
+        Args:
+            value: A `Reply`, a text, or None.
 
         Raises:
-            TypeError, ValueError: it is none of these, or its text or score are none.
+            TypeError: If it has another type, or its text is not a str.
+            ValueError: If its score is not a number.
         """
         if value is None:
             return cls(is_over=True)
         reply: Any = cls(value) if isinstance(value, str) else value
         if not isinstance(reply, Reply) or not isinstance(cast("Any", reply.text), str):
-            said: Any = reply.text if isinstance(reply, Reply) else reply
-            raise TypeError(f"a user says a Reply, a text, or None to leave; got {type(said).__name__}")
+            got: Any = reply.text if isinstance(reply, Reply) else reply
+            raise TypeError(f"expected a Reply, a text, or None to leave; got {type(got).__name__}")
         score = None if reply.score is None else float(reply.score)
         return cls(encodable(reply.text), score, bool(reply.is_over), dict(reply.metadata))
 
 
 class Interaction(ABC):
-    """A simulated user, or whatever else answers a model that calls no tool.
+    """A simulated user, or another program that replies to messages without tool calls.
 
-    name: what a data set's `interaction_kwargs` call it; "" means the class's, without `Interaction`, in
-    lower case.
+    Attributes:
+        name: Name by which the `interaction_kwargs` of a data set choose it; "" means the name of the class
+            in lower case, without `Interaction`.
     """
 
     name: str = ""
 
     @abstractmethod
     async def respond(self, messages: Sequence[Message]) -> Reply | str | None:
-        """Answer the last message of a conversation: with a `Reply`, a text, or None to leave."""
+        """Reply to the last message of a conversation.
+
+        Args:
+            messages: The conversation so far.
+
+        Returns:
+            A `Reply`, a text, or None to leave.
+        """
 
     async def score(self, messages: Sequence[Message]) -> float | None:
-        """Judge a whole conversation, once, at its end, however it ended.
+        """Score a whole conversation; called once at its end.
 
-        None: what the replies were scored with adds up to it.
+        Args:
+            messages: The conversation.
+
+        Returns:
+            The reward, or None to use the sum of the scores of the replies.
         """
         del messages
         return None
 
     def session(self, trajectory: str, **kwargs: Any) -> AbstractAsyncContextManager[Interaction]:
-        """Open what talks in this trajectory alone.
+        """Open the session of a trajectory: the live interaction that replies in it.
 
-        The interaction itself if it keeps nothing, a fresh one if it does. Opened before its first reply and
-        closed exactly once, both in the same task, however the trajectory ends. kwargs: what the data set's
-        `interaction_kwargs` say of this row, without the name; an interaction that takes none defines no
-        session. With state it looks like this::
+        The default returns the interaction itself. An interaction with state yields a new one for each
+        trajectory::
 
             @contextlib.asynccontextmanager
             async def session(self, trajectory, *, goal):
                 yield Shopper(goal)  # an interaction for this trajectory alone; clean up behind the yield
 
+        The session opens before the first reply and closes exactly once, both in the same task.
+
+        Args:
+            trajectory: Name of the trajectory, unique in a process.
+            kwargs: The row's `interaction_kwargs`, without the name.
+
         Raises:
-            TypeError: the row says what this interaction does not take.
+            TypeError: If the row has arguments that this interaction does not take.
         """
         del trajectory
         if kwargs:
@@ -99,24 +122,33 @@ class Interaction(ABC):
         yield self
 
     async def setup(self) -> None:  # noqa: B027  most interactions own nothing
-        """Make ready what the process owns; called once before the first use. An error stops the program."""
+        """Open what the process owns; called once before the first use. An error stops the program."""
 
     async def teardown(self) -> None:  # noqa: B027  most interactions own nothing
-        """Give back what `setup` made."""
+        """Close what `setup` opened; called once."""
 
 
 def name_of(interaction: Interaction) -> str:
-    """Give the name by which rows choose an interaction."""
+    """Return the name by which rows choose an interaction."""
     return interaction.name or default_name(type(interaction).__name__)
 
 
 def default_name(class_name: str) -> str:
-    """Give the name of an interaction that has none of its own."""
+    """Return the name of an interaction without a `name`, from its class."""
     return (class_name.removesuffix("Interaction") or class_name).lower()
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking function of an interaction off the event loop, on the simulator's own threads."""
+    """Run a blocking function of an interaction on a thread, of the user simulator if there is one.
+
+    Args:
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        The result of the function.
+    """
     threads = current_threads.get()
     if threads is None:
         return await asyncio.to_thread(function, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Interactions as a dispatcher runs them: like tools, with its deadlines, limits, threads and sessions."""
+"""`UserTool`: runs an interaction like a tool, with the deadlines, limits, threads and sessions of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _arguments: weakref.WeakKeyDictionary[object, Mapping[str, Any]] = weakref.WeakK
 
 
 class UserTool(Tool):
-    """An interaction in the place of a tool; no model calls it."""
+    """An interaction behind the `Tool` interface; no model calls it.
+
+    Args:
+        interaction: The interaction.
+        name: Name of the tool in the dispatcher and its logs.
+    """
 
     def __init__(self, interaction: Interaction, name: str) -> None:
         self.interaction = interaction
@@ -28,7 +33,7 @@ class UserTool(Tool):
 
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
-        """Open the interaction with the arguments of its row."""
+        """Open the session of the interaction with the arguments of its row."""
         session = current_session.get()
         if isinstance(session, Session):
             current_threads.set(session.dispatcher.threads)
@@ -37,51 +42,74 @@ class UserTool(Tool):
             yield UserTool(live, self.name)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Let it reply, or judge."""
+        """Reply to the conversation, or score it."""
         current_threads.set(ctx.threads)
         messages: Sequence[Message] = args["messages"]
-        if args["judges"]:
+        if args["is_final"]:
             value = await self.interaction.score(messages)
             return ToolResult(meta={"value": None if value is None else float(value)})
         return ToolResult(meta={"value": Reply.of(await self.interaction.respond(messages))})
 
     async def setup(self) -> None:
-        """Set the interaction up."""
+        """Set up the interaction."""
         await self.interaction.setup()
 
     async def teardown(self) -> None:
-        """Tear the interaction down."""
+        """Tear down the interaction."""
         await self.interaction.teardown()
 
 
 def tool_name(name: str) -> str:
-    """Give the name that an interaction has in a dispatcher, and in what that logs."""
+    """Return the name of an interaction in a dispatcher and its logs."""
     return f"user:{name}"
 
 
-def hand_over(session: Session, kwargs: Mapping[str, Any]) -> None:
-    """Say what the interaction of this trajectory is opened with."""
+def set_arguments(session: Session, kwargs: Mapping[str, Any]) -> None:
+    """Set the arguments with which the interaction of a trajectory opens.
+
+    Args:
+        session: Session of the trajectory.
+        kwargs: The row's `interaction_kwargs`, without the name.
+    """
     _arguments[session] = kwargs
 
 
 async def reply(session: Session, name: str, messages: Sequence[Message]) -> Reply | None:
-    """Let the user of a trajectory answer; None: it could not, which is logged."""
-    result = await _ask(session, name, messages, judges=False)
+    """Return the reply of the user of a trajectory.
+
+    Args:
+        session: Session of the trajectory.
+        name: Name of the interaction.
+        messages: The conversation.
+
+    Returns:
+        The reply, or None if the interaction failed, which is logged.
+    """
+    result = await _ask(session, name, messages, is_final=False)
     if result.stop:
         return Reply(is_over=True)
     return None if result.is_error else cast("Mapping[str, Any]", result.meta)["value"]
 
 
-async def judgement(session: Session, name: str, messages: Sequence[Message]) -> tuple[float | None, bool]:
-    """Let the user of a trajectory judge it; and whether it could."""
-    result = await _ask(session, name, messages, judges=True)
+async def final_score(session: Session, name: str, messages: Sequence[Message]) -> tuple[float | None, bool]:
+    """Return the score of a whole conversation by its user.
+
+    Args:
+        session: Session of the trajectory.
+        name: Name of the interaction.
+        messages: The conversation.
+
+    Returns:
+        The score, or None if the interaction has none; and False if the interaction failed, else True.
+    """
+    result = await _ask(session, name, messages, is_final=True)
     if result.is_error or result.meta is None:
         return None, not result.is_error
     return result.meta["value"], True
 
 
-async def _ask(session: Session, name: str, messages: Sequence[Message], *, judges: bool) -> ToolResult:
-    call = ParsedCall(tool_name(name), {"messages": messages, "judges": judges}, f"user_{session.turn}")
+async def _ask(session: Session, name: str, messages: Sequence[Message], *, is_final: bool) -> ToolResult:
+    call = ParsedCall(tool_name(name), {"messages": messages, "is_final": is_final}, f"user_{session.turn}")
     result = (await session.run([call]))[0]
     if result.is_error and result.status not in _LOGGED:
         logger.error("%s (trajectory %s): %s", call.tool, session.trajectory, result.text)

@@ -59,7 +59,7 @@ def call_tool(
         try:
             async with dispatcher.session(trajectory) as session:
                 session.data = data
-                if called.opens_at_reset:
+                if called.open_at_reset:
                     await session.open([called])
                 (result,) = await session.run([ParsedCall(called.name, args or {}, "call_0_0")], state=state)
                 return result

@@ -1,4 +1,4 @@
-"""What a model can call: Tool, what its calls conflict with, and what a call knows besides its arguments."""
+"""`Tool`, the base class of everything a model can call, with its `Effects`, `ToolContext` and `Toolset`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
-from torchrl_agentic.tools.schema_simplify import Schema, tidy
+from torchrl_agentic.tools.schema_simplify import Schema, simplify_schema
 
 current_session: ContextVar[object] = ContextVar("current_session", default=None)
-"""While a tool's `session` opens: what stands for its trajectory; two environments may use one name."""
+"""Session of the trajectory whose tool is being opened; two environments may use one trajectory name."""
 current_row: ContextVar[RowData] = ContextVar("current_row", default=NO_DATA)
-"""While a tool's `session` opens: what the data set says of its trajectory, for tools with `wants_row`."""
+"""Data set row of the trajectory whose tool is being opened, for tools with `needs_row`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,40 +75,53 @@ Effects.EXCLUSIVE = Effects(exclusive=True)
 
 
 class Clock(Protocol):
-    """The time of one call, which its dispatcher bounds by `per_call_timeout`."""
+    """The running time of one call, which the dispatcher bounds by `per_call_timeout`."""
 
     def stop(self) -> None:
-        """Stop it: what follows is queueing."""
+        """Stop the clock while the call waits in a queue."""
         ...
 
     def go_on(self) -> float | None:
-        """Let it run again, and return the new deadline on the event loop's clock; None if there is none."""
+        """Start the clock again.
+
+        Returns:
+            The new deadline in seconds of the event loop's clock, or None if the call has no deadline.
+        """
         ...
 
     @property
     def deadline(self) -> float | None:
-        """The deadline as it is now, on the event loop's clock; None if there is none."""
+        """Current deadline in seconds of the event loop's clock, or None if the call has no deadline."""
         ...
 
 
 class Threads(Protocol):
-    """Something that runs blocking functions off the event loop."""
+    """A pool of threads for blocking functions."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run it on a thread of its own."""
+        """Run a function on a thread, and return its result."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a call knows besides its arguments. `ToolContext(call_id="c1")` is enough to run a tool by hand.
+    """The context of a tool call. `ToolContext(call_id="c1")` is enough to run a tool by hand.
 
-    state: a read-only view of the environment's row, for tools with `wants_state`. sandbox, repl: what the
-    tool holds, if anything. compose: the ToolCompose that dispatches. batch_index: the row. trajectory: its
-    name, unique in a process. turn: counts from 0. deadline: the time of the event loop's clock at which the
-    call is stopped; None if it is not. row: what the data set says of the trajectory, for tools with
-    `wants_row`. clock: what `queue` stops. world: what the tools of this tool's toolset share in this
-    trajectory; see `Toolset.session`.
+    Attributes:
+        call_id: Id of the call, unique in its trajectory.
+        tag: Tag that the model gave the call, if its format has tags.
+        state: Read-only view of the environment's row, for tools with `wants_state`.
+        sandbox: Sandbox of the tool, if it has one.
+        repl: Interpreter of the tool, if it has one.
+        compose: The `ToolCompose` that runs the call.
+        batch_index: Index of the row in the flattened batch.
+        trajectory: Name of the trajectory, unique in a process.
+        turn: Number of the turn, from 0.
+        deadline: Time at which the call is stopped, in seconds of the event loop's clock; None: never.
+        threads: Runs blocking functions; None: threads of asyncio.
+        row: Data set row of the trajectory, for tools with `needs_row`.
+        clock: Clock of the call, which `queue` stops.
+        world: State that the tools of a toolset share in this trajectory; see `Toolset.session`.
     """
 
     call_id: str
@@ -127,16 +140,16 @@ class ToolContext:
     world: Any = None
 
     async def queue(self, waiting: Awaitable[T]) -> tuple[T, ToolContext]:
-        """Await something that counts as queueing, and not as the run that `per_call_timeout` bounds.
+        """Await something, and count the time as queueing, which `per_call_timeout` does not bound.
 
-        For tools that wait in a line of their own: for a slot of the service that they call, for a human
-        being. The tool has to bound this wait itself.
+        For tools that have a queue of their own, for example for a slot of a service or for a human being.
+        The tool has to bound this wait itself.
 
         Args:
-            waiting: What to wait for.
+            waiting: The awaitable.
 
         Returns:
-            Its result, and the context to go on with, whose `deadline` is later by the time that was waited.
+            Its result, and a context to continue with, whose `deadline` is later by the waiting time.
         """
         if self.clock is None:
             return await waiting, self
@@ -148,7 +161,16 @@ class ToolContext:
         return result, replace(self, deadline=deadline)
 
     async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking function off the event loop, on the dispatcher's own threads where there is one."""
+        """Run a blocking function on a thread, of the dispatcher if there is one.
+
+        Args:
+            function: The function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The result of the function.
+        """
         if self.threads is None:
             return await asyncio.to_thread(function, *args, **kwargs)
         return await self.threads.run(lambda: function(*args, **kwargs))
@@ -160,14 +182,19 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     `isinstance(item, Tool)` is true of look-alikes too: objects of any class with a `name`, a `description`,
     an `input_schema` and a `run(args, ctx)`. They are accepted wherever a tool is; see `ensure_tool`.
 
-    name: what the model writes; unique in a ToolCompose. description, input_schema: what the model is told.
-    output_schema: for readers. wants_state: whether `ToolContext.state` is filled. effects: see `Effects`;
-    None means PURE for a tool without sessions and `Effects(writes=[name])` for a tool with them.
-    opens_sessions: whether each trajectory gets something of its own; None means that it does if the class
-    defines `session`. opens_at_reset: whether that opens when a trajectory begins, and not at the first call.
-    wants_row: whether `ToolContext.row` and `current_row` are filled. origin: where it comes from and how to
-    give it another name, for the message about two tools of one name. is_strict: the key `strict` of its
-    spec; None: left out.
+    Attributes:
+        name: The name that the model calls; unique in a `ToolCompose`.
+        description: Description of the tool for the model.
+        input_schema: JSON Schema of the arguments, for the model and for validation.
+        output_schema: JSON Schema of the result, or None; for readers only.
+        wants_state: Whether the dispatcher sets `ToolContext.state`.
+        effects: Resources that a call reads and writes. None: `Effects.PURE` if the tool is stateless, else
+            `Effects(writes=[name])`.
+        stateful: Whether each trajectory gets its own session. None: it does if the class overrides
+            `session`.
+        open_at_reset: Whether the session opens when a trajectory begins, instead of at the first call.
+        needs_row: Whether the dispatcher sets `ToolContext.row` and `current_row`.
+        is_strict: The key `strict` of the spec; None: the spec has no such key.
     """
 
     name: str = ""
@@ -176,80 +203,104 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     output_schema: Schema | None = None
     wants_state: bool = False
     effects: Effects | None = None
-    opens_sessions: bool | None = None
-    opens_at_reset: bool = False
-    wants_row: bool = False
+    stateful: bool | None = None
+    open_at_reset: bool = False
+    needs_row: bool = False
     is_strict: bool | None = None
 
     @property
     def origin(self) -> str:
-        """Where it comes from, in words."""
+        """Where the tool comes from and how to rename it, for the message about two tools of one name."""
         return ""
 
     @property
     def default_effects(self) -> Effects:
-        """The effects of a tool that declares none, outside of a toolset with a world."""
+        """Effects of a tool whose `effects` are None and whose toolset has no world."""
         return Effects(writes=[self.name]) if has_sessions(self) else Effects.PURE
 
     @abstractmethod
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
-        """Answer one call. `ToolResult.from_value` says what may be returned.
+        """Run one call.
+
+        Args:
+            args: Arguments of the call, which fit `input_schema` if the dispatcher validates them.
+            ctx: Context of the call.
+
+        Returns:
+            Anything that `ToolResult.from_value` takes: a text, a number, a JSON value, a `ToolResult`.
 
         Raises:
-            ToolError: the model can put it right.
-            StopSignal: the trajectory ends here.
-            InfrastructureError: nobody who reads the result is to blame.
+            ToolError: If the model can correct the call; it reads the message.
+            StopSignal: To end the trajectory after this turn.
+            InfrastructureError: If the model is not to blame; rewards can leave such calls out.
         """
 
     async def setup(self) -> None:
-        """Make ready what the process owns; called once before the first use. An error stops the program."""
+        """Open what the process owns; called once before the first use. An error stops the program."""
 
     async def teardown(self) -> None:
-        """Give back what `setup` made."""
+        """Close what `setup` opened; called once."""
 
     def session(self, trajectory: str) -> AbstractAsyncContextManager[Tool]:
-        """Open what this trajectory talks to.
+        """Open the session of a trajectory: the live tool that runs its calls.
 
-        The tool itself if it is stateless, a fresh one if it has state; what is kept on the tool itself is
-        shared by all trajectories. Opened lazily at the first call of a trajectory, closed exactly once, both
-        in the same task. With state it looks like this::
+        The default returns the tool itself, whose attributes all trajectories share. A tool with state
+        yields a new tool for each trajectory::
 
             @contextlib.asynccontextmanager
             async def session(self, trajectory):
                 yield Counter()  # a tool for this trajectory alone; clean up behind the yield
+
+        The session opens at the first call of a trajectory and closes exactly once, both in the same task.
+
+        Args:
+            trajectory: Name of the trajectory, unique in a process.
+
+        Returns:
+            An async context manager that yields the live tool.
         """
         del trajectory
         return _itself(self)
 
-    async def greeting(self) -> Any:
-        """Say something in the first prompt, or None; asked of what `session` gives, once it is open.
+    async def initial_message(self) -> Any:
+        """Return a message for the first prompt, or None; called on the live tool after its session opens.
 
-        Only where the tool `opens_at_reset`. What `run` may return may be returned.
+        Used only if `open_at_reset` is true. The value may be anything that `run` may return.
         """
         return None
 
-    async def finish(self) -> float | None:
-        """Say what the whole trajectory was worth, or None; asked of what `session` gives, before it closes.
+    async def final_reward(self) -> float | None:
+        """Return the reward of the whole trajectory, or None; called on the live tool before it closes.
 
-        Asked once, whoever ends the trajectory. An error is logged, and the session closes all the same.
+        Called once per trajectory. An exception is logged, and the session closes nevertheless.
         """
         return None
 
     def check_row(self, row: RowData) -> None:
-        """See that the data set has what this tool needs; called at the start of each trajectory.
+        """Check that a data set row has what this tool needs; called at the start of each trajectory.
+
+        Args:
+            row: The row.
 
         Raises:
-            ValueError: it has not.
+            ValueError: If a value is missing or wrong.
         """
 
     def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
-        """Open what a new trajectory talks to that goes on from where another one is.
+        """Open the session of a new trajectory with a copy of the state of another one.
 
-        live: what `session` or `branch` gave that one; it goes on too, and neither sees what the other does
-        from now on. To be defined beside `session`, as its counterpart.
+        Override it together with `session`. Both trajectories continue, and neither sees later changes of
+        the other.
+
+        Args:
+            live: Live tool of the trajectory to copy, from `session` or `branch`.
+            trajectory: Name of the new trajectory.
+
+        Returns:
+            An async context manager that yields the live tool of the new trajectory.
 
         Raises:
-            TypeError: the tool has state and does not say how to copy it.
+            TypeError: If the tool has state and does not override `branch`.
         """
         if has_sessions(self):
             raise TypeError(f"{self.name!r} cannot be branched: {type(self).__name__} defines no branch()")
@@ -257,11 +308,11 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
         return _itself(self)
 
     def spec(self) -> dict[str, JSON]:
-        """Describe the tool in the shape that chat templates and API servers expect."""
+        """Return the tool as `{"type": "function", "function": {…}}`, for chat templates and API servers."""
         function: dict[str, JSON] = {
             "name": self.name,
             "description": self.description,
-            "parameters": tidy(self.input_schema),
+            "parameters": simplify_schema(self.input_schema),
         }
         if self.is_strict is not None:
             function["strict"] = self.is_strict
@@ -277,33 +328,33 @@ async def _itself(tool: Tool) -> AsyncGenerator[Tool]:
 
 
 def has_sessions(tool: Tool) -> bool:
-    """Whether each trajectory gets something of its own from this tool."""
-    if tool.opens_sessions is not None:
-        return tool.opens_sessions
+    """Return whether each trajectory gets its own session of this tool."""
+    if tool.stateful is not None:
+        return tool.stateful
     return type(tool).session is not Tool.session
 
 
-def has_finish(tool: Tool) -> bool:
-    """Whether this tool has something to say of whole trajectories."""
-    return type(tool).finish is not Tool.finish
+def has_final_reward(tool: Tool) -> bool:
+    """Return whether this tool gives whole trajectories a reward."""
+    return type(tool).final_reward is not Tool.final_reward
 
 
 def effects_of(tool: Tool) -> Effects:
-    """The effects that a tool declares, or those that follow from its having sessions."""
+    """Return the effects that a tool declares, or its default ones."""
     return tool.default_effects if tool.effects is None else tool.effects
 
 
 class Toolset(ABC):
-    """Tools that share something, for `ToolCompose.add_toolset`: a resource of the process, or a world.
+    """Tools that share a resource of the process, or a world, for `ToolCompose.add_toolset`.
 
-    A world is what all tools of the toolset share within one trajectory: a file system, a shop, a game. A
-    toolset has one if its class defines `session`. Its tools find it as `ToolContext.world`, and typed
-    functions in a parameter `world: Injected[...]`. Tools that declare no effects then write the toolset's
-    name, so that the calls of a trajectory happen in the order in which the model wrote them.
+    A world is the state that all tools of the toolset share within one trajectory: a file system, a shop, a
+    game. A toolset has one if its class overrides `session`. Its tools read it from `ToolContext.world`, and
+    typed functions from a parameter `world: Injected[...]`. Tools that declare no effects then write the
+    toolset's name, so that the calls of a trajectory run in the order in which the model wrote them.
 
     Attributes:
-        name: What its tools write by default; the name of the class if it is empty.
-        revision: Goes up when the tools may be others than before; `refresh` is called then.
+        name: Resource that its tools write by default; "" means the name of the class.
+        revision: Counter that increases when the tools may have changed; `refresh` is called then.
     """
 
     name: str = ""
@@ -316,23 +367,23 @@ class Toolset(ABC):
 
     @abstractmethod
     async def setup(self) -> Sequence[Tool]:
-        """Open the resource and give its tools."""
+        """Open the resource, and return its tools."""
 
     @abstractmethod
     async def teardown(self) -> None:
         """Close the resource; called once, after the last call of any of its tools."""
 
     async def refresh(self) -> Sequence[Tool]:
-        """Give the tools as they are now; one that has changed may be the same object as before.
+        """Return the current tools; a tool that has changed may be the same object as before.
 
-        Called only where `revision` goes up.
+        Called only after `revision` has increased.
         """
-        raise NotImplementedError(f"{type(self).__name__} has a revision that goes up, and no refresh()")
+        raise NotImplementedError(f"{type(self).__name__} increases revision, so it must override refresh()")
 
     def session(self, trajectory: str) -> AbstractAsyncContextManager[Any]:
-        """Open the world of a trajectory; to be defined by toolsets that have one.
+        """Open the world of a trajectory; override it in a toolset that has one.
 
-        It is opened at the first call of any tool of the toolset, and closed once, at the end of the
+        The world opens at the first call of any tool of the toolset, and closes once, at the end of the
         trajectory, both in one task::
 
             @contextlib.asynccontextmanager
@@ -341,35 +392,50 @@ class Toolset(ABC):
 
         Args:
             trajectory: Name of the trajectory, unique in a process.
-            row: What the data set says of the trajectory, a `RowData`; passed if the method has a parameter
-                of this name.
+            row: Data set row of the trajectory, a `RowData`; passed if the method has a parameter of this
+                name.
+
+        Returns:
+            An async context manager that yields the world.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no world: it defines no session()")
+        raise NotImplementedError(f"{type(self).__name__} has no world: it does not override session()")
 
     def branch(self, world: Any, trajectory: str) -> AbstractAsyncContextManager[Any]:
-        """Open the world of a new trajectory that goes on from where another one is, as `Tool.branch` does.
+        """Open the world of a new trajectory with a copy of the state of another one, as `Tool.branch` does.
 
         Args:
-            world: The world of the other trajectory, which goes on too.
+            world: The world of the other trajectory, which continues too.
             trajectory: Name of the new trajectory.
 
+        Returns:
+            An async context manager that yields the world of the new trajectory.
+
         Raises:
-            TypeError: If the toolset does not define how to copy a world.
+            TypeError: If the toolset does not override `branch`.
         """
         raise TypeError(f"{world_name(self)!r} cannot be branched: {type(self).__name__} defines no branch()")
 
-    async def finish(self, world: Any) -> float | None:
+    async def final_reward(self, world: Any) -> float | None:
         """Return the reward of a whole trajectory, or None; called once, before its world closes.
 
         Args:
-            world: The world as the trajectory leaves it.
+            world: The world at the end of the trajectory.
         """
         del world
         return None
 
 
 def open_world(toolset: Any, trajectory: str, row: RowData) -> AbstractAsyncContextManager[Any]:
-    """Call `session` of a toolset or of a look-alike, with the row if it takes one."""
+    """Open the world of a trajectory.
+
+    Args:
+        toolset: A `Toolset`, or a look-alike with a `session`.
+        trajectory: Name of the trajectory, unique in a process.
+        row: Data set row of the trajectory; passed on if `session` has a parameter of this name.
+
+    Returns:
+        An async context manager that yields the world.
+    """
     takes_row = "row" in inspect.signature(toolset.session).parameters
     return toolset.session(trajectory, **({"row": row} if takes_row else {}))
 

@@ -1,4 +1,4 @@
-"""Files of the sandbox for the model."""
+"""`FileReadTool`, `FileWriteTool` and `FileEditTool`: files in the sandbox of a trajectory."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ from torchrl_agentic.tools.sandbox_workspace import WorkspaceTool
 from torchrl_agentic.tools.schema import Schema
 
 MAX_BYTES = 1 << 20
-"""How many bytes the file tools read, and how large a file may be that they change or write."""
-_PATH = {"type": "string", "description": "A path below /work, or relative to it."}
+"""Most bytes that the file tools read, and the largest file that they change or write."""
+_PATH = {"type": "string", "description": "Path of the file, below /work or relative to /work."}
 
 
 class FileReadTool(WorkspaceTool):
-    """Reads a file in the trajectory's workspace, or in a folder that the sandbox grants."""
+    """Reads a file in the trajectory's workspace, or in a folder that the sandbox grants.
+
+    Args:
+        sandbox: Template of a sandbox, as for `ShellTool`.
+    """
 
     name: str = "file_read"
-    description: str = "Read a file."
+    description: str = "Read a text file and return its content."
     effects = Effects(reads=["workspace"])
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
             "path": _PATH,
-            "max_bytes": {"type": "integer", "minimum": 1, "description": "Read no more than this."},
+            "max_bytes": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "Read only this many bytes from the start of the file.",
+            },
         },
         "required": ["path"],
     }
@@ -37,7 +45,7 @@ class FileReadTool(WorkspaceTool):
         self.input_schema = _naming(self.input_schema, (*limits.fs_read_roots, *limits.fs_write_roots))
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Read the file as UTF-8; what is none is replaced."""
+        """Read the file as UTF-8, replacing invalid bytes."""
         await self.sandbox.open()
         try:
             data = await self.sandbox.read_file(
@@ -49,7 +57,7 @@ class FileReadTool(WorkspaceTool):
 
 
 class _WritingTool(WorkspaceTool):
-    """A tool that changes files; its schema names the folders that it may write to."""
+    """A tool that writes files; its schema names the folders that it may write to."""
 
     effects = Effects(writes=["workspace"])
 
@@ -65,31 +73,35 @@ class _WritingTool(WorkspaceTool):
             raise ToolError(str(error)) from None
 
     def _check_size(self, path: str, size: int) -> None:
-        """Raise ToolError if a file may not have so many bytes."""
+        """Raise ToolError if a file would be too large."""
         limit = min(MAX_BYTES, self.sandbox.limits.disk_bytes or MAX_BYTES)
         if size > limit:
             raise ToolError(
-                f"{path} would have {size} bytes, and this tool writes at most {limit}; "
-                "write less, or write it with a command"
+                f"{path} would have {size} bytes, but this tool writes at most {limit}; write less, or "
+                "create the file by running code"
             )
 
 
 class FileWriteTool(_WritingTool):
-    """Writes a whole file in the trajectory's workspace, making its folders."""
+    """Writes a whole file in the trajectory's workspace, and creates its folders.
+
+    Args:
+        sandbox: Template of a sandbox, as for `ShellTool`.
+    """
 
     name: str = "file_write"
-    description: str = "Write a file; what it held before is gone."
+    description: str = "Write a text file, replacing any previous content. Missing folders are created."
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
             "path": _PATH,
-            "content": {"type": "string", "description": "All that the file shall hold."},
+            "content": {"type": "string", "description": "The complete content of the file."},
         },
         "required": ["path", "content"],
     }
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Write the file as UTF-8; one that is larger than the sandbox takes is not begun."""
+        """Write the file as UTF-8, unless it is larger than the sandbox accepts."""
         await self.sandbox.open()
         path, data = args["path"], _encoded(args["content"])
         await self._write(path, data)
@@ -97,23 +109,31 @@ class FileWriteTool(_WritingTool):
 
 
 class FileEditTool(_WritingTool):
-    """Replaces a piece of a file in the trajectory's workspace."""
+    """Replaces text in a file in the trajectory's workspace.
+
+    Args:
+        sandbox: Template of a sandbox, as for `ShellTool`.
+    """
 
     name: str = "file_edit"
-    description: str = "Replace a piece of text in a file. It must occur exactly once, unless all=true."
+    description: str = "Replace text in a file. The text must occur exactly once, unless 'all' is true."
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
             "path": _PATH,
-            "old": {"type": "string", "minLength": 1, "description": "What stands there now, exactly."},
-            "new": {"type": "string", "description": "What shall stand there."},
-            "all": {"type": "boolean", "description": "Replace every occurrence."},
+            "old": {
+                "type": "string",
+                "minLength": 1,
+                "description": "The text to replace, exactly as in the file, with whitespace and newlines.",
+            },
+            "new": {"type": "string", "description": "The text to put in its place."},
+            "all": {"type": "boolean", "description": "Replace every occurrence. Default: false."},
         },
         "required": ["path", "old", "new"],
     }
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Replace the text; a file that is no UTF-8, or too large before or after, stays as it is."""
+        """Replace the text; leave the file unchanged if it is not UTF-8, or too large before or after."""
         await self.sandbox.open()
         path, old, new = args["path"], _encoded(args["old"]), _encoded(args["new"])
         try:
@@ -121,24 +141,31 @@ class FileEditTool(_WritingTool):
         except OSError as error:
             raise ToolError(str(error)) from None
         if len(data) > MAX_BYTES:
-            raise ToolError(f"{path} has more than {MAX_BYTES} bytes; change it with a command")
+            raise ToolError(f"{path} has more than {MAX_BYTES} bytes; change it by running code")
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ToolError(str(error)) from None
-        count = data.count(old)  # as of text: no character of UTF-8 begins inside of another
+            raise ToolError(
+                f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; change it by running code"
+            ) from None
+        count = data.count(old)  # equals the count in the text: no UTF-8 character begins inside another
         if not count:
-            raise ToolError(f"{path} does not hold that text; give it exactly, white space included")
+            raise ToolError(
+                f"{path} does not contain the text of 'old'; copy it exactly from the file, with whitespace"
+            )
         if count > 1 and not args.get("all"):
-            raise ToolError(f"{path} holds that text {count} times; give more around it, or all=true")
+            raise ToolError(
+                f"{path} contains the text of 'old' {count} times; add the text around it to make it unique, "
+                "or set 'all' to true"
+            )
         self._check_size(path, len(data) + count * (len(new) - len(old)))
         await self._write(path, data.replace(old, new))
-        places = "1 place" if count == 1 else f"{count} places"
-        return ToolResult.from_text(f"changed {places} in {path}", meta={"replaced": count})
+        places = "1 occurrence" if count == 1 else f"{count} occurrences"
+        return ToolResult.from_text(f"replaced {places} in {path}", meta={"replaced": count})
 
 
 def _naming(schema: Schema, roots: Sequence[str]) -> Schema:
-    """Name the granted folders in what the model reads of `path`; without any, the schema stays as it is."""
+    """Add the granted folders to the description of `path`; without any, return the schema unchanged."""
     if not roots:
         return schema
     path = {**_PATH, "description": f"{_PATH['description']} Or a path below {', '.join(roots)}."}
@@ -149,4 +176,4 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise ToolError(str(error)) from None
+        raise ToolError(f"the text cannot be written as UTF-8: {error}") from None

@@ -1,4 +1,4 @@
-"""Typed functions as tools: `@tool`, `@function_tool`, and the parameters that the environment fills in."""
+"""Typed functions as tools: `@tool`, `@function_tool`, and parameters that the environment fills in."""
 
 from __future__ import annotations
 
@@ -24,31 +24,33 @@ from torchrl_agentic.tools.schema import (
     hidden_of,
     schema_of,
 )
-from torchrl_agentic.tools.signatures import Callee
+from torchrl_agentic.tools.signatures import AsyncCallable
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 registering: ContextVar[list[FunctionTool] | None] = ContextVar("registering", default=None)
-"""While a file of tools is loaded: what its decorators have made."""
+"""Tools that the decorators of the file being loaded have created; None while no file is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inject:
     """Marks a parameter that the environment fills in and the model does not see.
 
-    `Annotated[str, Inject("ground_truth")]`; `Injected[str]` for a source that has the parameter's name.
+    Write `Annotated[str, Inject("ground_truth")]`, or `Injected[str]` if the source has the parameter's name.
 
-    source: "trajectory" (its id), "turn", "context" (the `ToolContext`), "state" (see `ToolContext.state`),
-    "world" (see `Toolset`), "tools_kwargs" (what the data set's row has for this tool), or else the name of
-    one of the row's `execute_kwargs` for this tool, or of a column of the data set.
+    Args:
+        source: "trajectory" (its name), "turn", "context" (the `ToolContext`), "state" (see
+            `ToolContext.state`), "world" (see `Toolset`), "tools_kwargs" (the row's arguments for this
+            tool), or else the name of one of the row's `execute_kwargs` for this tool, or of a column of the
+            data set. None: the name of the parameter.
     """
 
     source: str | None = None
 
 
 Injected = Annotated[T, Inject()]
-"""`Injected[str]`: a parameter that the environment fills in, see `Inject`."""
+"""`Injected[str]`: a parameter that the environment fills in; see `Inject`."""
 
 _OF_CALL: Mapping[str, Callable[[ToolContext], Any]] = {
     "trajectory": lambda ctx: ctx.trajectory,
@@ -68,16 +70,20 @@ class FunctionTool(Tool):
 
     Args:
         function: The function. `ToolResult.from_value` converts what it returns.
-        name: What the model calls it; the function's name by default.
-        description: What the model reads; the docstring's text by default.
-        effects: What its calls conflict with.
-        schema: The JSON Schema of the arguments, in place of the signature's. The arguments are then passed
+        name: The name that the model calls; by default the function's name.
+        description: The description that the model reads; by default that of the docstring.
+        effects: Resources that a call reads and writes; see `Tool.effects`.
+        schema: JSON Schema of the arguments, instead of the signature's. The arguments are then passed
             without conversion.
-        returns_verl: Whether it returns what verl's tools do, `response` or
-            `(response[, reward[, metrics]])`; `ToolResult.from_verl` then converts it.
+        returns_verl: Whether the function returns `response` or `(response[, reward[, metrics]])`, as verl's
+            tools do; `ToolResult.from_verl` then converts it.
+
+    Attributes:
+        function: The function.
+        reduced: Function and arguments that recreate the tool in another process; None: pickle the function.
 
     Raises:
-        TypeError: If the signature has no JSON Schema, or the function no name.
+        TypeError: If a parameter has no JSON Schema, or the function has no name.
     """
 
     def __init__(
@@ -100,8 +106,8 @@ class FunctionTool(Tool):
         self.name = name or (self._signature.name if self._signature else fallback)
         if not name and self.name == "<lambda>":
             raise TypeError("a lambda has no name that a model could call; pass name=")
-        told = self._signature.description if self._signature else inspect.getdoc(function)
-        self.description = description if description is not None else told or ""
+        documented = self._signature.description if self._signature else inspect.getdoc(function)
+        self.description = description if description is not None else documented or ""
         self.input_schema = self._signature.input_schema if self._signature else schema or {"type": "object"}
         self.effects = effects
         hidden = self._signature.hidden if self._signature else hidden_of(function, _is_hidden)
@@ -109,11 +115,11 @@ class FunctionTool(Tool):
         self._needs = _without_default(function, self._sources)
         sources = set(self._sources.values())
         self.wants_state = "state" in sources
-        self.wants_row = not sources <= _OF_CALL.keys()
-        self._callee = Callee(function)
+        self.needs_row = not sources <= _OF_CALL.keys()
+        self._call_target = AsyncCallable(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, as if it had not been decorated."""
+        """Call the function itself, without the tool around it."""
         return self.function(*args, **kwargs)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
@@ -124,18 +130,18 @@ class FunctionTool(Tool):
             raise ToolError(str(error)) from None
         if self._sources:
             kwargs.update(self._filled_in(ctx))
-        value = await self._callee(ctx.in_thread, **kwargs)
+        value = await self._call_target(ctx.in_thread, **kwargs)
         return ToolResult.from_verl(value) if self.returns_verl and isinstance(value, tuple) else value
 
     def check_row(self, row: RowData) -> None:
-        """See that the row has what the function takes from it."""
+        """Check that the row has a value for each parameter that is filled from it and has no default."""
         for parameter, source in self._needs.items():
             if source not in row.kwargs(self.name, "execute_kwargs") and source not in row.columns:
                 known = ", ".join(map(str, row.columns)) or "none"
                 raise ValueError(
                     f"tool {self.name!r} takes its {parameter!r} from the column {source!r}, which the data "
-                    f"set does not have; columns: {known}. What is given to ChatEnv.reset by hand does not "
-                    "get here; rows of DatasetChatEnv.from_dataloader do"
+                    f"set does not have; columns: {known}. Tools see the rows of "
+                    "DatasetChatEnv.from_dataloader, not the values that are passed to ChatEnv.reset"
                 )
 
     def _filled_in(self, ctx: ToolContext) -> dict[str, Any]:
@@ -152,16 +158,16 @@ class FunctionTool(Tool):
         return found
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle by reference: to a file of tools, or to where a decorator has put it."""
+        """Pickle by reference to a file of tools or to a decorated module attribute, else by value."""
         if self.reduced is not None:
             return self.reduced
         module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
         if module is not None and _found(module, name) is self:
             return (_found, (module, name))
         schema = None if self._signature else self.input_schema
-        told = {"input_schema": self.input_schema, "is_strict": self.is_strict}
-        made = (self.function, self.name, self.description, self.effects, schema, self.returns_verl)
-        return (_rebuild, made, told)
+        state = {"input_schema": self.input_schema, "is_strict": self.is_strict}
+        args = (self.function, self.name, self.description, self.effects, schema, self.returns_verl)
+        return (_rebuild, args, state)
 
 
 def _is_hidden(hint: Any) -> bool:
@@ -178,7 +184,7 @@ def _source(parameter: str, hint: Any) -> str:
 
 
 def _without_default(function: Callable[..., Any], sources: Mapping[str, str]) -> dict[str, str]:
-    """Give the parameters that a column has to fill."""
+    """Return the parameters without a default that a column has to fill."""
     if not sources:
         return {}
     parameters = inspect.signature(function).parameters
@@ -225,9 +231,14 @@ def tool(function: None = None, /, **options: Any) -> Callable[[Callable[..., An
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Any
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool of a typed, documented function: `@tool`, `@tool(name="add")` or `tool(add, name="plus")`.
+    """Create a tool from a typed, documented function: `@tool`, `@tool(name="add")`, `tool(add)`.
 
-    The options are those of `FunctionTool`.
+    Args:
+        function: The function; None if options are passed to the decorator.
+        options: Keyword arguments of `FunctionTool`.
+
+    Returns:
+        The tool, or a decorator that creates it.
     """
     if function is not None:
         return FunctionTool(function, **options)
@@ -245,25 +256,28 @@ def function_tool(name: str | None = None, /, *, schema: Any = None) -> Callable
 @overload
 def function_tool(*, name: str | None = None, schema: Any = None) -> Callable[[F], F]: ...
 def function_tool(function: Any = None, /, *, name: str | None = None, schema: Any = None) -> Any:
-    """Mark a function as a tool, and leave it a function: the form of verl's files of tools.
+    """Mark a function as a tool, but leave it a function, as in verl's tool files.
 
-    `@function_tool`, `@function_tool("name")`, `@function_tool(name=…, schema=…)`. Such a function may stand
-    wherever a tool may; `load_function_tools` finds those of a file. It needs type hints and a docstring
-    that describes it and each parameter, unless there is a schema. The schema has the form that
-    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, defaults are left out. As in verl
-    it returns a response, or `(response[, reward[, metrics]])`; a `tuple` of a function with `@tool` is a
-    JSON list.
+    Write `@function_tool`, `@function_tool("name")` or `@function_tool(name=…, schema=…)`. The function is
+    accepted wherever a tool is; `load_function_tools` finds those of a file. Without a schema, it needs type
+    hints and a docstring that describes it and each parameter. The schema then has the form that
+    `transformers.utils.get_json_schema` writes: `X | None` is `nullable`, and defaults are left out. As in
+    verl, the function returns a response or `(response[, reward[, metrics]])`; for a function with `@tool`, a
+    `tuple` is a JSON list.
 
     Args:
-        function: the function, or a name.
-        name: what the model calls it; the function's name by default.
-        schema: in place of what signature and docstring say: the JSON Schema of the parameters, or a whole
-            `{"type": "function", "function": {…}}`; a mapping, or an object with `model_dump()`.
+        function: The function, or the name of the tool.
+        name: The name that the model calls; by default the function's name.
+        schema: JSON Schema of the parameters, or a whole `{"type": "function", "function": {…}}`, instead of
+            that of the signature and docstring; a mapping, or an object with `model_dump()`.
+
+    Returns:
+        The function, or a decorator that marks it.
 
     Raises:
-        TypeError: a hint or a description is missing: transformers' TypeHintParsingException or
+        TypeError: If a hint or a description is missing: transformers' TypeHintParsingException or
             DocstringParsingException, which are TypeErrors here; the message begins with the file and line.
-        ValueError: the schema is no JSON Schema of an object.
+        ValueError: If the schema is not a JSON Schema of an object.
     """
     if isinstance(function, str):
         name, function = function, None
@@ -289,10 +303,10 @@ def _marked(function: Callable[..., Any], name: str | None, schema: Any) -> Func
         except (TypeError, ValueError) as error:
             raise type(error)(f"{place}: {error}") from None
     doc = docstring_parser.parse(inspect.getdoc(function) or "", style=docstring_parser.DocstringStyle.GOOGLE)
-    told = name or getattr(function, "__name__", type(function).__name__)
+    shown = name or getattr(function, "__name__", type(function).__name__)
     if not doc.description:
         raise signatures.docstring_error(
-            f"{place}: {told}() has no docstring; the model reads what it does there"
+            f"{place}: {shown}() has no docstring; the model needs a description of the tool"
         )
     try:
         made = FunctionTool(function, name=name, description=doc.description.strip(), returns_verl=True)
@@ -303,7 +317,7 @@ def _marked(function: Callable[..., Any], name: str | None, schema: Any) -> Func
             function, made, {param.arg_name: param.description for param in doc.params}
         )
     except ValueError as error:
-        raise signatures.docstring_error(f"{place}: {told}(): {error}") from None
+        raise signatures.docstring_error(f"{place}: {shown}(): {error}") from None
     return made
 
 
@@ -312,18 +326,16 @@ def _documented(
 ) -> dict[str, JSON]:
     """Write the schema of a function as `transformers.utils.get_json_schema` does.
 
-    What that form cannot say, such as dataclasses and constraints, keeps the schema that pydantic writes.
+    Types that it does not support, such as dataclasses and constraints, keep the schema that pydantic writes.
 
     Raises:
-        ValueError: the docstring does not describe a parameter, or its choices cannot be read.
+        ValueError: If the docstring does not describe a parameter, or its choices cannot be read.
     """
-    told, written = (
-        hidden_of(function, lambda _: True),
-        cast("dict[str, Schema]", made.input_schema["properties"]),
-    )
+    hints = hidden_of(function, lambda _: True)
+    written = cast("dict[str, Schema]", made.input_schema["properties"])
     properties: dict[str, JSON] = {}
     for name, of in written.items():
-        schema = signatures.hint_schema(told[name])
+        schema = signatures.hint_schema(hints[name])
         if schema is None:
             schema = {key: value for key, value in of.items() if key != "default"}
         text = descriptions.get(name)
@@ -338,16 +350,18 @@ def _documented(
 
 
 def _with_schema(function: Callable[..., Any], name: str | None, schema: Any) -> FunctionTool:
-    told = schema_fields(schema)
-    if told is None:
-        raise TypeError(f"schema is a mapping, or an object with model_dump(); got {type(schema).__name__}")
-    inner: Any = fields_of(told.get("function")) if "function" in told else {"parameters": told}
+    fields = schema_fields(schema)
+    if fields is None:
+        raise TypeError(
+            f"expected schema as a mapping, or an object with model_dump(); got {type(schema).__name__}"
+        )
+    inner: Any = fields_of(fields.get("function")) if "function" in fields else {"parameters": fields}
     parameters: Any = None if inner is None else inner.get("parameters", {"type": "object"})
     if inner is None or not _describes_object(parameters):
         raise ValueError(
-            'schema is no schema of a function: expected {"type": "object", "properties": {…}}, or '
+            'expected schema as {"type": "object", "properties": {…}}, or as '
             '{"type": "function", "function": {"name", "description", "parameters"}}; '
-            f"got {shorten(told)}"
+            f"got {shorten(fields)}"
         )
     Validator(parameters)
     made = FunctionTool(
@@ -362,7 +376,7 @@ def _with_schema(function: Callable[..., Any], name: str | None, schema: Any) ->
 
 
 def schema_fields(schema: Any) -> Fields | None:
-    """Return what a schema says, as verl writes it into prompts: without what nobody set, and without nulls.
+    """Return the fields of a schema as verl writes them into prompts: without unset fields and nulls.
 
     Args:
         schema: A mapping, or an object with pydantic's `model_dump`.

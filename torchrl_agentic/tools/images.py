@@ -1,4 +1,4 @@
-"""Open image files that tools and users send, within bounds; needs Pillow."""
+"""Open image files of tools and data sets, up to a size; needs Pillow."""
 
 from __future__ import annotations
 

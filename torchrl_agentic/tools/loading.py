@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torchrl_agentic.text import did_you_mean
 from torchrl_agentic.tools.function import FunctionTool, place_of, registering
 
 _numbers = itertools.count()
@@ -44,10 +44,10 @@ def load_module(path: Path) -> ModuleType:
         del sys.modules[name]
         if not isinstance(error, Exception | SystemExit):
             raise
-        told = str(error)
-        if not told.startswith(f"{path}:"):  # our decorators begin with the place already
-            told = f"{_where(path, error)}: {type(error).__name__}: {told}"
-        raise ImportError(told) from error
+        message = str(error)
+        if not message.startswith(f"{path}:"):  # errors of our decorators have the place already
+            message = f"{_where(path, error)}: {type(error).__name__}: {message}"
+        raise ImportError(message) from error
     return module
 
 
@@ -133,17 +133,16 @@ def load_object(
     except FileNotFoundError as error:
         raise ImportError(str(error)) from None
     except Exception as error:  # of the code that runs
-        is_told = place.endswith(".py") and isinstance(error, ImportError)
-        told = str(error) if is_told else raised(error)
-        raise ImportError(f"cannot import {place}: {told}{_hint(error, place, name)}") from error
+        has_place = place.endswith(".py") and isinstance(error, ImportError)
+        message = str(error) if has_place else error_with_place(error)
+        raise ImportError(f"cannot import {place}: {message}{_hint(error, place, name)}") from error
     if not hasattr(module, name):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(name, names, 1)
-        raise ImportError(f"{place}: has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+        raise ImportError(f"{place} has no attribute {name!r}{did_you_mean(name, names)}")
     return getattr(module, name)
 
 
-def raised(error: BaseException) -> str:
+def error_with_place(error: BaseException) -> str:
     """Return the text of an error with the last line of the user's code that was running.
 
     Args:

@@ -1,4 +1,4 @@
-"""Values that several tools share within one trajectory, such as a sandbox, a connection or a budget."""
+"""`PerTrajectory`: a value that several tools share within one trajectory, such as a sandbox or a budget."""
 
 from __future__ import annotations
 
@@ -70,10 +70,17 @@ class Users:
 
 
 class Membership(Generic[T]):
-    """The value that the tools of one trajectory share.
+    """The value that the tools of one trajectory share; created by `PerTrajectory.join`.
+
+    Args:
+        members: Memberships by owner and trajectory, which the last `leave` removes this one from.
+        key: Its key in `members`.
+        owner: Object whose tools share the value, or None.
+        value: The value.
 
     Attributes:
         value: The value.
+        users: Count of the tools that use it.
     """
 
     def __init__(

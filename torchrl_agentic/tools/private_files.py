@@ -12,7 +12,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PRIVATE = 0o600
-"""The permissions of what we write unless others are given: for this user alone."""
+"""Default permissions of files that we create: for this user only."""
 _WITHOUT_PERMISSIONS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _told: list[Path] = []
 
@@ -25,15 +25,15 @@ def check_mode(name: str, value: Any) -> None:
         value: The argument.
 
     Raises:
-        TypeError: If it is no integer.
-        ValueError: If it has other bits than permissions, or not those of the owner.
+        TypeError: If it is not an integer.
+        ValueError: If it has bits that are not permissions, or its owner could not read and write the file.
     """
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is the permissions of a file, such as 0o600 or 0o640; got {value!r}")
+        raise TypeError(f"expected {name} as file permissions, such as 0o600 or 0o640; got {value!r}")
     if value & ~0o777 or value & PRIVATE != PRIVATE:
         raise ValueError(
-            f"{name} is the permissions of a file that its owner reads and writes, such as 0o600 or 0o640; "
-            f"got {value} ({value:#o})"
+            f"expected {name} as permissions of a file that its owner can read and write, such as 0o600 or "
+            f"0o640; got {value} ({value:#o})"
         )
 
 
@@ -42,19 +42,19 @@ def open_file(path: Path, flags: int, mode: int = PRIVATE) -> int:
 
     Args:
         path: The file.
-        flags: As of `os.open`, without `O_CREAT`.
-        mode: Permissions of a file that is created, whatever the umask is. One that is there keeps its own,
-            and one on a file system without permissions has those of its mount, which is logged once.
+        flags: Flags of `os.open`, without `O_CREAT`.
+        mode: Permissions of a file that is created, independent of the umask. An existing file keeps its own,
+            and a file system without permissions uses those of its mount, which is logged once.
 
     Returns:
-        Its descriptor, which child processes do not inherit.
+        The file descriptor, which child processes do not inherit.
 
     Raises:
         OSError: If it cannot be opened.
     """
     try:
         file = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:  # a link to a file that is not there, too, which is created
+    except FileExistsError:  # raised for a link to a missing file too, which this call creates
         return os.open(path, flags | os.O_CREAT, mode)
     try:
         _set_mode(path, mode, file)
@@ -65,13 +65,13 @@ def open_file(path: Path, flags: int, mode: int = PRIVATE) -> int:
 
 
 def make_folders(path: Path, mode: int = PRIVATE) -> None:
-    """Create a folder and those above it that are missing; one that is there keeps its permissions.
+    """Create a folder and its missing parents; existing folders keep their permissions.
 
-    One that is created in a folder with the set-group-ID bit keeps that bit and the group.
+    A folder that is created in one with the set-group-ID bit keeps that bit and the group.
 
     Args:
         path: The folder.
-        mode: Permissions of the files in it: who may read those may list and enter the folders.
+        mode: Permissions of the files in it; users who may read these may list and enter the folders.
 
     Raises:
         OSError: If it cannot be created.
@@ -82,7 +82,7 @@ def make_folders(path: Path, mode: int = PRIVATE) -> None:
     enter = mode | (mode & 0o444) >> 2
     try:
         path.mkdir(enter)
-    except FileExistsError:  # by another process, meanwhile
+    except FileExistsError:  # another process has created it meanwhile
         if not path.is_dir():
             raise
         return
@@ -90,13 +90,7 @@ def make_folders(path: Path, mode: int = PRIVATE) -> None:
 
 
 def _set_mode(path: Path, mode: int, file: int | None = None) -> None:
-    """Set the permissions of what was created; log once where a file system has none, as FUSE and vfat.
-
-    Args:
-        path: The file or folder.
-        mode: Its permissions.
-        file: Its descriptor, if it is open.
-    """
+    """Set the permissions of a file or folder; log once if its file system has none, as FUSE and vfat."""
     opened = path if file is None else file
     if stat.S_IMODE(os.stat(opened).st_mode) == mode:
         return
@@ -108,8 +102,8 @@ def _set_mode(path: Path, mode: int, file: int | None = None) -> None:
         if not _told:
             _told.append(path)
             logger.warning(
-                "the file system of %s does not take permissions (%s): who may read what is written there is "
-                "up to how it is mounted",
+                "the file system of %s does not support permissions (%s): who may read the files there "
+                "depends on how it is mounted",
                 path,
                 error.strerror,
             )

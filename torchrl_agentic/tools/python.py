@@ -1,4 +1,4 @@
-"""Python for the model, with state that lasts as long as its trajectory."""
+"""`PythonTool`: runs Python code in an interpreter that lives as long as its trajectory."""
 
 from __future__ import annotations
 
@@ -16,31 +16,40 @@ from torchrl_agentic.tools.sandbox_workspace import FileExchange, shared_sandbox
 from torchrl_agentic.tools.schema import Schema
 
 MARGIN_S = 1.5
-"""How much earlier than the dispatcher's deadline code is stopped, so that what it printed is not lost."""
+"""Seconds before the dispatcher's deadline at which code is stopped, so that its output is not lost."""
 
 
 class PythonTool(Tool):
     """Runs code in a stateful interpreter, one per trajectory.
 
     Args:
-        repl: a template: each trajectory gets a fresh interpreter of its kind. None: `default_repl()`, in
-            the strongest sandbox there is. Used by hand, outside of any trajectory, the tool uses this one
-            itself.
-        timeout: seconds that one call may take; None: as long as the dispatcher allows.
-        output_max_chars: longer output loses its middle.
-        name, description: what the model knows it by.
-        uploads, outputs: files that go in with the dataset row, and those that come back; see `FileExchange`.
+        repl: Template of an interpreter; each trajectory gets a fresh one of its kind. None:
+            `default_repl()`, in the strongest sandbox that works on this machine. A tool that is used by
+            hand, outside of any trajectory, uses this interpreter itself.
+        timeout: Seconds that one call may take; None: as long as the dispatcher allows.
+        output_max_chars: Characters of output that a result shows; longer output loses its middle.
+        name: The name that the model calls.
+        description: The description that the model reads; None: the default one.
+        uploads: Key of the row under which files for the sandbox are found; see `FileExchange`.
+        outputs: Folder whose new and changed files results refer to; see `FileExchange`.
 
     Raises:
-        TypeError: `repl` is no interpreter, or a look-alike that lacks something.
-        SandboxError: no repl is given, and no sandbox works here.
+        TypeError: If `repl` is not an interpreter, or is a look-alike that lacks a member.
+        SandboxError: If no repl is given and no sandbox works on this machine.
     """
 
     name: str = "python"
-    description: str = "Run Python code. Variables stay from call to call. Print what you want to see."
+    description: str = (
+        "Run Python code and return what it prints. Variables, functions and imports persist between calls."
+    )
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
-        "properties": {"code": {"type": "string", "description": "The code to run."}},
+        "properties": {
+            "code": {
+                "type": "string",
+                "description": "Python code. Use print() to see values.",
+            }
+        },
         "required": ["code"],
     }
 
@@ -76,7 +85,7 @@ class PythonTool(Tool):
 
     @asynccontextmanager
     async def branch(self, live: Tool, trajectory: str) -> AsyncGenerator[Tool]:
-        """Open a copy of another trajectory's interpreter, with all that its cells have defined."""
+        """Open a copy of another trajectory's interpreter, with its variables and files."""
         assert isinstance(live, PythonTool)
         async with (
             shared_sandbox(self.repl.sandbox, trajectory, like=live.repl.sandbox) as sandbox,
@@ -96,11 +105,11 @@ class PythonTool(Tool):
         )
 
     async def teardown(self) -> None:
-        """Close the interpreter that was used by hand, if it was."""
+        """Close the interpreter if the tool was used by hand."""
         await self.repl.close()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run the code, and show what it printed, its last value, and what it raised."""
+        """Run the code, and return its output, its last value and its exception."""
         await self.repl.open()
         await self.files.before(self.repl.sandbox, ctx)
         result = await self.repl.execute(str(args["code"]), timeout=self._time(ctx))

@@ -1,4 +1,4 @@
-"""What a data set says of one trajectory: its columns, and what they hold for tools."""
+"""`RowData`, the row of a data set that a trajectory starts from, with its arguments for tools."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torchrl_agentic.messages import fields_of
 from torchrl_agentic.text import did_you_mean
 
 STAGES = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
-"""What `tools_kwargs` holds for a tool, for the steps of its life."""
+"""Keys of `tools_kwargs[tool]`: arguments for each method of a `LifecycleTool`."""
 SELECTION = "tool_selection"
 KEYS = ("tools_kwargs", SELECTION, "need_tools_kwargs")
 EXTRA = "extra_info"
-"""The column in which these keys may stand as well."""
+"""Column that may hold these keys too."""
 
 Columns: TypeAlias = Mapping[str, Any]
 ToolsKwargs: TypeAlias = Mapping[str, Mapping[str, Columns]]
@@ -25,7 +25,7 @@ def trajectory_name(row: int, number: int, environment: int) -> str:
 
     Args:
         row: Place in the flattened batch.
-        number: How many trajectories the row had before.
+        number: Number of earlier trajectories of the row.
         environment: Number of the environment in its process.
     """
     return f"{row}.{number}@{environment}"
@@ -38,13 +38,13 @@ def local_name(trajectory: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowData:
-    """The row of a data set that a trajectory began with.
+    """The row of a data set that a trajectory starts from.
 
     Attributes:
-        columns: By name, as plain Python.
-        tools_kwargs: Tool → one of `STAGES` → arguments by name.
-        selections: (Turn, names of tools), by turn: the tools that the trajectory may use from that turn on.
-            Empty: all tools.
+        columns: Values by column name, as plain Python.
+        tools_kwargs: Tool name → one of `STAGES` → arguments by name.
+        selections: Pairs of a turn and the names of the tools that the trajectory may use from that turn on,
+            sorted by turn. Empty: all tools.
     """
 
     columns: Columns = field(default_factory=dict[str, Any])
@@ -56,34 +56,45 @@ class RowData:
         """Read the columns `tools_kwargs` and `tool_selection`, of the row or of its `extra_info`.
 
         `tool_selection` is a list of names, or a mapping from turns, counted from 0, to lists of names, each
-        of which holds from its turn on: `{"0": ["ls"], "3": ["ls", "sort"]}`. Entries that are None are left
-        out: files of columns fill up with it what other rows have.
+        of which applies from its turn on: `{"0": ["ls"], "3": ["ls", "sort"]}`. Entries that are None are
+        ignored, because column files store None where only other rows have a value.
+
+        Args:
+            columns: Values by column name.
 
         Raises:
-            ValueError: they do not have the shape that is expected, or are needed and missing.
+            ValueError: If a column has another shape, or is required and missing.
         """
-        asked = said_of(columns)
-        kwargs = _tools_kwargs(asked["tools_kwargs"])
-        if asked["need_tools_kwargs"] and not kwargs:
+        keys = tool_columns(columns)
+        kwargs = _tools_kwargs(keys["tools_kwargs"])
+        if keys["need_tools_kwargs"] and not kwargs:
             raise ValueError("need_tools_kwargs is set, but the row has no tools_kwargs")
-        return cls(columns, kwargs, read_selections(asked[SELECTION]))
+        return cls(columns, kwargs, read_selections(keys[SELECTION]))
 
     def check(self, tools: Collection[str]) -> None:
-        """See that all tools that are named exist.
+        """Check that all tools that the row names exist.
+
+        Args:
+            tools: Names of the existing tools.
 
         Raises:
-            ValueError: one does not.
+            ValueError: If one does not exist.
         """
         check_names("tools_kwargs", self.tools_kwargs, tools)
         for _, names in self.selections:
             check_names(SELECTION, names, tools)
 
     def kwargs(self, tool: str, stage: str) -> Columns:
-        """Give the arguments for a step in the life of a tool; none if the row has none."""
+        """Return the row's arguments for one method of a tool; empty if it has none.
+
+        Args:
+            tool: Name of the tool.
+            stage: One of `STAGES`.
+        """
         return self.tools_kwargs.get(tool, {}).get(stage, {})
 
     def selection_at(self, turn: int) -> frozenset[str] | None:
-        """Return the names of the tools that the trajectory may use in a turn; None: all."""
+        """Return the names of the tools that the trajectory may use in a turn, or None if it may use all."""
         return next((names for first, names in reversed(self.selections) if first <= turn), None)
 
     def allows(self, tool: str) -> bool:
@@ -95,14 +106,20 @@ class RowData:
 NO_DATA = RowData()
 
 
-def said_of(columns: Columns) -> dict[str, Any]:
-    """Return what a row says to tools, by key: the column, or what `extra_info` has under its name."""
+def tool_columns(columns: Columns) -> dict[str, Any]:
+    """Return the values of `KEYS` in a row: of the column, or else of the same key in `extra_info`."""
     extra = fields_of(columns.get(EXTRA)) or {}
     return {key: extra.get(key) if columns.get(key) is None else columns[key] for key in KEYS}
 
 
 def read_selections(value: Any) -> tuple[tuple[int, frozenset[str]], ...]:
-    """Read a `tool_selection`: see `RowData.of`.
+    """Read a `tool_selection`; see `RowData.of`.
+
+    Args:
+        value: The value of the column, or None.
+
+    Returns:
+        Pairs of a turn and names of tools, sorted by turn.
 
     Raises:
         ValueError: If it is neither a list of names nor a mapping from turns to such lists.
@@ -118,7 +135,7 @@ def read_selections(value: Any) -> tuple[tuple[int, frozenset[str]], ...]:
             continue
         if isinstance(names, str) or not isinstance(names, Collection) or not str(turn).isdecimal():
             raise ValueError(
-                "tool_selection is a list of the names of tools, or a mapping from turns to such lists: "
+                "expected tool_selection as a list of tool names, or as a mapping from turns to such lists: "
                 f'{{"0": ["ls"], "3": ["ls", "sort"]}}; got {value!r}'
             )
         found.append((int(turn), frozenset(cast("Collection[str]", names))))
@@ -126,16 +143,21 @@ def read_selections(value: Any) -> tuple[tuple[int, frozenset[str]], ...]:
 
 
 def check_names(place: str, names: Iterable[str], tools: Collection[str]) -> None:
-    """See that all tools that are named exist.
+    """Check that all named tools exist.
+
+    Args:
+        place: Where the names come from, for the message.
+        names: The names.
+        tools: Names of the existing tools.
 
     Raises:
-        ValueError: If one does not; the message lists those that do, and the nearest.
+        ValueError: If a tool does not exist; the message lists those that do, and the most similar name.
     """
     for name in names:
         if name not in tools:
             known = ", ".join(tools) or "none"
             hint = did_you_mean(name, tools)
-            raise ValueError(f"{place} names the tool {name!r}, which is not there; tools: {known}{hint}")
+            raise ValueError(f"{place} names the tool {name!r}, which does not exist; tools: {known}{hint}")
 
 
 def _tools_kwargs(value: Any) -> ToolsKwargs:
@@ -143,7 +165,7 @@ def _tools_kwargs(value: Any) -> ToolsKwargs:
         return {}
     by_tool = fields_of(value)
     if by_tool is None:
-        raise ValueError(f'tools_kwargs is {{tool: {{"create_kwargs": {{…}}, …}}}}; got {value!r}')
+        raise ValueError(f'expected tools_kwargs as {{tool: {{"create_kwargs": {{…}}, …}}}}; got {value!r}')
     found: dict[str, Mapping[str, Columns]] = {}
     for tool, stages in by_tool.items():
         if stages is None:

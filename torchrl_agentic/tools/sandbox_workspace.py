@@ -1,4 +1,4 @@
-"""One sandbox per trajectory for all tools that were given the same one, or none: they share its files."""
+"""`WorkspaceTool` and `FileExchange`: tools of a trajectory that share a sandbox and its files."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ async def shared_sandbox(
 
 
 class WorkspaceTool(Tool):
-    """A tool that works in a sandbox: one per trajectory, shared with the tools that are given the same.
+    """A tool that works in a sandbox: one per trajectory, shared by the tools with the same template.
 
     Effects on the resource "workspace" keep writes and reads in order.
 
     Args:
-        sandbox: A template, as for `PythonTool`. None: `default_sandbox()`; all tools without a sandbox of
-            their own share one workspace per trajectory. Used by hand, outside of any trajectory, each tool
-            has its own.
+        sandbox: Template of a sandbox, as for `PythonTool`. None: `default_sandbox()`; all tools of a
+            trajectory that are given None share one sandbox. Tools that are used by hand, outside of any
+            trajectory, share nothing.
 
     Raises:
         TypeError: If `sandbox` is not a sandbox, or a look-alike that lacks a member.
@@ -107,19 +107,22 @@ class WorkspaceTool(Tool):
 
 
 MAX_OUTPUTS = 32
-"""How many files one result refers to at most."""
+"""Most files that one result refers to."""
 
 _uploaded: weakref.WeakKeyDictionary[Sandbox, set[str]] = weakref.WeakKeyDictionary()
 
 
 class FileExchange:
-    """What a tool takes from the dataset and gives back, as files in its sandbox.
+    """Files that a tool gets from the environment's row, and files that its results refer to.
 
     Args:
-        uploads: the name of what holds the files in the environment's row: paths below /work → text or bytes.
-            They are written before the first call, once for all tools of a workspace.
-        outputs: a folder below /work; files that are new or have changed there after a call are referred to
-            in its result.
+        uploads: Key of the environment's row whose value maps paths below /work to text or bytes. These files
+            are written before the first call, once for all tools that share a sandbox. None: no files.
+        outputs: Folder below /work; the result of a call refers to the files that are new or have changed
+            there. None: no folder.
+
+    Raises:
+        ValueError: If `outputs` is not below /work.
     """
 
     def __init__(self, uploads: str | None = None, outputs: str | None = None) -> None:
@@ -129,14 +132,18 @@ class FileExchange:
         self._seen: dict[str, str] = {}
 
     def fresh(self) -> FileExchange:
-        """Make another one, for another trajectory."""
+        """Return a new exchange with the same settings, for another trajectory."""
         return FileExchange(self.uploads, self.outputs)
 
     async def before(self, sandbox: Sandbox, ctx: ToolContext) -> None:
-        """Write the files of the row, if that was not done yet.
+        """Write the files of the row, unless they were written before.
+
+        Args:
+            sandbox: An open sandbox.
+            ctx: Context of the call.
 
         Raises:
-            InfrastructureError: there is no row, it holds something else, or a path leaves the workspace.
+            InfrastructureError: If there is no row, its value has another type, or a path leaves the sandbox.
         """
         if self.uploads is None:
             return
@@ -156,7 +163,7 @@ class FileExchange:
                 raise InfrastructureError(f"{self.uploads!r} of the row: {error}") from None
 
     async def after(self, sandbox: Sandbox) -> tuple[FileRefPart, ...]:
-        """Refer to the files that are new or have changed."""
+        """Return references to the files that are new or have changed since the last call."""
         if self.outputs is None:
             return ()
         folder = "/".join((WORK, *inside(self.outputs)))
@@ -169,7 +176,7 @@ class FileExchange:
 
 
 def _files(state: Any, key: str) -> Mapping[str, str | bytes]:
-    """Read the files out of a row; what holds them may be a dict or a TensorDict."""
+    """Return the files of a row, whose value may be a dict or a TensorDict."""
     value: Any = state.get(key, None)
     if value is None:
         return {}
@@ -177,5 +184,5 @@ def _files(state: Any, key: str) -> Mapping[str, str | bytes]:
         value = value.to_dict() if hasattr(value, "to_dict") else getattr(value, "data", value)
     found = cast("Mapping[Any, Any]", value) if isinstance(value, Mapping) else {None: None}
     if not all(isinstance(path, str) and isinstance(text, str | bytes) for path, text in found.items()):
-        raise InfrastructureError(f"{key!r} of the row is no mapping of paths to text or bytes")
+        raise InfrastructureError(f"{key!r} of the row: expected a mapping from paths to text or bytes")
     return found

@@ -1,4 +1,4 @@
-"""From a signature or a pydantic model to JSON Schema, and from a schema to a compiled check of arguments."""
+"""JSON Schemas from signatures and pydantic models, and `Validator`, which checks arguments against one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,23 @@ import pydantic
 from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.text import TooDeepError, TooManyValuesError, count_values, is_flat, shorten
 from torchrl_agentic.tools.schema_cost import MAX_EVALUATIONS, CaseFinder, cost_of
-from torchrl_agentic.tools.schema_simplify import ANNOTATIONS, BY_NAME, DEFINITIONS, ONE_OR_MANY, Schema, tidy
+from torchrl_agentic.tools.schema_simplify import (
+    ANNOTATIONS,
+    BY_NAME,
+    DEFINITIONS,
+    ONE_OR_MANY,
+    Schema,
+    simplify_schema,
+)
 
 MAX_REPORTED = 3
-"""How many mistakes one error message names; a model mends the first ones first."""
+"""Number of mistakes in one error message; a model corrects the first ones first."""
 MAX_VALUES = 100_000
-"""How many values the arguments of one call may hold."""
+"""Most values in the arguments of one call."""
 MAX_WORK = 10_000_000
-"""How many values, times the evaluations of each, a check may take: some 30 ns each."""
+"""Most evaluations in one check, values times evaluations of each; an evaluation takes about 30 ns."""
 MAX_ERRORS = 1_000
-"""How many errors there may be, at most, where all are looked for: some 30 µs each."""
+"""Most possible errors for which all are collected; an error takes about 30 µs."""
 _DECLARING = frozenset((
     "type", "properties", "required", "$schema", "$id", "strict", *DEFINITIONS, *ANNOTATIONS,
 ))  # fmt: skip
@@ -36,15 +43,19 @@ _DECLARING = frozenset((
 
 
 class SchemaValidationError(ValueError):
-    """Arguments do not fit a schema; the message says which, what was met and what is expected."""
+    """Arguments do not fit a schema; the message names the argument, its value and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSchema:
-    """What a signature says: the schema that the model sees, and how to make Python values of its arguments.
+    """Schema of a function's signature, which also converts JSON arguments to Python values.
 
-    adapters: one pydantic adapter per parameter. hidden: names that the model does not see, with the
-    annotation of each; the caller fills them.
+    Attributes:
+        name: Name of the function.
+        description: Description in the docstring, without its sections.
+        input_schema: JSON Schema of the parameters that the model sees.
+        adapters: A pydantic adapter for each of these parameters, by name.
+        hidden: Annotations of the parameters that the model does not see, by name; the caller fills them.
     """
 
     name: str
@@ -54,10 +65,13 @@ class FunctionSchema:
     hidden: Mapping[str, Any]
 
     def arguments(self, args: Mapping[str, JSON]) -> dict[str, Any]:
-        """Make what the function takes of JSON arguments: dataclasses, enums, models, dates.
+        """Convert JSON arguments to the annotated types: dataclasses, enums, models, dates.
+
+        Args:
+            args: Arguments of a call.
 
         Raises:
-            SchemaValidationError: a value does not fit its annotation.
+            SchemaValidationError: If a value does not fit its annotation.
         """
         try:
             return {name: self.adapters[name].validate_python(value) for name, value in args.items()}
@@ -71,13 +85,15 @@ class FunctionSchema:
 def schema_of(
     function: Callable[..., Any], *, hide: Callable[[Any], bool] = lambda _: False
 ) -> FunctionSchema:
-    """Read name, description and schema off a function with type hints and a docstring in Google style.
+    """Return name, description and schema of a function with type hints and a docstring in Google style.
 
-    hide: says of an annotation whether the model must not see its parameter.
+    Args:
+        function: The function.
+        hide: Returns True for the annotation of a parameter that the model must not see.
 
     Raises:
-        TypeError: a parameter has no annotation, is `*args` or `**kwargs` or positional-only, or its
-            annotation has no JSON Schema. The message names function and parameter.
+        TypeError: If a parameter has no annotation, is `*args`, `**kwargs` or positional-only, or if its
+            annotation has no JSON Schema. The message names the function and the parameter.
     """
     inner = _inner(function)
     name = getattr(inner, "__name__", type(inner).__name__)
@@ -86,7 +102,7 @@ def schema_of(
         hints = _hints(inner)
     except ValueError:
         raise TypeError(
-            f"{name}() has no signature that can be read; wrap it in a function of yours"
+            f"{name}() has no readable signature; wrap it in a function with type hints"
         ) from None
     except NameError as error:
         raise TypeError(f"{name}(): cannot resolve its annotations: {error}") from None
@@ -113,11 +129,16 @@ def schema_of(
     }
     schema = {"type": "object", "properties": properties, "required": required, **shared}
     description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
-    return FunctionSchema(name, description, tidy(schema), adapters, hidden)
+    return FunctionSchema(name, description, simplify_schema(schema), adapters, hidden)
 
 
 def hidden_of(function: Any, hide: Callable[[Any], bool]) -> dict[str, Any]:
-    """Give the parameters that the model must not see, with their annotations, of any function at all."""
+    """Return the parameters that the model must not see, with their annotations; empty if unreadable.
+
+    Args:
+        function: Any callable.
+        hide: Returns True for the annotation of a parameter that the model must not see.
+    """
     try:
         hints, names = _hints(_inner(function)), inspect.signature(function).parameters
     except (ValueError, TypeError, NameError):
@@ -140,7 +161,9 @@ def _hint(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any])
             f"{function}(): a model cannot fill {parameter}; name each parameter, or pass a schema"
         )
     if parameter.kind is parameter.POSITIONAL_ONLY:
-        raise TypeError(f"{function}(): parameter {parameter.name!r} is positional-only; calls come by name")
+        raise TypeError(
+            f"{function}(): parameter {parameter.name!r} is positional-only; models pass arguments by name"
+        )
     if parameter.name not in hints:
         raise TypeError(
             f"{function}(): parameter {parameter.name!r} has no type annotation, e.g. {parameter.name}: str"
@@ -161,33 +184,36 @@ def _adapter(function: str, parameter: str, hint: Any) -> pydantic.TypeAdapter[A
 def _extras(
     parameter: inspect.Parameter, adapter: pydantic.TypeAdapter[Any], text: str | None, schema: Schema
 ) -> dict[str, JSON]:
-    """The default and the description of one parameter, where there are any."""
+    """Return the default and the description of one parameter, as far as it has them."""
     extras: dict[str, JSON] = {}
     if text and "description" not in schema:
         extras["description"] = text
     if parameter.default is not parameter.empty:
-        # A default that is no JSON, such as a sentinel object, is none of the model's business.
+        # A default without a JSON form, such as a sentinel object, is not shown to the model.
         with contextlib.suppress(ValueError, TypeError):
             extras["default"] = adapter.dump_python(parameter.default, mode="json", warnings=False)
     return extras
 
 
 def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
-    """Give the JSON Schema of a pydantic model class, definitions in place where they do not recur.
+    """Return the JSON Schema of a pydantic model class, with definitions inlined unless they are recursive.
+
+    Args:
+        model: A subclass of `pydantic.BaseModel`.
 
     Raises:
-        TypeError: `model` is no pydantic model class.
+        TypeError: If `model` is not such a class.
     """
     if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
         raise TypeError(f"expected a subclass of pydantic.BaseModel, got {model!r}")
-    return tidy(model.model_json_schema())
+    return simplify_schema(model.model_json_schema())
 
 
 def with_null(schema: Schema) -> dict[str, JSON]:
-    """Return a schema in which `nullable: true`, a keyword of OpenAPI, is said in JSON Schema.
+    """Replace `nullable: true`, a keyword of OpenAPI, by JSON Schema that allows null.
 
-    The model still reads `nullable`; this is what its arguments are checked against. A nullable schema stays
-    in its place, where pointers find it, unless it combines others.
+    Arguments are checked against the result; the model still reads `nullable`. A nullable schema keeps its
+    place, so that JSON pointers find it, unless it combines others.
     """
     made = _mapped(schema, with_null)
     if made.get("nullable") is not True:
@@ -227,10 +253,10 @@ def _mapped(schema: Schema, change: Callable[[Schema], Schema]) -> dict[str, JSO
 
 
 def with_cases(schema: Schema) -> dict[str, JSON]:
-    """Return a schema that accepts the same values and looks at alternatives one at a time where it can.
+    """Return a schema that accepts the same values, but checks only the alternative that a value selects.
 
-    Where a property tells alternatives apart, such as `type` in blocks of a page, only the one that is meant
-    looks at the rest of a value, so that it takes no longer, and mistakes are those of that one.
+    Where a property distinguishes the alternatives of `anyOf` or `oneOf`, such as `type` in blocks of a page,
+    the result uses `if` and `then`. Checks are faster, and errors are those of the selected alternative.
 
     Args:
         schema: A JSON Schema.
@@ -257,10 +283,11 @@ def _in_cases(schema: Schema, finder: CaseFinder) -> dict[str, JSON]:
 
 
 def _with_closed_alternatives(schema: Schema) -> dict[str, JSON]:
-    """Return a schema that accepts the same values, whose errors do not say what is wrong with alternatives.
+    """Return a schema that accepts the same values, but whose errors have no details about alternatives.
 
-    An error of anyOf or oneOf holds those of all its branches, each with those of its own; that of `not`
-    holds none. Drops unevaluatedProperties and unevaluatedItems, from which `not` hides what was evaluated.
+    An error of anyOf or oneOf contains the errors of all branches, recursively; an error of `not` contains
+    none. Drops unevaluatedProperties and unevaluatedItems, because `not` hides from them which properties and
+    items were evaluated.
     """
     made = _mapped(schema, _with_closed_alternatives)
     closed = [{"not": {"not": {key: schema[key]}}} for key in ("anyOf", "oneOf") if made.pop(key, None)]
@@ -270,41 +297,41 @@ def _with_closed_alternatives(schema: Schema) -> dict[str, JSON]:
 
 
 class Validator:
-    """A compiled schema that checks arguments and tells the model what to correct.
+    """A compiled schema that checks arguments, with error messages from which a model can correct them.
 
-    Compiles the schema as the model sees it, `tidy(schema)`. Booleans are not numbers. `format` is an
-    annotation. No check takes long, whatever the schema and the arguments: large ones are refused, and of
-    many mistakes only the first are looked for.
+    Compiles the schema that the model sees, `simplify_schema(schema)`. Booleans are not numbers. `format` is
+    not checked. The time of a check is bounded for any schema and arguments: too many values are refused,
+    and if there could be many errors, only the first one is searched.
 
     Args:
         schema: The JSON Schema of an object.
 
     Attributes:
-        schema: The schema as the model sees it.
+        schema: The schema that the model sees.
 
     Raises:
-        ValueError: If `schema` is not a JSON Schema, not that of an object, or would look at one value more
-            than `MAX_EVALUATIONS` times.
+        ValueError: If `schema` is not a JSON Schema, does not describe an object, or would check one value
+            more than `MAX_EVALUATIONS` times.
     """
 
     def __init__(self, schema: Schema) -> None:
-        self.schema: Schema = tidy(schema)
+        self.schema: Schema = simplify_schema(schema)
         plain = self.schema
         kind = plain.get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-            raise ValueError(f"the input schema of a tool describes an object; got type {kind!r}")
+            raise ValueError(f"expected an input schema of type 'object'; got type {kind!r}")
         nullable = with_null(plain)
         self._cost = cost_of(nullable)
         if self._cost.evaluations > MAX_EVALUATIONS:
             raise ValueError(
-                f"the schema looks at one value more than {MAX_EVALUATIONS} times: its alternatives, or the "
-                "references in them, multiply; make it simpler"
+                f"the schema checks one value more than {MAX_EVALUATIONS} times, because its alternatives or "
+                "the references in them multiply; make it simpler"
             )
         self._max_values = min(MAX_VALUES, MAX_WORK // self._cost.evaluations)
         try:
             self._compiled = jsonschema_rs.validator_for(with_cases(nullable), retriever=_refuse)
         except (jsonschema_rs.ValidationError, ValueError, jsonschema_rs.ReferencingError) as error:
-            raise ValueError(f"no JSON Schema: {error.args[0] if error.args else error}") from None
+            raise ValueError(f"invalid JSON Schema: {error.args[0] if error.args else error}") from None
         names = (*plain.get("properties", ()), *plain.get("required", ()))
         declares_all = "properties" in plain and plain.keys() <= _DECLARING
         self._declared: frozenset[str] | None = frozenset(names) if declares_all else None
@@ -312,8 +339,8 @@ class Validator:
     def accept(self, args: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], tuple[str, ...]]:
         """Check arguments, and drop those that the schema does not declare.
 
-        Drops nothing if a keyword other than `properties` and `required` may say something about the names of
-        the arguments: `additionalProperties`, `patternProperties`, `allOf`, a reference, and so on.
+        Drops nothing if a keyword other than `properties` and `required` may allow other names:
+        `additionalProperties`, `patternProperties`, `allOf`, a reference, and so on.
 
         Args:
             args: The arguments of a call.
@@ -347,7 +374,7 @@ class Validator:
         self._check(args)
 
     def _check_size(self, args: Mapping[str, JSON]) -> None:
-        """Raise if there is too much to check, or to look through for mistakes."""
+        """Raise SchemaValidationError if the arguments are too large to be checked in bounded time."""
         if len(args) <= self._max_values and is_flat(args.values()):
             return
         try:
@@ -373,7 +400,7 @@ class Validator:
         raise SchemaValidationError("; ".join(mistakes[:MAX_REPORTED]) + more)
 
     def _first_mistake(self, args: dict[str, JSON]) -> str:
-        """Say what is wrong first, in linear time: `iter_errors` makes all errors before it gives one."""
+        """Return the first mistake in linear time; `iter_errors` collects all errors before it yields one."""
         try:
             self._closed.validate(args)
         except jsonschema_rs.ValidationError as error:
@@ -383,7 +410,7 @@ class Validator:
         return "the arguments do not fit the schema"
 
     def _mistake_within(self, error: jsonschema_rs.ValidationError) -> str | None:
-        """Say what is wrong with the one value that fits no alternative, if that is little work."""
+        """Return why a value fits no alternative, or None if that takes too much work to find out."""
         schema = _closed_alternatives(error.kind)
         if schema is None:
             return None
@@ -408,12 +435,12 @@ class Validator:
 
 
 def _refuse(uri: str) -> JSON:
-    """Fetch nothing: a schema may come from a server, and would have us ask for any address or file."""
-    raise ValueError(f"it refers to {uri}; a schema has to have everything in it")
+    """Refuse to fetch a reference: a schema from a server could make us read any address or file."""
+    raise ValueError(f"it refers to {uri}; put the definition into the schema itself")
 
 
 def _mistake(error: Any, start: Sequence[str | int] = ()) -> str:
-    """Say where, what was met, what is expected; of alternatives, the one that came furthest."""
+    """Return one mistake with its path, value and expectation; of alternatives, the one that matched most."""
     kind = error.kind
     if isinstance(
         kind, jsonschema_rs.ValidationErrorKind.AnyOf | jsonschema_rs.ValidationErrorKind.OneOfNotValid
@@ -431,7 +458,7 @@ def _mistake(error: Any, start: Sequence[str | int] = ()) -> str:
 
 
 def _closed_alternatives(kind: Any) -> dict[str, JSON] | None:
-    """Return the alternatives that `_with_closed_alternatives` has closed, by keyword; None if it has not."""
+    """Return the alternatives behind an error of `_with_closed_alternatives`, by keyword; None for others."""
     if not isinstance(kind, jsonschema_rs.ValidationErrorKind.Not):
         return None
     inner = fields_of((fields_of(kind.schema) or {}).get("not")) or {}
@@ -459,7 +486,7 @@ def validate_args(args: Mapping[str, JSON], schema: Schema | None) -> None:
         try:
             key = json.dumps(schema, sort_keys=True)
         except RecursionError:
-            raise ValueError("no JSON Schema: it is nested too deep; make it flatter") from None
+            raise ValueError("invalid JSON Schema: it is nested too deep; make it flatter") from None
         _compiled(key).check(args)
 
 

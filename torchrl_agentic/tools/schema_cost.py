@@ -1,4 +1,4 @@
-"""Estimate how much work a JSON Schema makes of checking one value, so that a hostile one is refused."""
+"""Estimate the work of checking one value against a JSON Schema, so that hostile schemas are refused."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.tools.schema_simplify import Schema, children_of, path_of
 
 MAX_EVALUATIONS = 100_000
-"""How often a schema may look at one value; a schema of 2 kB can do so 2 to the power of 22 times."""
+"""Most times that a schema may check one value; a schema of 2 kB can check one 2 to the power of 22 times."""
 _ANCHORS = ("$anchor", "$dynamicAnchor", "$id", "id")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNIONS = ("anyOf", "oneOf")
 _CASES = {key: f"cases of {key}" for key in _UNIONS}
 _ONE_OF_THEM = ("properties", "prefixItems", *_CASES.values())
-"""Keywords of which one subschema at most looks at the same value."""
+"""Keywords of which at most one subschema checks the same value."""
 _NO_CASES = ("draft-04/", "draft-06/")
 """Dialects without `if`."""
 _MAX_KEYS, _MAX_TEXTS = 16, 100
-"""How many required properties, and how many texts of one, are looked at to tell alternatives apart."""
+"""Most required properties, and most values of one, that are compared to distinguish alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The work that a schema makes.
+    """The work of checking arguments against a schema.
 
     Attributes:
-        evaluations: How often it looks at one value of the arguments, at most; at most `MAX_EVALUATIONS` + 1.
-        is_recursive: Whether a reference leads back to where it came from. Such a one counts once.
+        evaluations: Upper bound on the checks of one value of the arguments; at most `MAX_EVALUATIONS` + 1.
+        is_recursive: Whether a reference leads back to where it came from. Such a reference counts once.
     """
 
     evaluations: int
@@ -38,24 +38,24 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Alternatives of which one property says which one is meant.
+    """Alternatives that the value of one property distinguishes.
 
     Attributes:
-        key: The name of the property.
-        values: Index of an alternative → what the property is there. No two have a value in common.
+        key: Name of the property.
+        values: Index of an alternative → values of the property. No two alternatives share a value.
     """
 
     key: str
     values: Mapping[int, Sequence[str]]
 
     def guard(self, indexes: Sequence[int]) -> dict[str, JSON]:
-        """Return the schema of objects that one of some alternatives is meant for."""
+        """Return the schema of the objects that select one of these alternatives."""
         values = [value for index in indexes for value in self.values[index]]
         return {"type": "object", "required": [self.key], "properties": {self.key: {"enum": values}}}
 
 
 class CaseFinder:
-    """Finds alternatives that a property tells apart, in one schema.
+    """Finds alternatives that a property distinguishes, in one schema.
 
     Args:
         schema: The JSON Schema.
@@ -65,7 +65,7 @@ class CaseFinder:
         self.root = schema
         self.named = _named(schema)
         dialect = schema.get("$schema")
-        # To tell them apart, alternatives are moved: no reference may lead into them, or elsewhere by an id.
+        # Such alternatives are moved, so no reference may point into them, and no id may change references.
         self._can_find = (
             all(node is schema for node in self.named.values())
             and not (isinstance(dialect, str) and any(name in dialect for name in _NO_CASES))
@@ -73,10 +73,10 @@ class CaseFinder:
         )
 
     def find(self, branches: JSON) -> Cases | None:
-        """Return the alternatives that a property tells apart; None if it is not two of them at least.
+        """Return the alternatives that a property distinguishes; None if there are fewer than two.
 
         Args:
-            branches: What `anyOf` or `oneOf` is.
+            branches: Value of `anyOf` or `oneOf`.
         """
         if not self._can_find or not isinstance(branches, list | tuple):
             return None
@@ -91,7 +91,7 @@ class CaseFinder:
         return None if key is None or len(found[key]) < 2 else Cases(key, found[key])
 
     def _constants(self, branch: JSON) -> Iterator[tuple[str, list[str]]]:
-        """Yield the properties that every value of an alternative has, with the texts that each can be."""
+        """Yield the required properties of an alternative that have constant values, with these values."""
         for _ in range(8):
             pointer = (fields_of(branch) or {}).get("$ref")
             if not isinstance(pointer, str):
@@ -120,12 +120,15 @@ def _leads_into_union(node: Schema) -> bool:
 
 
 def cost_of(schema: Schema) -> Cost:
-    """Estimate the work that a schema makes, in time linear in its size.
+    """Estimate the work of checking one value, in time linear in the size of the schema.
 
-    Of alternatives that a property tells apart, the one that makes most counts, and a look at each.
+    Of alternatives that a property distinguishes, only the most expensive one counts, and one check of each.
 
     Args:
-        schema: A JSON Schema, not deeper than `tidy` allows.
+        schema: A JSON Schema, not deeper than `simplify_schema` allows.
+
+    Returns:
+        The cost.
     """
     root = cast("dict[str, JSON]", schema)
     finder = CaseFinder(root)
@@ -157,8 +160,8 @@ def _applied(node: Schema, finder: CaseFinder) -> Iterator[tuple[str, Schema]]:
     cases = {key: finder.find(node[key]) for key in _UNIONS if key in node}
     for steps, child in children_of(node):
         if steps[0] not in ("$defs", "definitions") and isinstance(child, Mapping):
-            told = cases.get(steps[0])
-            is_case = told is not None and int(steps[1]) in told.values
+            known = cases.get(steps[0])
+            is_case = known is not None and int(steps[1]) in known.values
             yield _CASES[steps[0]] if is_case else steps[0], cast("Schema", child)
     for key in _REFERENCES:
         pointer = node.get(key)

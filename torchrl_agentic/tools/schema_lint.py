@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import jsonschema_rs
 
-from torchrl_agentic.tools.schema import Validator, shorten
+from torchrl_agentic.text import nearest, shorten
+from torchrl_agentic.tools.schema import Validator
 from torchrl_agentic.tools.schema_simplify import (
     ANNOTATIONS,
     BY_NAME,
@@ -60,19 +60,20 @@ class Finding:
 def lint(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     """Correct and check the JSON Schema of a tool's parameters.
 
-    `item` is read as `items`, because verl's own example has it, and keywords that are null are dropped.
+    `item` is read as `items`, because an example in verl's documentation uses it, and keywords that are null
+    are dropped.
 
     Args:
         schema: The JSON Schema of an object.
 
     Returns:
         A corrected copy, and the findings in the order of the schema: misspelt keywords, required properties
-        that do not exist, enum values of another type, and everything that is not JSON Schema.
+        that do not exist, enum values of another type, and anything else that is invalid in JSON Schema.
     """
     schema = copy.deepcopy(dict(schema))
     findings: list[Finding] = []
     nodes: list[tuple[tuple[str, ...], Any]] = [((), schema)]
-    for path, node in nodes:  # grows
+    for path, node in nodes:  # the list grows during the loop
         if isinstance(node, dict):
             findings += _correct(cast("dict[str, Any]", node), path)
             findings += _check(cast("dict[str, Any]", node), path)
@@ -90,7 +91,7 @@ def _correct(node: dict[str, Any], path: tuple[str, ...]) -> Iterator[Finding]:
             message = "'item' is not a JSON Schema keyword; it is read as 'items'"
             yield Finding((*path, "item"), message, is_error=False)
         elif not {"items", "prefixItems", "contains"} & node.keys():
-            message = "an array without the type of its items; add for instance items: {type: string}"
+            message = "the array has no type of its items; add for instance items: {type: string}"
             yield Finding(path, message, is_error=False)
     for key in [key for key, value in node.items() if value is None and key not in ("default", "const")]:
         del node[key]
@@ -143,5 +144,5 @@ def _check_whole(schema: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _nearest(word: Any, known: Iterable[str], cutoff: float = 0.6) -> str:
-    near = difflib.get_close_matches(str(word), list(known), 1, cutoff)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(word, known, cutoff=cutoff)
+    return "" if near is None else f"; did you mean {near!r}?"

@@ -19,11 +19,11 @@ MAX_DEPTH = 128
 MAX_INLINE_DEPTH = 64
 """Depth of the result, in steps of a JSON pointer, below which references are kept."""
 MAX_INLINED = 2_000
-"""How many subschemas are inlined, about; further references are kept."""
+"""Approximate number of subschemas that are inlined; further references are kept."""
 MAX_NODES = 10_000
-"""How many subschemas a schema may have."""
+"""Most subschemas of a schema."""
 MAX_VALUES = 1_000_000
-"""How many values a schema may hold, those of its enumerations and examples included."""
+"""Most values in a schema, those of its enumerations and examples included."""
 
 ONE_OR_MANY = frozenset((
     "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "additionalProperties",
@@ -89,15 +89,14 @@ def _meant_type(name: str) -> str | None:
     return bare if bare in TYPES else MEANT_TYPES.get(bare, name)
 
 
-def tidy(schema: Schema) -> dict[str, JSON]:
+def simplify_schema(schema: Schema) -> dict[str, JSON]:
     """Simplify a schema for a prompt; the result accepts the same values.
 
     Replaces references by their definitions, because chat templates do not follow `$ref`, and drops generated
     titles, keywords that are None, and definitions that nothing refers to. Translates types that JSON Schema
-    does not have, such as `float` and `dict` (`MEANT_TYPES`). Keeps a reference together with
-    its definition where it recurs, where it involves `$id`, anchors or dynamic references, and beyond
-    `MAX_INLINED` subschemas. Keywords beside `$ref` apply as well as the definition, except in draft-07 and
-    older, which ignore them.
+    does not have, such as `float` and `dict` (`MEANT_TYPES`). Keeps a reference and its definition if it is
+    recursive, if it involves `$id`, anchors or dynamic references, and beyond `MAX_INLINED` subschemas.
+    Keywords beside `$ref` are kept too, except in draft-07 and older, which ignore them.
 
     Args:
         schema: A JSON Schema. Its dialect is 2020-12 unless `$schema` names another one.
@@ -116,10 +115,10 @@ def tidy(schema: Schema) -> dict[str, JSON]:
     except TooManyValuesError as error:
         raise ValueError(f"the schema holds {error}") from None
     source = _Source(schema)
-    tidied = _Tidy(source, keeps_definitions=source.keeps_all)
-    plain = tidied.run()
-    if not tidied.keeps_definitions and tidied.kept & source.in_nested_definitions:
-        return _Tidy(source, keeps_definitions=True).run()
+    first = _Simplification(source, keeps_definitions=source.keeps_all)
+    plain = first.run()
+    if not first.keeps_definitions and first.kept & source.in_nested_definitions:
+        return _Simplification(source, keeps_definitions=True).run()
     return plain
 
 
@@ -127,7 +126,7 @@ class _Source:
     """Index of the subschemas and the references of a schema.
 
     Attributes:
-        nodes: The subschemas by their path. Excludes whatever is below a nested `$id` or `$schema`.
+        nodes: The subschemas by their path, without those below a nested `$id` or `$schema`.
         refs: Path of a subschema with `$ref` → path of its target.
         fixed: Paths of subschemas that must not be copied: an anchor or a nested `$id` is in them.
         recursive: Targets of references that recur.
@@ -215,7 +214,7 @@ class _Source:
         return targets
 
 
-class _Tidy:
+class _Simplification:
     """One pass over a schema.
 
     Attributes:
@@ -243,9 +242,9 @@ class _Tidy:
         """Simplify the subschema at `path`.
 
         Args:
-            path: Where it is in the source.
+            path: Its path in the source.
             node: The subschema.
-            depth: How deep it will be in the result.
+            depth: Its depth in the result, in steps of a JSON pointer.
             inside: Whether it is part of a recursive definition, which is inlined only once.
         """
         fields = fields_of(node)

@@ -46,7 +46,7 @@ class SearchTool(Tool):
     """
 
     name: str = "search"
-    description: str = "Searches for passages that tell about the given queries."
+    description: str = "Search documents for passages that are relevant to the given queries."
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
@@ -54,7 +54,7 @@ class SearchTool(Tool):
                 "type": "array",
                 "items": {"type": "string"},
                 "minItems": 1,
-                "description": "What to search for; each query gets passages of its own.",
+                "description": "Search queries. Each query returns its own passages.",
             }
         },
         "required": ["query_list"],
@@ -79,7 +79,7 @@ class SearchTool(Tool):
     ) -> None:
         if not retrieval_service_url.startswith(("http://", "https://")):
             raise ValueError(
-                "retrieval_service_url is the URL of a retrieval service, e.g. "
+                "expected retrieval_service_url as the URL of a retrieval service, e.g. "
                 f"http://localhost:8000/retrieve; got {retrieval_service_url!r}"
             )
         numbers = {"topk": topk, "num_workers": num_workers, "timeout": timeout, "rate_limit": rate_limit}
@@ -120,9 +120,11 @@ class SearchTool(Tool):
         """Search, and return the passages found for each query."""
         queries = [str(query) for query in cast("list[JSON]", args["query_list"])]
         if not all(query.strip() for query in queries):
-            raise ToolError("a query is empty; write what to search for")
+            raise ToolError("a query is empty; write at least one word into each query")
         if len(queries) > self.max_queries:
-            raise ToolError(f"{len(queries)} queries are too many; {self.max_queries} at most")
+            raise ToolError(
+                f"'query_list' has {len(queries)} queries; pass at most {self.max_queries} in one call"
+            )
         service = self._service.get() or await self._set_up()
         payload = {"queries": queries, "topk": self.topk, "return_scores": True}
         answer = await service.post(self.url, payload, timeout=self.timeout, ctx=ctx)
@@ -155,7 +157,8 @@ def _passages(data: JSON, count: int) -> list[list[str]]:
     result: JSON = None if fields is None else fields.get("result")
     if not isinstance(result, list) or len(cast("list[JSON]", result)) != count:
         raise ServiceError(
-            f'the retrieval service answered no {{"result": [...]}} of {count} lists: {str(data)[:300]}',
+            f'expected {{"result": [...]}} with {count} lists from the retrieval service; '
+            f"got {str(data)[:300]}",
             "garbage",
         )
     return [[_contents(item) for item in _list(passages)] for passages in cast("list[JSON]", result)]
@@ -163,16 +166,18 @@ def _passages(data: JSON, count: int) -> list[list[str]]:
 
 def _contents(item: JSON) -> str:
     fields = fields_of(item) or {}
-    document = fields_of(fields.get("document")) or fields  # without scores, some give the document itself
+    document = fields_of(fields.get("document")) or fields  # without scores, some services send it unwrapped
     contents = document.get("contents")
     if not isinstance(contents, str):
-        raise ServiceError(f"the retrieval service sent no contents: {str(item)[:300]}", "garbage")
+        raise ServiceError(
+            f"expected a text 'contents' from the retrieval service; got {str(item)[:300]}", "garbage"
+        )
     return contents
 
 
 def _list(value: JSON) -> list[JSON]:
     if not isinstance(value, list):
-        raise ServiceError(f"the retrieval service sent no list: {str(value)[:300]}", "garbage")
+        raise ServiceError(f"expected a list from the retrieval service; got {str(value)[:300]}", "garbage")
     return cast("list[JSON]", value)
 
 

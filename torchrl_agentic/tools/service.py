@@ -1,4 +1,4 @@
-"""Tokens that servers and their clients share, in files that only they may read."""
+"""`ServiceClient`: posts JSON to a service with retries, deadlines and limits; tokens in private files."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.per_loop import PerLoop
 
 MIN_TOKEN = 16
-"""A shorter token can be guessed."""
+"""Shortest token, in characters; a shorter one can be guessed."""
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/-]{{{MIN_TOKEN},}}=*", re.ASCII)
 _MAKE = "python -c 'import secrets; print(secrets.token_urlsafe())'"
 
 
 def check_token(token: str, where: str = "the token") -> str:
-    """Return a token that can be sent in a header and is not too easy to guess.
+    """Return a token if it can be sent in a header and is long enough.
 
     Args:
         token: The token.
-        where: What the error calls it.
+        where: Name of the token in the error message.
 
     Raises:
-        ValueError: If it is not one; the message does not repeat it.
+        ValueError: If it is too short or has other characters; the message does not contain the token.
     """
     if not _TOKEN.fullmatch(token):
         raise ValueError(
@@ -55,7 +55,7 @@ def read_token(path: str | Path) -> str:
     """Read the token in a file; space around it is left out.
 
     Args:
-        path: The file. Its owner may read it, and its group; others may not.
+        path: The file. Only its owner and its group may read it.
 
     Raises:
         ValueError: If all users of the machine can read or change the file, or if it has no token.
@@ -81,24 +81,26 @@ def bearer(path: str | Path | None) -> dict[str, str]:
 
 BUSY = frozenset({429, 503})
 """Statuses of an overloaded service."""
-WORTH_RETRYING = BUSY | {502, 504}
-MAX_ANSWER_BYTES = 64 << 20
+TRANSIENT = BUSY | {502, 504}
+"""Statuses after which another try may succeed."""
+MAX_RESPONSE_BYTES = 64 << 20
 BREAK_AFTER, BREAK_S = 10, 10.0
 MARGIN_S, MARGIN_SHARE = 0.5, 0.1
-"""A client gives up so many seconds before the deadline of its call, or that share of the time before it."""
+"""A client gives up this many seconds, or this share of its time, before the deadline of its call."""
 LEAST_SHARE = 0.05
-"""A call whose first slot leaves less than this share of its time is not sent."""
+"""A call is not sent if it gets its first slot with less than this share of its time left."""
 _SHOWN = 300
 
 
 class ServiceError(InfrastructureError):
     """A request to a service failed.
 
-    Attributes:
+    Args:
+        message: The message.
         reason: The cause in one word, for programs.
         is_transient: Whether another try may succeed.
-        retry_after: Seconds that the service asked to wait, if it did.
-        status: HTTP status, if there was an answer.
+        retry_after: Seconds that the service asked to wait; None if it did not.
+        status: HTTP status; None if there was no response.
     """
 
     def __init__(
@@ -127,8 +129,8 @@ def _remade(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer of a service.
+class ServiceResponse:
+    """The response of a service.
 
     Attributes:
         status: HTTP status, below 500.
@@ -150,11 +152,14 @@ class Patience:
     """How long to go on trying. A call of a ToolCompose also ends before its `per_call_timeout`.
 
     Args:
-        deadline_s: Seconds for all of it, with the waiting for a slot of the limiter.
-        tries: Number of tries at most.
-        first_s: Seconds to pause after the first try; each further pause is twice as long, and all are longer
-            by a random part. Where the service says how long to wait, that counts.
-        longest_s: Bound of a pause, in seconds.
+        deadline_s: Seconds for all tries, pauses and waits for a slot of the limiter.
+        tries: Most tries.
+        first_s: Pause after the first try, in seconds; each further pause is twice as long, and a random part
+            is added. The pause that a service asks for takes precedence.
+        longest_s: Longest pause, in seconds.
+
+    Raises:
+        ValueError: If a number is not above 0.
     """
 
     deadline_s: float = 300.0
@@ -163,7 +168,7 @@ class Patience:
     longest_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a number is not above 0."""
+        """Check the numbers."""
         for name in ("deadline_s", "tries", "first_s", "longest_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
@@ -174,12 +179,15 @@ class ServiceClient:
 
     Args:
         name: Name of the service in error messages.
-        limiter: Limiter whose slot each try holds, though not the pause between tries; it learns the outcome
-            of each try.
-        max_connections: Number of connections of this process at most.
-        patience: How long to go on trying.
+        limiter: Limiter of which each try holds a slot, but not the pauses between tries; it is told the
+            outcome of each try. None: no limit.
+        max_connections: Most connections of this process.
+        patience: How long to go on trying; None: the default.
         headers: Headers of each request.
         trust_env: Whether to use the proxies of the environment.
+
+    Attributes:
+        answered_at: Time of the last successful try, in seconds of the event loop's clock.
     """
 
     def __init__(
@@ -203,7 +211,7 @@ class ServiceClient:
             "headers": dict(headers or {}),
             "trust_env": trust_env,
         }
-        self._clients = PerLoop[httpx.AsyncClient]()  # none of them travels
+        self._clients = PerLoop[httpx.AsyncClient]()
         self.answered_at = -math.inf
 
     async def post(
@@ -214,24 +222,26 @@ class ServiceClient:
         timeout: float,
         check: Callable[[JSON], None] | None = None,
         ctx: ToolContext | None = None,
-    ) -> Answer:
-        """Post JSON, again where that may help, until there is an answer.
+    ) -> ServiceResponse:
+        """Post JSON, and retry after transient failures until there is a response.
 
-        With a context, the call ends with an error shortly before `ctx.deadline`. The time in which it waits
-        for its first slot counts as queueing as long as the service answers others; where it answers nobody,
-        the call ends as if it did not have to wait. A call that begins while the circuit of the limiter is
-        open fails at once, and is tried once at most until it is closed again.
+        With a context, the call ends with an error shortly before `ctx.deadline`. The wait for the first slot
+        counts as queueing while the service responds to other calls; if it responds to none, the call ends as
+        if it did not wait. While the circuit of the limiter is not closed, a call has only one try.
 
         Args:
             url: URL to post to.
-            payload: The JSON, or a function that returns it for each try, given the seconds that are left.
+            payload: The JSON, or a function that returns it for each try from the seconds that are left.
             timeout: Seconds for one try.
-            check: Raises a `ServiceError` for an invalid answer.
-            ctx: The context of the tool call that this is for.
+            check: Raises a `ServiceError` for an invalid response; None: no check.
+            ctx: Context of the tool call that the request belongs to; None: no tool call.
+
+        Returns:
+            The response.
 
         Raises:
-            ServiceError: If no try got an answer with a status below 500.
-            CircuitOpen: If the service has failed so often that it is not tried now.
+            ServiceError: If no try got a response with a status below 500.
+            CircuitOpen: If the circuit of the limiter is open, because the service has failed repeatedly.
         """
         limiter = self.limiter
         call = _Call(self, ctx)
@@ -250,7 +260,7 @@ class ServiceClient:
                             body = payload(call.left_s) if callable(payload) else payload
                             status, data = await self._try(url, body, timeout, check)
                         ended = call.now()
-                        return Answer(status, data, started - call.began, ended - started, tries)
+                        return ServiceResponse(status, data, started - call.began, ended - started, tries)
                     except (ServiceError, CircuitOpen) as error:
                         last = error
                         seconds = _pause_s(tries, error, self.patience)
@@ -264,16 +274,21 @@ class ServiceClient:
         except TimeoutError:
             if limiter is not None and (bound.expired() or last is None) and self.answered_at < call.began:
                 limiter.record_failure()
-            told = f"; last: {last}" if last else "" if tries > 1 else ", or no slot of its limiter was free"
-            text = (
-                f"{self.name} gave no answer within {call.until - call.began:.3g} s and {tries} tries{told}"
+            cause = (
+                f"; last error: {last}" if last else "" if tries > 1 else ", or its limiter had no free slot"
             )
+            n_tries = "1 try" if tries == 1 else f"{tries} tries"
+            text = f"{self.name} did not respond within {call.until - call.began:.3g} s and {n_tries}{cause}"
             raise ServiceError(text, "deadline") from None
         finally:
             call.end()
 
     async def slots(self) -> contextlib.AsyncExitStack:
-        """Wait for a connection and a slot of the limiter, which are held until the stack is closed."""
+        """Wait for a connection and a slot of the limiter.
+
+        Returns:
+            A stack that holds both until it is closed.
+        """
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._connections.slot())
             if self.limiter is not None:
@@ -289,7 +304,7 @@ class ServiceClient:
                 check(found[1])
         except ServiceError as error:
             if self.limiter is not None:
-                # One that answers too late has too much to do as well; one that says that it failed is there.
+                # A late response is a sign of overload too; "sandbox_error" is a response of a live service.
                 if error.status in BUSY or error.reason == "timeout":
                     self.limiter.record_overload(error.retry_after)
                 elif error.reason != "sandbox_error":
@@ -307,15 +322,15 @@ class ServiceClient:
                     body = bytearray()
                     async for chunk in response.aiter_bytes():
                         body += chunk
-                        if len(body) > MAX_ANSWER_BYTES:
-                            raise self._error("sent more than we take", "too_large")
+                        if len(body) > MAX_RESPONSE_BYTES:
+                            raise self._error(f"sent more than {MAX_RESPONSE_BYTES:,} bytes", "too_large")
         except (TimeoutError, httpx.TimeoutException):
-            raise self._error(f"did not answer within {timeout:g} s", "timeout", is_transient=True) from None
+            raise self._error(f"did not respond within {timeout:g} s", "timeout", is_transient=True) from None
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
             raise self._error(f"cannot be reached: {what}", "connection", is_transient=True) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._error(f"cannot be asked: {error}", "request") from error
+            raise self._error(f"got no request: {error}", "request") from error
         return response.status_code, self._read(response, bytes(body))
 
     def _read(self, response: httpx.Response, body: bytes) -> JSON:
@@ -323,21 +338,21 @@ class ServiceClient:
         status = response.status_code
         if status >= 500 or status in BUSY:
             raise self._error(
-                f"answered {status}: {text[:_SHOWN]}",
+                f"responded with {status}: {text[:_SHOWN]}",
                 "busy" if status in BUSY else "server",
-                is_transient=status in WORTH_RETRYING,
+                is_transient=status in TRANSIENT,
                 retry_after=retry_after_s(response.headers.get("retry-after"), time.time()),
                 status=status,
             )
         if 300 <= status < 400:
-            where = response.headers.get("location", "elsewhere")
-            raise self._error(f"answered {status}, and wants to be asked at {where}", "moved", status=status)
+            where = response.headers.get("location", "another URL")
+            raise self._error(f"responded with {status}, a redirect to {where}", "moved", status=status)
         try:
             return read_json(body)
         except ValueError:
             if status >= 400:
                 return text
-            raise self._error(f"answered what is no JSON: {text[:_SHOWN]!r}", "garbage") from None
+            raise self._error(f"sent invalid JSON: {text[:_SHOWN]!r}", "garbage") from None
 
     def _error(self, text: str, reason: str, **more: Any) -> ServiceError:
         return ServiceError(f"{self.name} {text}", reason, **more)
@@ -358,10 +373,9 @@ class ServiceClient:
 
 
 class _Call:
-    """The time of one call of a service, which expires at `until`.
+    """The time of one call of a service, which expires at `until` on the event loop's clock.
 
-    While the call waits for its first slot, `until` is later whenever the service has answered somebody: its
-    line moves. The clock is the event loop's.
+    While the call waits for its first slot, each response of the service to another call moves `until` back.
     """
 
     def __init__(self, service: ServiceClient, ctx: ToolContext | None) -> None:
@@ -378,14 +392,14 @@ class _Call:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the call expires; None for calls that no tool makes."""
+        """Seconds until the call expires; None if the call belongs to no tool call with a deadline."""
         return None if self._limit_s is None else self.until - self.now()
 
     async def slots(self) -> contextlib.AsyncExitStack:
         """Wait for the slots of a try; the wait for those of the first try counts as queueing.
 
         Raises:
-            TimeoutError: If the time that is left is too short for a try.
+            TimeoutError: If the remaining time is too short for a try.
         """
         if self._ctx is None or not self._is_queueing:
             return await self._service.slots()
@@ -421,7 +435,10 @@ def seconds_left(ctx: ToolContext | None) -> float | None:
     """Return the seconds that a client may take for a call, a little less than its dispatcher allows.
 
     Args:
-        ctx: The context of the call; None for one that has no deadline.
+        ctx: Context of the call, or None.
+
+    Returns:
+        The seconds, or None if the call has no deadline.
     """
     if ctx is None or ctx.deadline is None:
         return None
@@ -446,7 +463,15 @@ def _longer(seconds: float) -> float:
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:
-    """Return the seconds of a Retry-After header, which may be a date; None if invalid or in the past."""
+    """Return the seconds of a Retry-After header.
+
+    Args:
+        header: Value of the header, seconds or a date; None if there is none.
+        now: Current time, in seconds since the epoch.
+
+    Returns:
+        The seconds, or None if the header is invalid or in the past.
+    """
     if header is None:
         return None
     try:
@@ -456,17 +481,27 @@ def retry_after_s(header: str | None, now: float) -> float | None:
             seconds = email.utils.parsedate_to_datetime(header).timestamp() - now
         except (ValueError, OverflowError):
             return None
-    return seconds if seconds > 0 else None  # NaN is not
+    return seconds if seconds > 0 else None  # None for NaN too
 
 
 async def shared_limiter(kind: str, url: str, rate_limit: int | None, is_global: bool) -> Limiter | None:
-    """Return a limiter for a service, of all processes that use its URL or of this one; None: no limit."""
+    """Return a limiter for a service.
+
+    Args:
+        kind: Kind of the service; part of the limiter's name.
+        url: URL of the service; part of the limiter's name, without user and password.
+        rate_limit: Most requests at a time; None: no limit.
+        is_global: Whether all processes that use the URL share the limit.
+
+    Returns:
+        The limiter, or None if there is no limit.
+    """
     if rate_limit is None:
         return None
     if is_global:
         parts = urllib.parse.urlsplit(url)
         name = f"{kind} {parts._replace(netloc=parts.netloc.rpartition('@')[2]).geturl()}"
-        return await asyncio.to_thread(  # it asks for its first lease
+        return await asyncio.to_thread(  # on a thread, because it gets its first lease here
             ClusterRateLimiter,
             name,
             max_concurrent=rate_limit,

@@ -1,4 +1,4 @@
-"""Commands for the model, in a folder that lasts as long as its trajectory."""
+"""`ShellTool`: runs shell commands in a sandbox that lives as long as its trajectory."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec 
 
 
 class ShellTool(WorkspaceTool):
-    """Runs one shell command in a sandbox, one sandbox per trajectory. Files stay from call to call.
+    """Runs shell commands in a sandbox, one sandbox per trajectory, whose files persist between calls.
 
-    `command` runs in bash, or in sh where the sandbox has no bash; each call is a new shell, so variables and
-    the current folder do not stay. `argv` runs a program with these arguments, without a shell.
+    `command` runs in bash, or in sh if the sandbox has no bash. Each call is a new shell, so variables and
+    the current folder do not persist. `argv` runs a program with these arguments, without a shell.
 
     Args:
-        sandbox: A template, as for `PythonTool`; tools that are given the same share their files. None:
-            `default_sandbox()`, in a workspace that a trajectory has in common for all shell and file tools
-            that are given none.
-        output_max_chars: Longer output loses its middle.
-        uploads: See `FileExchange`.
-        outputs: See `FileExchange`.
+        sandbox: Template of a sandbox, as for `PythonTool`; tools with the same template share their files.
+            None: `default_sandbox()`; all shell and file tools of a trajectory that are given None share one.
+        output_max_chars: Characters of output that a result shows; longer output loses its middle.
+        uploads: Key of the row under which files for the sandbox are found; see `FileExchange`.
+        outputs: Folder whose new and changed files results refer to; see `FileExchange`.
 
     Raises:
-        SandboxError: If no sandbox is given, and none works here.
+        SandboxError: If no sandbox is given and none works on this machine.
     """
 
     name: str = "shell"
-    description: str = "Run a shell command. Files stay from call to call; each call begins in /work."
+    description: str = (
+        "Run a shell command and return its output and exit code. Files persist between calls; each call "
+        "starts a new shell in /work."
+    )
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
             "command": {
                 "type": "string",
-                "description": "A command line for the shell, e.g. 'grep -c x *.txt | sort > counts'.",
+                "description": "Command line for bash, e.g. 'grep -c x *.txt | sort > counts'.",
             },
             "argv": {
                 "type": "array",
                 "items": {"type": "string"},
                 "description": "Instead of command: a program and its arguments, run without a shell.",
             },
-            "cwd": {"type": "string", "description": "The folder to run it in, below /work."},
+            "cwd": {"type": "string", "description": "Folder to run it in, below /work. Default: /work."},
         },
     }
 
@@ -68,7 +70,7 @@ class ShellTool(WorkspaceTool):
         self.effects = Effects(writes=["workspace"])
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run the command, and show what it printed and how it ended."""
+        """Run the command, and return its output and exit code."""
         await self.sandbox.open()
         await self.files.before(self.sandbox, ctx)
         try:
@@ -102,9 +104,9 @@ class ShellTool(WorkspaceTool):
 def _words(args: Mapping[str, JSON]) -> list[str]:
     argv, command = args.get("argv"), args.get("command")
     if (argv is None) == (command is None):
-        raise ToolError("give either 'command' or 'argv'")
+        raise ToolError("pass exactly one of 'command' and 'argv'")
     if argv is not None:
         return [str(word) for word in argv]
     if not str(command).strip():
-        raise ToolError("the command is empty")
+        raise ToolError("'command' is empty; write a command line, e.g. 'ls -l'")
     return ["sh", "-c", _SHELL, "sh", str(command)]

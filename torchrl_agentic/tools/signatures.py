@@ -1,4 +1,4 @@
-"""Functions that people bring, and how they are to be called: awaited or on a thread, with which keywords."""
+"""Read signatures of functions: awaitable or not, keywords, and the JSON Schema of type hints."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from typing import Any
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a function, or an object that is called like one, is known to block nobody."""
+    """Return whether a function, or the `__call__` of an object, is a coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-class Callee:
-    """A function that is called as what it is, which is looked up once.
+class AsyncCallable:
+    """An async function around any function: a coroutine function is awaited, any other runs on a thread.
 
-    What is no coroutine function may block, and runs on a thread; what it returns is awaited where it can be.
+    An awaitable that a function on a thread returns is awaited too.
+
+    Args:
+        function: The function.
+
+    Attributes:
+        function: The function.
+        is_async: Whether it is a coroutine function.
     """
 
     __slots__ = ("function", "is_async")
@@ -33,7 +40,7 @@ class Callee:
         self.is_async = is_async(function)
 
     async def __call__(self, in_thread: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
-        """Call it. in_thread: `in_thread(function, *args, **kwargs)` runs a function on a thread."""
+        """Call the function; `in_thread(function, *args, **kwargs)` runs it on a thread if it may block."""
         if self.is_async:
             return await self.function(*args, **kwargs)
         value = await in_thread(self.function, *args, **kwargs)
@@ -42,7 +49,12 @@ class Callee:
 
 @dataclass(frozen=True, slots=True)
 class Keywords:
-    """Which keywords a function takes: those with these names, and perhaps any other."""
+    """Keywords that a function takes.
+
+    Attributes:
+        names: Names of its parameters that can be passed as keywords.
+        any_other: Whether it has `**kwargs`.
+    """
 
     names: frozenset[str]
     any_other: bool
@@ -52,7 +64,7 @@ class Keywords:
 
 
 def keywords_of(function: Callable[..., Any]) -> Keywords:
-    """Give the keywords that a function takes; one that does not tell may take any."""
+    """Return the keywords that a function takes; any, if it has no readable signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -113,7 +125,7 @@ def described(schema: dict[str, Any], text: str) -> dict[str, Any]:
     A description may end with the values that are allowed: `(choices: ["tea", "coffee"])`.
 
     Args:
-        schema: The schema of the parameter.
+        schema: JSON Schema of the parameter.
         text: The description; line breaks in it become spaces.
 
     Raises:

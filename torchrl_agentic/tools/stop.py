@@ -1,4 +1,4 @@
-"""The tool with which a model ends its trajectory."""
+"""`StopTool`: lets a model end its trajectory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torchrl_agentic.tools.schema import Schema
 
 
 class StopTool(Tool):
-    """Ends the trajectory after this turn; the other calls of the message are answered all the same."""
+    """Ends the trajectory after this turn; the other calls of the same message still run."""
 
     name: str = "stop"
-    description: str = "Say that the task is finished."
+    description: str = "End the conversation. Call this when the task is finished."
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
-        "properties": {"reason": {"type": "string", "description": "Why it is finished."}},
+        "properties": {"reason": {"type": "string", "description": "Why the task is finished."}},
     }
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> None:
-        """End it."""
+        """End the trajectory."""
         raise StopSignal(str(args.get("reason", "done")))

@@ -1,4 +1,4 @@
-"""`ensure_tool` and `ensure_toolset`, which adapt what people bring."""
+"""`ensure_tool` and `ensure_toolset`, which adapt functions and look-alikes to `Tool` and `Toolset`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.base import Tool, ToolContext, Toolset, open_world
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
-from torchrl_agentic.tools.signatures import Callee, is_async
+from torchrl_agentic.tools.signatures import AsyncCallable, is_async
 
 
-class DuckTool(Tool):
-    """A look-alike of a tool behind the interface: an object with name, description, input_schema and run."""
+class ToolAdapter(Tool):
+    """A `Tool` that delegates to a look-alike: an object with name, description, input_schema and run."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -24,15 +24,15 @@ class DuckTool(Tool):
         self.input_schema = getattr(target, "input_schema", None) or {"type": "object"}
         self.output_schema = getattr(target, "output_schema", None)
         self.wants_state = bool(getattr(target, "wants_state", False))
-        self.wants_row = bool(getattr(target, "wants_row", False))
-        self.opens_at_reset = bool(getattr(target, "opens_at_reset", False))
+        self.needs_row = bool(getattr(target, "needs_row", False))
+        self.open_at_reset = bool(getattr(target, "open_at_reset", False))
         self.is_strict = getattr(target, "is_strict", None)
         self.effects = getattr(target, "effects", None)
-        self._callee = Callee(target.run)
+        self._call_target = AsyncCallable(target.run)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:
-        """Hand the call on."""
-        return await self._callee(ctx.in_thread, args, ctx)
+        """Run the object's `run`, on a thread if it blocks."""
+        return await self._call_target(ctx.in_thread, args, ctx)
 
     async def setup(self) -> None:
         """Call the object's `setup` if it has one."""
@@ -42,34 +42,39 @@ class DuckTool(Tool):
         """Call the object's `teardown` if it has one."""
         await _call(self.target, "teardown")
 
-    async def greeting(self) -> Any:
-        """Return what the object says in the first prompt, if it says anything."""
-        return await _call(self.target, "greeting")
+    async def initial_message(self) -> Any:
+        """Call the object's `initial_message` if it has one."""
+        return await _call(self.target, "initial_message")
 
-    async def finish(self) -> float | None:
-        """Return what the object says of the whole trajectory, if it says anything."""
-        return await _call(self.target, "finish")
+    async def final_reward(self) -> float | None:
+        """Call the object's `final_reward` if it has one."""
+        return await _call(self.target, "final_reward")
 
     def check_row(self, row: RowData) -> None:
-        """Let the object look at a row, if it does."""
+        """Call the object's `check_row` if it has one."""
         if check := getattr(self.target, "check_row", None):
             check(row)
 
 
-class DuckSessionTool(DuckTool):
-    """A look-alike that opens something per trajectory: its `session` is an async context manager."""
+class SessionToolAdapter(ToolAdapter):
+    """A `ToolAdapter` of a look-alike whose `session` returns an async context manager."""
 
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
-        """Open what the object opens; that need not be a `Tool` either."""
+        """Open the object's session; the live tool may be a look-alike too."""
         async with self.target.session(trajectory) as live:
             yield _live_tool(live)
 
     def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
-        """Let the object open a branch, if it can."""
+        """Call the object's `branch` if it has one.
+
+        Args:
+            live: Live tool of the trajectory to copy.
+            trajectory: Name of the new trajectory.
+        """
         if not callable(getattr(self.target, "branch", None)):
             return super().branch(live, trajectory)
-        return self._branch(live.target if isinstance(live, DuckTool) else live, trajectory)
+        return self._branch(live.target if isinstance(live, ToolAdapter) else live, trajectory)
 
     @asynccontextmanager
     async def _branch(self, live: Any, trajectory: str) -> AsyncGenerator[Tool]:
@@ -78,22 +83,23 @@ class DuckSessionTool(DuckTool):
 
 
 def ensure_tool(item: Any) -> Tool:
-    """Return a `Tool` for what people bring: a Tool itself, a look-alike, a typed function.
+    """Return a `Tool` for a Tool, a look-alike or a typed function.
 
     Args:
         item: A Tool; a function with annotations and a docstring; or an object with `name`, `description`,
-            `input_schema` and `run(args, ctx)`, which may block. `setup`, `teardown`, `session` and `branch`
-            are used if it has them.
+            `input_schema` and `run(args, ctx)`, which may block. Its `setup`, `teardown`, `session` and
+            `branch` are used if it has them.
 
     Raises:
-        TypeError: If it is none of these. The message names what a look-alike lacks, or says what to write
+        TypeError: For any other object. The message names the missing members, or tells what to write
             instead.
     """
     kind = type(item).__name__
     if derives(item, Tool):
         if not is_async(item.run):
             raise TypeError(
-                f"{kind}.run is no coroutine function: write 'async def run', and ctx.in_thread(...) inside"
+                f"{kind}.run is not a coroutine function: write 'async def run', and call "
+                "blocking functions with 'await ctx.in_thread(...)'"
             )
         return item
     if isinstance(item, type):
@@ -117,7 +123,9 @@ def ensure_tool(item: Any) -> Tool:
     if callable(item):
         return FunctionTool(item)
     if callable(getattr(item, "execute", None)) and callable(getattr(item, "release", None)):
-        raise TypeError(f"{kind} begins and ends with each trajectory: wrap it as LifecycleTool({kind}(...))")
+        raise TypeError(
+            f"{kind} has verl's create, execute and release: wrap it as LifecycleTool({kind}(...))"
+        )
     if not callable(getattr(item, "run", None)) and not _lacking_of_toolset(item):
         raise TypeError(f"{kind} is a toolset: use compose.add_toolset(...)")
     raise TypeError(
@@ -126,23 +134,23 @@ def ensure_tool(item: Any) -> Tool:
     )
 
 
-def _adapted(item: Any) -> DuckTool:
-    return DuckSessionTool(item) if callable(getattr(item, "session", None)) else DuckTool(item)
+def _adapted(item: Any) -> ToolAdapter:
+    return SessionToolAdapter(item) if callable(getattr(item, "session", None)) else ToolAdapter(item)
 
 
 def _live_tool(item: Any) -> Tool:
-    """Return a Tool for what a look-alike's session opened; of that, only `run` is called."""
+    """Return a Tool for the live tool of a look-alike's session, of which only `run` is called."""
     if not derives(item, Tool) and callable(getattr(item, "run", None)):
         return _adapted(item)
     return ensure_tool(item)
 
 
 _TOOLSETS = (("setup", "teardown"), ("open", "close", "tools"))
-"""The members of look-alikes of a toolset. `tools` holds the tools after `open`."""
+"""Members of the two kinds of look-alikes of a toolset. `tools` holds the tools after `open`."""
 
 
-class DuckToolset(Toolset):
-    """A look-alike of a toolset behind the interface."""
+class ToolsetAdapter(Toolset):
+    """A `Toolset` that delegates to a look-alike."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -172,30 +180,40 @@ class DuckToolset(Toolset):
         return repr(self.target)
 
 
-class DuckWorld(DuckToolset):
-    """A look-alike of a toolset with a world: its `session` returns an async context manager."""
+class WorldAdapter(ToolsetAdapter):
+    """A `ToolsetAdapter` of a look-alike with a world: its `session` returns an async context manager."""
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.name = getattr(target, "name", "") or type(target).__name__
 
     def session(self, trajectory: str, row: RowData = NO_DATA) -> AbstractAsyncContextManager[Any]:
-        """Open the object's world."""
+        """Open the object's world.
+
+        Args:
+            trajectory: Name of the trajectory.
+            row: Its data set row.
+        """
         return open_world(self.target, trajectory, row)
 
     def branch(self, world: Any, trajectory: str) -> AbstractAsyncContextManager[Any]:
-        """Let the object open a branch, if it can."""
+        """Call the object's `branch` if it has one.
+
+        Args:
+            world: World of the trajectory to copy.
+            trajectory: Name of the new trajectory.
+        """
         if not callable(getattr(self.target, "branch", None)):
             return super().branch(world, trajectory)
         return self.target.branch(world, trajectory)
 
-    async def finish(self, world: Any) -> float | None:
-        """Return what the object says of the whole trajectory, if it says anything."""
-        return await _call(self.target, "finish", world)
+    async def final_reward(self, world: Any) -> float | None:
+        """Call the object's `final_reward` if it has one."""
+        return await _call(self.target, "final_reward", world)
 
 
 def ensure_toolset(item: Any) -> Toolset:
-    """Return a `Toolset` for what people bring: a Toolset itself, or a look-alike.
+    """Return a `Toolset` for a Toolset or a look-alike.
 
     Args:
         item: A Toolset; an object with `setup` and `teardown`, where `setup` returns the tools; or one with
@@ -203,7 +221,7 @@ def ensure_toolset(item: Any) -> Toolset:
             awaitable.
 
     Raises:
-        TypeError: If it is none of these. The message names what a look-alike lacks.
+        TypeError: For any other object. The message names the missing members.
     """
     if isinstance(item, Toolset):
         return item
@@ -216,11 +234,11 @@ def ensure_toolset(item: Any) -> Toolset:
             "a toolset is a Toolset, or an object with setup and teardown, or one with open, close and tools;"
             f" {kind} lacks {', '.join(missing)}"
         )
-    return DuckWorld(item) if callable(getattr(item, "session", None)) else DuckToolset(item)
+    return WorldAdapter(item) if callable(getattr(item, "session", None)) else ToolsetAdapter(item)
 
 
 def _lacking_of_toolset(item: Any) -> list[str]:
-    """Return what an object lacks of the kind of toolset that it is closest to."""
+    """Return the members that an object lacks of the kind of toolset that it is most similar to."""
     return min((_without(item, names) for names in _TOOLSETS), key=len)
 
 
@@ -229,12 +247,12 @@ def _without(item: Any, names: Sequence[str]) -> list[str]:
         name
         for name in names
         if inspect.getattr_static(item, name, None)
-        is None  # a property may refuse before the toolset is open
+        is None  # static, because a property may raise before the toolset is open
     ]
 
 
 async def _call(target: Any, method: str, *args: Any) -> Any:
-    """Call a method that may be missing, and await what it returns where that is awaitable."""
+    """Call a method if it exists, and await its value if it is awaitable."""
     found = getattr(target, method, None)
     value = None if found is None else found(*args)
     return await value if inspect.isawaitable(value) else value

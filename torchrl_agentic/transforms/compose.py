@@ -52,9 +52,9 @@ class ToolCompose(ToolList):
     Writes under "agentic", on reset too, with shape [*B, 1]: `any_tool_calls`, `any_error`, `stop_requested`,
     bool; `n_calls`, `n_errors`, `n_infra`, int64, of this turn; `turn`, int64, the number of turns so far;
     `tool_reward` and `tool_seconds`, float32, sums over this turn; `trajectory_reward`, float32, the final
-    rewards of the tools (`Tool.finish`) when the trajectory has ended; `trajectory`, int64, a random number
-    above 0 that all steps of a trajectory share; `ended_by`, int64, an index into `transforms.specs.REASONS`.
-    A tool that asks to stop sets `done` and `terminated` of its row.
+    rewards of the tools (`Tool.final_reward`) when the trajectory has ended; `trajectory`, int64, a random
+    number above 0 that all steps of a trajectory share; `ended_by`, int64, an index into
+    `transforms.specs.REASONS`. A tool that asks to stop sets `done` and `terminated` of its row.
 
     A row whose trajectory has ended takes no part in later steps until it is reset, and stays `done`. If the
     environment loads a data set, its rows may hold `tools_kwargs` and `tool_selection`; see `RowData`.

@@ -23,7 +23,7 @@ from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.messages import Message, ParsedCall, ParseResult
 from torchrl_agentic.tools.base import Tool
-from torchrl_agentic.tools.row_data import EXTRA, KEYS, SELECTION, RowData, read_selections, said_of
+from torchrl_agentic.tools.row_data import EXTRA, KEYS, SELECTION, RowData, read_selections, tool_columns
 from torchrl_agentic.transforms.row_turn import RowTurn
 
 _stack: Any = NonTensorStack  # declared abstract, which it is not
@@ -149,7 +149,7 @@ def concerns_tools(tools: Sequence[Tool], tensordict: TensorDictBase) -> bool:
         tools: The tools.
         tensordict: Result of the reset, [*B].
     """
-    wanted = any(tool.wants_row or tool.opens_at_reset for tool in tools)
+    wanted = any(tool.needs_row or tool.open_at_reset for tool in tools)
     return wanted or has_row_keys(tensordict.keys())
 
 
@@ -205,7 +205,7 @@ def completed(
     if not is_new:
         return data
     late = [f"create_kwargs of {tool.name!r}" for tool in tools
-            if tool.opens_at_reset and data.kwargs(tool.name, "create_kwargs")]  # fmt: skip
+            if tool.open_at_reset and data.kwargs(tool.name, "create_kwargs")]  # fmt: skip
     if data.selections and ("tokens", "prompt") in tensordict.keys(True):
         late.append("tool_selection")
     if late:
@@ -223,7 +223,7 @@ def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
     if not keys:
         return None
     found: Any = columns(tensordict, 0, keys)
-    return RowData(selections=read_selections(said_of(found)[SELECTION])).selection_at(0)
+    return RowData(selections=read_selections(tool_columns(found)[SELECTION])).selection_at(0)
 
 
 def begin_rows(
@@ -247,7 +247,7 @@ def begin_rows(
         return []
     for session in sessions:
         session.data = row_data(tools, tensordict_reset, session.row)
-    eager = [tool for tool in tools if tool.opens_at_reset]
+    eager = [tool for tool in tools if tool.open_at_reset]
     return run(_opened(eager, sessions)) if eager and sessions else []
 
 

@@ -13,7 +13,7 @@ from torchrl_agentic.dispatch import Session, SessionRows
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, Reply, name_of
-from torchrl_agentic.interactions.user_tool import UserTool, hand_over, judgement, reply, tool_name
+from torchrl_agentic.interactions.user_tool import UserTool, final_score, reply, set_arguments, tool_name
 from torchrl_agentic.messages import Message
 from torchrl_agentic.transforms.dataset_rows import columns
 
@@ -176,7 +176,7 @@ class UserSessions:
         conversation = self._rows.state[row]
         if conversation.session is None:
             conversation.session = self._rows.session(row, trajectory)
-            hand_over(conversation.session, conversation.choice.kwargs)
+            set_arguments(conversation.session, conversation.choice.kwargs)
         return not conversation.is_over
 
     def converse(self, turns: Iterable[UserTurn]) -> None:
@@ -206,7 +206,7 @@ class UserSessions:
             conversation.is_over = True
             judged = None
             if not turn.has_failed:
-                judged, could = await judgement(session, name, turn.messages)
+                judged, could = await final_score(session, name, turn.messages)
                 turn.has_failed = not could
             turn.final = conversation.total if judged is None else judged
             closing = asyncio.create_task(session.close())

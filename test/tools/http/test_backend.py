@@ -149,8 +149,8 @@ async def test_sockets_in_the_file_system_are_refused():
 @pytest.mark.parametrize(
     ("error", "kind", "says"),
     [
-        (socket.gaierror(socket.EAI_NONAME, "x"), ToolError, "there is no host"),
-        (socket.gaierror(socket.EAI_AGAIN, "x"), ToolError, "does not answer"),
+        (socket.gaierror(socket.EAI_NONAME, "x"), ToolError, "does not exist"),
+        (socket.gaierror(socket.EAI_AGAIN, "x"), ToolError, "does not respond"),
         (UnicodeError("label too long"), ToolError, "too long"),
         (OSError(24, "Too many open files"), InfrastructureError, "Too many open files"),
     ],

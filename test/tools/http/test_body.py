@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.tools.http.exchange import Ended, inflater_for, read_body
+from torchrl_agentic.tools.http.exchange import BodyEnd, inflater_for, read_body
 from torchrl_agentic.tools.http.http_client import WireLimit
 
 
@@ -21,7 +21,7 @@ def deflate_raw(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-async def read(pieces: Iterable[bytes], encoding: str, most: int = 1 << 20) -> tuple[bytes, Ended]:
+async def read(pieces: Iterable[bytes], encoding: str, most: int = 1 << 20) -> tuple[bytes, BodyEnd]:
     async def chunks() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
@@ -51,7 +51,7 @@ def test_a_body_comes_out_as_it_went_in_however_it_is_cut(encoding: str, data: b
         pieces, packed = [*pieces, packed[:size]], packed[size:]
     out, ended = asyncio.run(read(pieces, encoding, most))
     assert out == data[:most]
-    assert ended == Ended(truncated=len(data) > most)
+    assert ended == BodyEnd(truncated=len(data) > most)
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress", "gzip,br", "x" * 500])
@@ -75,7 +75,7 @@ async def test_a_bomb_costs_no_more_than_the_bound(encoding: str):
 
 async def test_gzip_of_several_members_is_read_and_padding_ignored():
     packed = gzip.compress(b"one ") + gzip.compress(b"two") + b"\0" * 100 + b"\x1f\x8b"
-    assert await read([packed], "gzip") == (b"one two", Ended())
+    assert await read([packed], "gzip") == (b"one two", BodyEnd())
 
 
 async def test_members_without_end_are_not_read_for_ever():
@@ -91,9 +91,9 @@ async def test_a_body_that_is_broken_keeps_what_could_be_read(encoding: str):
     out, ended = await read([packed[:20_000]], encoding)
     assert text.startswith(out)
     assert len(out) > 10_000
-    assert ended == Ended(problem="the compressed data ends too early")
+    assert ended == BodyEnd(problem="the compressed data ends too early")
     _, ended = await read([b"this is no compressed data"], encoding)
-    assert ended == Ended(problem="the rest is not compressed as announced")
+    assert ended == BodyEnd(problem="the rest is not compressed as announced")
 
 
 async def test_too_much_on_the_wire_cuts_the_body():
@@ -101,4 +101,4 @@ async def test_too_much_on_the_wire_cuts_the_body():
         yield b"abc"
         raise WireLimit
 
-    assert await read(pieces(), "") == (b"abc", Ended(truncated=True))
+    assert await read(pieces(), "") == (b"abc", BodyEnd(truncated=True))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.errors import ToolError
-from torchrl_agentic.tools.http.exchange import Ask, checked_body, checked_headers, redirected
+from torchrl_agentic.tools.http.exchange import HttpRequest, checked_body, checked_headers, redirected
 from torchrl_agentic.tools.http.policy import parse_target
 
 HERE = parse_target("https://example.org/")
@@ -83,16 +83,17 @@ SECRET = {"authorization": "s", "x-api-key": "s", "cookie": "s", "accept": "*/*"
     "https://example.org.evil/"]
 )  # fmt: skip
 def test_secrets_stay_at_their_origin(there: str):
-    ask = redirected(Ask("GET", HERE, SECRET), 302, parse_target(there))
+    ask = redirected(HttpRequest("GET", HERE, SECRET), 302, parse_target(there))
     assert ask.headers == {"accept": "*/*", "content-type": "a/b"}
     assert (
-        redirected(Ask("GET", HERE, SECRET), 302, parse_target("https://example.org:443/x")).headers == SECRET
+        redirected(HttpRequest("GET", HERE, SECRET), 302, parse_target("https://example.org:443/x")).headers
+        == SECRET
     )
 
 
 def test_nothing_goes_from_https_to_http():
     with pytest.raises(ToolError, match="https to http"):
-        redirected(Ask("GET", HERE, {}), 302, parse_target("http://example.org/"))
+        redirected(HttpRequest("GET", HERE, {}), 302, parse_target("http://example.org/"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,9 @@ def test_nothing_goes_from_https_to_http():
 def test_a_redirect_changes_the_method_as_in_browsers(method: str, status: int, then: str):
     content = None if method in ("GET", "HEAD") else b"x"
     ask = redirected(
-        Ask(method, HERE, {"content-type": "a/b"}, content), status, parse_target("https://example.org/b")
+        HttpRequest(method, HERE, {"content-type": "a/b"}, content),
+        status,
+        parse_target("https://example.org/b"),
     )
     assert ask.method == then
     assert (ask.content is None) == (then in ("GET", "HEAD"))
@@ -114,4 +117,4 @@ def test_a_redirect_changes_the_method_as_in_browsers(method: str, status: int, 
 @pytest.mark.parametrize(("method", "status"), [("POST", 307), ("POST", 308), ("PUT", 302)])
 def test_a_body_is_not_sent_on_to_another_site(method: str, status: int):
     with pytest.raises(ToolError, match="another site"):
-        redirected(Ask(method, HERE, {}, b"x"), status, parse_target("https://other.org/"))
+        redirected(HttpRequest(method, HERE, {}, b"x"), status, parse_target("https://other.org/"))

@@ -194,14 +194,14 @@ async def test_a_long_text_can_be_read_piece_by_piece(server: WebServer):
         assert result.meta["truncated"]
         assert ("call again with start=" in notes) == (start < len(text))
     assert shown == text
-    assert "nothing at start=9000" in (await ask(tool, server.url("/"), start=9000)).text
+    assert "start=9000 is beyond the end" in (await ask(tool, server.url("/"), start=9000)).text
 
 
 async def test_a_body_over_the_bound_is_cut_and_the_rest_not_fetched(server: WebServer):
     server.acts["/"] = page(b"x" * 50_000_000)
     result = await ask(tool_for(server, max_response_bytes=10_000, output_max_chars=20_000), server.url("/"))
     assert (result.status, result.meta["bytes"], result.meta["truncated"]) == (Status.OK, 10_000, True)
-    assert "[cut after 10000 bytes: the answer is longer]" in result.text
+    assert "[truncated after 10000 bytes: the response is longer]" in result.text
     exact = page(b"x" * 10_000)
     server.acts["/"] = exact
     result = await ask(tool_for(server, max_response_bytes=10_000, output_max_chars=20_000), server.url("/"))
@@ -213,7 +213,7 @@ async def test_what_is_no_text_is_named_and_an_image_is_shown(server: WebServer)
     server.acts["/png"] = page(PNG, "image/png")
     server.acts["/fake"] = page(b"<html>", "image/png")
     result = await ask(tool_for(server), server.url("/pdf"))
-    assert "[no text, so it is not shown: 104 bytes of application/pdf]" in result.text
+    assert "[binary data is not shown: 104 bytes of application/pdf]" in result.text
     assert "PDF" not in result.text
     result = await ask(tool_for(server), server.url("/png"))
     assert result.parts[1] == ImagePart(PNG, "image/png")
@@ -250,7 +250,7 @@ async def test_no_more_redirects_are_followed_than_allowed(server: WebServer):
     server.acts["/"] = redirect("/")
     for most in (0, 1, 5):
         server.visits.clear()
-        with pytest.raises(ToolError, match=f"{most} redirects are the most"):
+        with pytest.raises(ToolError, match=f"at most {most} redirects"):
             await ask(tool_for(server, max_redirects=most), server.url("/"))
         assert len(server.visits) == most + 1
 
@@ -349,7 +349,7 @@ async def test_a_kept_connection_that_the_server_has_left_is_no_error(server: We
     assert (await tool.run({"url": server.url("/")}, ToolContext("c1"))).text.endswith("fine")
     assert (await tool.run({"url": server.url("/")}, ToolContext("c2"))).text.endswith("fine")
     assert (len(server.visits), server.connections) == (3, 2)
-    with pytest.raises(ToolError, match="without an HTTP answer"):  # sent twice, it might be done twice
+    with pytest.raises(ToolError, match="without an HTTP response"):  # sent twice, it might be done twice
         await tool.run({"url": server.url("/"), "method": "POST"}, ToolContext("c3"))
     assert len(server.visits) == 4
     await tool.teardown()

@@ -46,9 +46,9 @@ async def test_what_is_in_the_box_is_shown():
 @pytest.mark.parametrize(
     ("box", "message"),
     [
-        ([300, 0, 400, 50], "outside of the image, which is 200 × 100"),
+        ([300, 0, 400, 50], "outside of the image of 200 × 100 pixels"),
         ([50, 0, 10, 50], "x1 < x2 and y1 < y2"),
-        ([0, 0, 200, 1], "200 times as long as wide; 100 is allowed"),
+        ([0, 0, 200, 1], "200 times its shorter side; at most 100 times is allowed"),
     ],
 )
 async def test_a_box_that_shows_nothing_is_explained_and_costs(box, message):
@@ -59,7 +59,7 @@ async def test_a_box_that_shows_nothing_is_explained_and_costs(box, message):
 
 async def test_an_image_that_is_too_small_is_told():
     (result,) = await zoom([0, 0, 5, 5], image=Image.new("RGB", (10, 10)))
-    assert "zooming in takes 28 pixels" in result.text
+    assert "zooming in needs at least 28" in result.text
     (result,) = await zoom([0, 0, 5, 5], image=Image.new("RGB", (10, 10)), config={"min_side": 4})
     assert result.reward == 0.0
 
@@ -114,7 +114,7 @@ async def test_a_photograph_is_cropped_the_way_up_that_the_model_sees_it():
     ("image", "message"),
     [
         ("https://example.org/i.png", "not loaded from the network"),
-        ("no such file", "no file and no base64"),
+        ("no such file", "as a path or base64"),
         (b"no image", "cannot be opened"),
         (7, "got int"),
     ],

@@ -152,7 +152,7 @@ def test_arguments_that_are_taken_in_one_piece_are_the_tools_own_business():
 
 def test_a_tool_that_opens_at_its_first_call_may_lack_arguments():
     """No call may come."""
-    LifecycleTool(Typed(), opens_at_reset=False).check_row(RowData())
+    LifecycleTool(Typed(), open_at_reset=False).check_row(RowData())
     with pytest.raises(ValueError, match="needs 'start'"):
         LifecycleTool(Typed()).check_row(RowData())
 
@@ -325,9 +325,9 @@ async def test_a_text_as_reward_is_no_reward_and_logged_once_with_the_tool(caplo
                 assert (result.status, result.text, result.reward) == (Status.OK, "42\n", None)
         assert session.worth == {}
     assert [record.getMessage() for record in caplog.records] == [
-        "tool count: execute() returned a str as reward; expected a number or None, and took it for None",
+        "tool count: execute() returned a str as reward; expected a number or None; it is treated as None",
         "tool count: calc_reward() returned a list as reward; "
-        "expected a number or None, and took it for None",
+        "expected a number or None; it is treated as None",
     ]
 
 

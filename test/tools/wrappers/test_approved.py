@@ -92,7 +92,7 @@ async def test_nobody_there_is_a_refusal():
 
     (result,) = await ask(Approved(add, policy, wait_s=0.01), {"a": 1})
     assert (result.status, result.text) == (
-        Status.SKIPPED, "Error: this call was not run: nobody has approved it within 0.01 s"
+        Status.SKIPPED, "Error: this call was not run: it was not approved within 0.01 s"
     )  # fmt: skip
 
 

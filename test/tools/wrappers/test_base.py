@@ -17,8 +17,8 @@ from torchrl_agentic.tools.legacy import LegacyTool, as_tool
 from torchrl_agentic.tools.wrappers.base import pause
 
 MEMBERS = [name for name in vars(Tool) if not name.startswith("_")]
-METHODS = ["check_row", "finish", "greeting", "setup", "teardown"]
-CHANGED = {"run", "session", "branch", "spec", "opens_sessions", "default_effects"}
+METHODS = ["check_row", "final_reward", "initial_message", "setup", "teardown"]
+CHANGED = {"run", "session", "branch", "spec", "stateful", "default_effects"}
 """What a wrapper has a reason of its own to define; tests below and of each wrapper are about these."""
 
 
@@ -62,7 +62,9 @@ async def test_whatever_a_tool_does_is_done_by_the_wrapped_one(name: str):
     if name == "check_row":
         wrapped.check_row(mark)
     else:
-        assert await getattr(wrapped, name)() is (mark if name in ("greeting", "finish") else None)
+        assert await getattr(wrapped, name)() is (
+            mark if name in ("initial_message", "final_reward") else None
+        )
     assert seen == [mark]
 
 

@@ -229,7 +229,7 @@ def test_only_pure_tools_can_be_cached(tool):
     "options", [{"scope": "group"}, {"scope": "all"}, {"group": len}, {"max_entries": 0}], ids=str
 )
 def test_a_scope_that_means_nothing_is_refused(options):
-    with pytest.raises(ValueError, match=r"scope is|max_entries must"):
+    with pytest.raises(ValueError, match=r"expected scope|max_entries must"):
         Cached(add, **options)
 
 
@@ -247,5 +247,5 @@ def test_what_depends_on_the_row_is_cached_for_its_trajectory_alone():
         return answer == ground_truth
 
     assert Cached(check).scope == "trajectory"
-    with pytest.raises(ValueError, match="'check' takes something from the data set's row"):
+    with pytest.raises(ValueError, match="'check' reads the data set's row"):
         Cached(check, "global")

@@ -143,7 +143,7 @@ async def test_retries_within_retries_are_added_up():
 
 @pytest.mark.parametrize("effects", [CHANGES, Effects.EXCLUSIVE])
 def test_a_tool_that_changes_things_needs_a_key(effects):
-    with pytest.raises(ValueError, match="Give an idempotency_key"):
+    with pytest.raises(ValueError, match="Pass an idempotency_key"):
         retrying("x", effects=effects)
     with pytest.raises(ValueError, match="a second try could do them twice"):
         Retrying(Notes())

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.base import Tools, schemas_of
-from torchrl_agentic.tools.schema_simplify import tidy
+from torchrl_agentic.tools.schema_simplify import simplify_schema
 
 Tag = dict[str, JSON]
 
@@ -57,7 +57,10 @@ def parameters(tools: Tools) -> dict[str, JSON]:
     schemas = schemas_of(tools) or {}
     if not schemas:
         raise ValueError("a structural tag needs at least one tool")
-    return {name: tidy(schema) or {"type": "object", "properties": {}} for name, schema in schemas.items()}
+    return {
+        name: simplify_schema(schema) or {"type": "object", "properties": {}}
+        for name, schema in schemas.items()
+    }
 
 
 def structural_tag(

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.interactions import Interaction, Reply, as_interaction
-from torchrl_agentic.interactions.user_tool import UserTool, hand_over, judgement, reply, tool_name
+from torchrl_agentic.interactions.user_tool import UserTool, final_score, reply, set_arguments, tool_name
 from torchrl_agentic.messages import Message
 
 
@@ -51,7 +51,7 @@ class InteractionContract:
             trajectory: Name of the trajectory.
         """
         session = dispatcher.session(trajectory)
-        hand_over(session, self.kwargs)
+        set_arguments(session, self.kwargs)
         return session
 
     @pytest.mark.asyncio
@@ -77,7 +77,7 @@ class InteractionContract:
         assert await reply(first, "x", self.messages) is not None
         assert await reply(second, "x", self.messages) is not None
         await first.close()
-        _, could = await judgement(second, "x", self.messages)
+        _, could = await final_score(second, "x", self.messages)
         assert could
         await second.close()
 
@@ -85,7 +85,7 @@ class InteractionContract:
     async def test_it_judges_a_conversation_that_it_took_no_part_in(self, dispatcher: Dispatcher) -> None:
         """A tool may end a trajectory before the user has spoken."""
         async with self.session(dispatcher) as session:
-            score, could = await judgement(session, "x", self.messages)
+            score, could = await final_score(session, "x", self.messages)
         assert could
         assert score is None or isinstance(score, float)
 

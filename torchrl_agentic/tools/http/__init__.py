@@ -1,9 +1,8 @@
-"""HTTP for the model: public hosts only, or those that were named, and bounds on all that comes back.
+"""HTTP requests of the model: to public hosts only, or to named ones, with bounds on all that comes back.
 
-addresses: which addresses are public. policy: which URLs may be asked for. backend: resolves once, checks,
-connects to what was checked. client: the connections of one event loop. request: what the model asked, made
-safe. exchange: sends it, follows redirects, reads the body. body, text, page: what came back, bounded, then
-readable. failure, answer: what the model is told of it. offer, tool: `HttpTool`.
+`policy` decides which URLs and addresses are allowed. `http_client` resolves each host once, checks its
+addresses and connects to one of them. `exchange` checks a request, sends it, follows redirects and reads the
+body. `render` makes the response readable for the model. `http_tool` has `HttpTool`.
 """
 
 from torchrl_agentic.tools.http.http_tool import HttpTool

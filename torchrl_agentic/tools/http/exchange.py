@@ -1,7 +1,7 @@
-"""What went wrong on the network, in a sentence for the model.
+"""Check a request of the model, send it, follow redirects, and read the body of the response.
 
-Nearly all of it is an ERROR: the model chose the URL, and what a reward leaves out (INFRA) must not be its to
-choose. Only what this machine itself lacks is nobody's fault.
+Nearly all failures are ERROR results: the model chooses the URL, so it must not be able to cause INFRA
+results, which rewards leave out. Only failures of this machine itself are INFRA.
 """
 
 from __future__ import annotations
@@ -30,8 +30,17 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errn
 _AWAY = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 
 
-def explained(error: Exception, host: str, port: int) -> ToolError | InfrastructureError:
-    """Give the exception that says what became of a request."""
+def error_for(error: Exception, host: str, port: int) -> ToolError | InfrastructureError:
+    """Return the exception to raise for a failed request.
+
+    Args:
+        error: Exception of httpcore.
+        host: Host of the request.
+        port: Port of the request.
+
+    Returns:
+        A `ToolError` with a message for the model, or an `InfrastructureError` if this machine has failed.
+    """
     where = f"{host}:{port}"
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -39,26 +48,26 @@ def explained(error: Exception, host: str, port: int) -> ToolError | Infrastruct
                 "certificate", f"the certificate of {where} is not accepted: {cause.verify_message}"
             )
         if isinstance(cause, ssl.SSLError):
-            return _failure("tls", f"{where} does not speak TLS as it should; try http:// if it is meant to")
+            return _failure("tls", f"the TLS connection to {where} failed; try http:// instead of https://")
         if isinstance(cause, ConnectionRefusedError):
             return _failure("refused", f"nothing listens at {where}: the connection was refused")
         if isinstance(cause, OSError) and cause.errno in _OURS:
-            return InfrastructureError(f"no connection can be made from here: {cause.strerror}")
+            return InfrastructureError(f"this machine cannot open a connection: {cause.strerror}")
         if isinstance(cause, OSError) and cause.errno in _AWAY:
-            return _failure("unreachable", f"{host} cannot be reached from here")
+            return _failure("unreachable", f"{host} cannot be reached from this machine")
     match error:
         case httpcore.ConnectError() | httpcore.ConnectTimeout():
-            return _failure("unreachable", f"{where} does not answer")
+            return _failure("unreachable", f"{where} does not respond")
         case httpcore.RemoteProtocolError() if "disconnected" in str(error):
-            return _failure("no answer", f"{where} closed the connection without an HTTP answer")
+            return _failure("no answer", f"{where} closed the connection without an HTTP response")
         case httpcore.RemoteProtocolError() if "too long" in str(error):
-            return _failure("not HTTP", f"{where} sends headers without end")
+            return _failure("not HTTP", f"{where} sends endless headers")
         case httpcore.RemoteProtocolError():
-            return _failure("not HTTP", f"what {where} answers is not HTTP/1.1")
+            return _failure("not HTTP", f"the response of {where} is not HTTP/1.1")
         case httpcore.LocalProtocolError():
             return _failure("request", f"the request cannot be sent as HTTP/1.1: {error}")
         case _:
-            return _failure("broken", f"the connection to {where} broke off")
+            return _failure("broken", f"the connection to {where} was lost")
 
 
 def _failure(reason: str, text: str) -> ToolError:
@@ -66,7 +75,7 @@ def _failure(reason: str, text: str) -> ToolError:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and what led to it: httpcore and anyio wrap what the system said."""
+    """Yield an exception and its causes, because httpcore and anyio wrap the system's errors."""
     for _ in range(MAX_CAUSES):
         if error is None:
             return
@@ -75,24 +84,34 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 ACCEPTED = "gzip, deflate"
-"""What we ask for: zlib can stop after so many bytes."""
+"""Encodings that requests accept; zlib can decompress a bounded number of bytes of both."""
 
 MAX_MEMBERS = 100
-"""How many gzip files in a row are read: each costs a copy of what follows."""
+"""Most members of a gzip stream; each costs a copy of the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a body ended. truncated: at our bound. problem: why it is not whole otherwise, None where it is."""
+class BodyEnd:
+    """How a body ended.
+
+    Attributes:
+        truncated: Whether it was cut at our size bound.
+        problem: Another reason why it is incomplete, or None.
+    """
 
     truncated: bool = False
     problem: str | None = None
 
 
 class Inflater:
-    """Decompresses gzip (of several members too) and deflate (with zlib's header or without), step by step.
+    """Decompresses gzip (also of several members) and deflate (with or without zlib's header), step by step.
 
-    finished: what follows is padding. whole: it could end here.
+    Args:
+        encoding: "gzip" or "deflate".
+
+    Attributes:
+        finished: Whether everything that follows is padding.
+        whole: Whether the stream may end here.
     """
 
     def __init__(self, encoding: str) -> None:
@@ -103,15 +122,22 @@ class Inflater:
         self.whole = True
 
     def feed(self, data: bytes, most: int) -> bytes:
-        """Give what comes of some compressed bytes, `most` bytes at most; what is over is lost.
+        """Decompress some bytes; output beyond `most` bytes is dropped.
+
+        Args:
+            data: Compressed bytes.
+            most: Most bytes to return.
+
+        Returns:
+            The decompressed bytes.
 
         Raises:
-            zlib.error: they are not compressed as announced.
+            zlib.error: If the data is not compressed as announced.
         """
         out = b""
         while data and len(out) < most and not self.finished:
             if self._stream is None:
-                # Deflate is meant to have zlib's header; some servers leave it out.
+                # Deflate should have zlib's header, but some servers omit it.
                 self._stream = zlib.decompressobj(15 if data[0] & 0x0F == 8 else -15)
             self.whole = False
             out += self._stream.decompress(data, most - len(out))
@@ -122,17 +148,20 @@ class Inflater:
                 if self._members > MAX_MEMBERS:
                     raise zlib.error("too many members")
                 data = self._stream.unused_data
-                # Zeros, or anything else behind the last member, are padding.
+                # Anything after the last member, such as zeros, is padding.
                 self.finished = not (self._is_gzip and data[:1] in (b"", b"\x1f"))
                 self._stream = zlib.decompressobj(31) if self._is_gzip else None
         return out
 
 
 def inflater_for(content_encoding: str) -> Inflater | None:
-    """Give what decompresses a body; None where it is not compressed.
+    """Return a decompressor for a body, or None if it is not compressed.
+
+    Args:
+        content_encoding: Value of the header Content-Encoding.
 
     Raises:
-        ToolError: it is compressed in a way we did not ask for, or more than once.
+        ToolError: If the encoding is not in `ACCEPTED`, or there are several.
     """
     names = [name.strip().lower() for name in content_encoding.split(",")]
     match [name for name in names if name not in ("", "identity")]:
@@ -144,27 +173,40 @@ def inflater_for(content_encoding: str) -> Inflater | None:
             return Inflater("deflate")
         case _:
             raise ToolError(
-                f"the answer is compressed as {shorten(content_encoding, 40)!a}; gzip and deflate can be read"
+                f"the response is compressed as {shorten(content_encoding, 40)!a}; "
+                "only gzip and deflate can be read"
             )
 
 
 async def read_body(
     chunks: AsyncIterator[bytes], inflater: Inflater | None, most: int, into: bytearray
-) -> Ended:
-    """Read a body up to `most` bytes; what has arrived is in `into` whatever happens."""
+) -> BodyEnd:
+    """Read a body.
+
+    Args:
+        chunks: The chunks of the body.
+        inflater: Decompressor, or None if the body is not compressed.
+        most: Most bytes to keep.
+        into: Buffer for the body; it has what has arrived even after an exception.
+
+    Returns:
+        How the body ended.
+    """
     try:
         async for chunk in chunks:
-            # One more than there is room for tells a body that fits from one that does not.
+            # One byte more than `most` distinguishes a body that fits from a longer one.
             room = most + 1 - len(into)
             into += chunk if inflater is None else inflater.feed(chunk, room)
             if len(into) > most:
                 del into[most:]
-                return Ended(truncated=True)
+                return BodyEnd(truncated=True)
     except WireLimit:
-        return Ended(truncated=True)
+        return BodyEnd(truncated=True)
     except zlib.error:
-        return Ended(problem="the rest is not compressed as announced")
-    return Ended(problem=None if inflater is None or inflater.whole else "the compressed data ends too early")
+        return BodyEnd(problem="the rest is not compressed as announced")
+    return BodyEnd(
+        problem=None if inflater is None or inflater.whole else "the compressed data ends too early"
+    )
 
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -176,17 +218,17 @@ OURS = frozenset(
         "http2-settings", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "via", "x-real-ip",
     }
 )  # fmt: skip
-"""Headers that frame the message, or say who is asking: never the model's."""
+"""Headers that frame the message or identify the client; the model must not set them."""
 OURS_BY_PREFIX = ("proxy-", "x-forwarded-", "sec-")
 ONLY_IF_NAMED = frozenset({"cookie", "cookie2", "metadata", "metadata-flavor"})
-"""Headers that open other people's sessions, or the metadata of a cloud."""
+"""Headers that give access to other people's sessions or to the metadata of a cloud."""
 HARMLESS = frozenset(
     {
         "accept", "accept-language", "content-language", "content-type", "if-modified-since", "if-none-match",
         "range", "user-agent",
     }
 )  # fmt: skip
-"""Headers that may follow a redirect to another site; any other one may be a secret."""
+"""Headers that are sent to another site after a redirect; others may be secret."""
 
 MAX_HEADERS = 50
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -194,8 +236,15 @@ _VALUE = re.compile(r"[\t\x20-\x7e]{0,4096}")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. headers: with names in lower case."""
+class HttpRequest:
+    """A checked request.
+
+    Attributes:
+        method: Method in upper case.
+        target: URL, host and port.
+        headers: Headers, with names in lower case.
+        content: The body, or None.
+    """
 
     method: str
     target: Target
@@ -204,22 +253,26 @@ class Ask:
 
 
 def checked_headers(value: JSON, allowed: Collection[str] | None) -> dict[str, str]:
-    """Give the model's headers, names in lower case.
+    """Return the model's headers, with names in lower case.
 
-    allowed: the only ones, None for any but those that are ours.
+    Args:
+        value: The argument `headers` of a call.
+        allowed: Names that are allowed, in lower case; None: all but those in `OURS` and `ONLY_IF_NAMED`.
 
     Raises:
-        ToolError: one of them is not the model's to set, or is no header.
+        ToolError: If a header is not allowed or is invalid.
     """
     fields = fields_of(value)
     if fields is None or len(fields) > MAX_HEADERS:
-        raise ToolError(f"'headers' takes an object of at most {MAX_HEADERS} names and their texts")
+        raise ToolError(f"'headers' must be an object that maps at most {MAX_HEADERS} names to strings")
     headers: dict[str, str] = {}
     for name, text in fields.items():
         lower = name.lower()
         shown = ascii(shorten(name))
         if not _TOKEN.fullmatch(name):
-            raise ToolError(f"{shown} is no name of a header; letters, digits and hyphens are, e.g. Accept")
+            raise ToolError(
+                f"{shown} is not a header name; use letters, digits and hyphens, e.g. Accept-Language"
+            )
         if lower in OURS or lower.startswith(OURS_BY_PREFIX):
             raise ToolError(f"header {shown} is set by the tool; leave it out")
         if (lower not in allowed) if allowed is not None else lower in ONLY_IF_NAMED:
@@ -234,49 +287,64 @@ def checked_headers(value: JSON, allowed: Collection[str] | None) -> dict[str, s
 
 
 def checked_body(args: Mapping[str, JSON], method: str) -> tuple[bytes | None, str | None]:
-    """Give the body and the media type that it brings along.
+    """Return the body of a request and its media type, or two None.
+
+    Args:
+        args: Arguments of the call.
+        method: Method of the request.
 
     Raises:
-        ToolError: there are two, or the method takes none.
+        ToolError: If there are two bodies, or the method has none.
     """
     body, data = args.get("body"), args.get("json")
     if body is None and data is None:
         return None, None
     if body is not None and data is not None:
-        raise ToolError("give either 'body' or 'json', not both")
+        raise ToolError("pass either 'body' or 'json', not both")
     if method in READING:
-        raise ToolError(f"a {method} request has no body; put what you want to say into the URL")
+        raise ToolError(f"a {method} request has no body; leave it out, or put its values into the URL")
     if data is None:
         return str(body).encode("utf-8", "replace"), "text/plain; charset=utf-8"
     try:
         return json.dumps(data).encode(), "application/json"
     except (TypeError, ValueError, RecursionError):
-        raise ToolError("'json' is nested too deep, or is no JSON") from None
+        raise ToolError("'json' is nested too deeply or is not JSON") from None
 
 
-def redirected(ask: Ask, status: int, target: Target) -> Ask:
-    """Give the request that follows a redirect, as browsers do: POST becomes GET, but for 307 and 308.
+def redirected(request: HttpRequest, status: int, target: Target) -> HttpRequest:
+    """Return the request that follows a redirect, as in browsers: POST becomes GET, except for 307 and 308.
 
-    Headers that may be secrets are dropped where it leads to another origin, and so is the body: whoever
-    redirects could have it sent to anyone in our name.
+    A request to another origin loses headers that may be secret. It must not have a body, because the
+    redirecting server could have it sent to anyone in our name.
+
+    Args:
+        request: The redirected request.
+        status: Status of the redirect.
+        target: Target of the redirect.
 
     Raises:
-        ToolError: it leads from https to http, or would send a body elsewhere.
+        ToolError: If it leads from https to http, or would send a body to another origin.
     """
-    if ask.target.url.scheme == "https" and target.url.scheme == "http":
-        raise ToolError("it leads from https to http, where anyone could read and change what is sent")
-    same = ask.target.origin == target.origin
-    headers = ask.headers if same else {name: ask.headers[name] for name in ask.headers if name in HARMLESS}
-    if (status == 303 and ask.method != "HEAD") or (status in (301, 302) and ask.method == "POST"):
+    if request.target.url.scheme == "https" and target.url.scheme == "http":
+        raise ToolError("it leads from https to http, where others could read and change the data")
+    same = request.target.origin == target.origin
+    headers = (
+        request.headers
+        if same
+        else {name: request.headers[name] for name in request.headers if name in HARMLESS}
+    )
+    if (status == 303 and request.method != "HEAD") or (status in (301, 302) and request.method == "POST"):
         headers = {name: value for name, value in headers.items() if not name.startswith("content-")}
-        return Ask("GET", target, headers)
-    if ask.content is not None and not same:
-        raise ToolError("it wants the body sent to another site; ask that site yourself if that is meant")
-    return replace(ask, target=target, headers=headers)
+        return HttpRequest("GET", target, headers)
+    if request.content is not None and not same:
+        raise ToolError(
+            "the body would be sent to another site; if you want that, send a request to that site"
+        )
+    return replace(request, target=target, headers=headers)
 
 
-Secrets: TypeAlias = Callable[[Ask], Mapping[str, str]]
-"""The headers that go to the origin of a request and that the model does not know of."""
+Secrets: TypeAlias = Callable[[HttpRequest], Mapping[str, str]]
+"""Returns the headers for the origin of a request that the model does not see."""
 
 _NETWORK = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 _CLOSED = (httpcore.ReadError, httpcore.WriteError, httpcore.RemoteProtocolError)
@@ -284,92 +352,120 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back. redirects: the URLs before `url`. ended: how the body ended."""
+class HttpResponse:
+    """A response whose body was read.
+
+    Attributes:
+        status: Status code.
+        url: URL of the response.
+        headers: Headers of the response.
+        ended: How the body ended.
+        redirects: URLs before `url`, in order.
+        method: Method of the last request.
+    """
 
     status: int
     url: str
     headers: httpx.Headers
-    ended: Ended
+    ended: BodyEnd
     redirects: tuple[str, ...] = ()
     method: str = "GET"
 
 
 async def exchange(
     transport: httpx.AsyncBaseTransport,
-    ask: Ask,
+    request: HttpRequest,
     *,
     policy: HostPolicy,
     secrets: Secrets,
     max_redirects: int,
     max_bytes: int,
-) -> Answer:
-    """Send a request, follow where it is redirected, and read the body into `current`'s.
+) -> HttpResponse:
+    """Send a request, follow redirects, and read the body into that of the `current` progress.
+
+    Args:
+        transport: Sends single requests.
+        request: The request.
+        policy: Decides which redirects are allowed.
+        secrets: Returns headers that the model does not see.
+        max_redirects: Most redirects to follow.
+        max_bytes: Most bytes of the decompressed body.
+
+    Returns:
+        The response.
 
     Raises:
-        ToolError: it may not go where it is redirected, or the network failed; the message says why.
-        InfrastructureError: this machine cannot connect to anything.
+        ToolError: If a redirect is not allowed, or the network failed; the message explains it to the model.
+        InfrastructureError: If this machine cannot connect to anything.
     """
     redirects: list[str] = []
     while True:
-        response = await _send(transport, ask, secrets)
+        response = await _send(transport, request, secrets)
         try:
             location = response.headers.get("location")
             if response.status_code not in REDIRECTS or location is None:
-                ended = await _read(response, ask, max_bytes)
-                url = str(ask.target.url)
-                return Answer(
-                    response.status_code, url, response.headers, ended, tuple(redirects), ask.method
+                ended = await _read(response, request, max_bytes)
+                url = str(request.target.url)
+                return HttpResponse(
+                    response.status_code, url, response.headers, ended, tuple(redirects), request.method
                 )
         finally:
             await response.aclose()
-        redirects.append(str(ask.target.url))
-        ask = _next(
-            ask, response.status_code, location, policy, len(redirects) > max_redirects, max_redirects
+        redirects.append(str(request.target.url))
+        request = _next(
+            request, response.status_code, location, policy, len(redirects) > max_redirects, max_redirects
         )
 
 
-async def _send(transport: httpx.AsyncBaseTransport, ask: Ask, secrets: Secrets) -> httpx.Response:
-    host, port = ask.target.host, ask.target.port
+async def _send(
+    transport: httpx.AsyncBaseTransport, request: HttpRequest, secrets: Secrets
+) -> httpx.Response:
+    host, port = request.target.host, request.target.port
     progress = current.get()
-    headers = {"accept": "*/*", "accept-encoding": ACCEPTED, **ask.headers, **secrets(ask)}
+    headers = {"accept": "*/*", "accept-encoding": ACCEPTED, **request.headers, **secrets(request)}
     while True:
-        progress.doing, progress.connected = f"waiting for the answer of {host}", False
+        progress.doing, progress.connected = f"waiting for the response of {host}", False
         try:
-            request = httpx.Request(ask.method, ask.target.url, headers=headers, content=ask.content)
-            return await transport.handle_async_request(request)
+            message = httpx.Request(
+                request.method, request.target.url, headers=headers, content=request.content
+            )
+            return await transport.handle_async_request(message)
         except WireLimit:
-            raise ToolError(f"{host}:{port} sends headers without end", {"reason": "not HTTP"}) from None
+            raise ToolError(f"{host}:{port} sends endless headers", {"reason": "not HTTP"}) from None
         except _NETWORK as error:
-            # A connection that was kept may have been closed by the server in this moment: make another one.
-            if not progress.connected and ask.method in READING and isinstance(error, _CLOSED):
+            # The server may have closed an idle connection at this moment: try again with a new one.
+            if not progress.connected and request.method in READING and isinstance(error, _CLOSED):
                 continue
-            raise explained(error, host, port) from error
+            raise error_for(error, host, port) from error
 
 
-async def _read(response: httpx.Response, ask: Ask, max_bytes: int) -> Ended:
+async def _read(response: httpx.Response, request: HttpRequest, max_bytes: int) -> BodyEnd:
     progress = current.get()
-    progress.doing = f"reading the answer of {ask.target.host}"
-    # What has no body may still say how it would be compressed. It is read all the same, to its end, which
-    # keeps the connection.
-    bare = ask.method == "HEAD" or response.status_code in (204, 304)
+    progress.doing = f"reading the response of {request.target.host}"
+    # A response without a body may have a Content-Encoding. It is read to its end, to keep the connection.
+    bare = request.method == "HEAD" or response.status_code in (204, 304)
     inflater = None if bare else inflater_for(response.headers.get("content-encoding", ""))
     try:
         return await read_body(response.aiter_raw(), inflater, max_bytes, progress.body)
     except _NETWORK:
-        return Ended(problem="the connection broke off before the end")
+        return BodyEnd(problem="the connection was lost before the end")
 
 
-def _next(ask: Ask, status: int, location: str, policy: HostPolicy, too_many: bool, most: int) -> Ask:
-    """Check where a redirect leads, as strictly as what the model wrote."""
-    origin = str(ask.target.url)
+def _next(
+    request: HttpRequest, status: int, location: str, policy: HostPolicy, too_many: bool, most: int
+) -> HttpRequest:
+    """Return the request that follows a redirect, checked as strictly as the model's own URL."""
+    origin = str(request.target.url)
     shown = f"{shorten(origin, 200)} redirects to {shorten(location, 200)!a}"
     if too_many:
-        raise ToolError(f"{shown}; it is not followed, {most} redirects are the most", {"reason": "redirect"})
+        raise ToolError(
+            f"{shown}, which is not followed: a request may have at most {most} redirects",
+            {"reason": "redirect"},
+        )
     try:
-        target = policy.target(str(ask.target.url.join(location)))
-        return redirected(ask, status, target)
+        target = policy.target(str(request.target.url.join(location)))
+        return redirected(request, status, target)
     except (httpx.InvalidURL, ValueError):
-        raise ToolError(f"{shown}, which is no URL", {"reason": "redirect"}) from None
+        raise ToolError(f"{shown}, which is not a URL", {"reason": "redirect"}) from None
     except ToolError as error:
-        raise ToolError(f"{shown}; that is not followed: {error}", {"reason": "redirect"}) from None
+        raise ToolError(f"{shown}, which is not followed: {error}", {"reason": "redirect"}) from None

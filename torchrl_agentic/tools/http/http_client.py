@@ -1,9 +1,9 @@
-"""Web pages as readable text, made by the `inscriptis` library in a sandbox, where this machine has one.
+"""HTTP connections to checked addresses, and `PageReader`, which converts web pages to text.
 
-A page of a few hundred kilobytes can be written so that its layout takes gigabytes (a wide table of many
-rows), and its parser is C code that reads what strangers wrote. So each page is read in a sandbox of its own:
-without a network, without files of the host but Python and its packages, with limits on memory and time.
-Where no sandbox works, a process with these limits reads it, with the rights of the trainer.
+The layout of a hostile page of a few hundred kilobytes can take gigabytes (a wide table of many rows), and
+its parser is C code on untrusted data. So each page is converted in its own sandbox, without a network, with
+no files of the host except Python and its packages, and with limits on memory and time. If no sandbox works,
+a process with these limits and the rights of the trainer converts it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 MAX_MEMORY_BYTES = 1 << 29
 MAX_SECONDS = 4
-"""Of a page: processor time, and about the same by the clock."""
+"""Processor time for one page, and about its wall time, in seconds."""
 AT_ONCE = 4
 
 CONVERT = "from inscriptis import get_text\ntext = get_text(html)\n"
-"""Python code that makes the string `text` of the string `html`."""
+"""Python code that sets the string `text` from the string `html`."""
 _INSIDE = """\
 with open("page.html", "rb") as file:
     html = file.read().decode("utf-8", "replace")
@@ -68,24 +68,24 @@ _choosing = threading.Lock()
 
 
 def require() -> None:
-    """Make sure that pages can be converted.
+    """Check that pages can be converted.
 
     Raises:
-        MissingExtra: the library is not installed.
+        MissingExtra: If the library `inscriptis` is not installed.
     """
     if importlib.util.find_spec("inscriptis") is None:
         raise MissingExtra("HttpTool(html=...)", "inscriptis", "html")
 
 
 class PageReader:
-    """Converts pages, a few at a time. Belongs to one event loop.
+    """Converts web pages to text, a few at a time, on one event loop.
 
-    Each page is read in a sandbox of its own, of the strongest kind that works on this machine, so a page
-    that takes over its parser learns nothing of another page, nor of the host. Where none works, a warning
-    says so once, and processes that have limits, but all rights of this one, read them.
+    Each page has its own sandbox, of the strongest kind that works on this machine, so that a page that takes
+    over its parser cannot read other pages or the host. If no sandbox works, this is logged once, and
+    processes with limits, but with all rights of this one, convert the pages.
 
     Args:
-        convert: Python code that makes `text` of `html`.
+        convert: Python code that sets `text` from `html`.
     """
 
     def __init__(self, convert: str = CONVERT) -> None:
@@ -93,7 +93,12 @@ class PageReader:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def text_of(self, html: str, limit: int) -> str | None:
-        """Return the first `limit` characters of a page's text; None where it cannot be had within bounds."""
+        """Return the text of a page, or None if the conversion fails or exceeds its limits.
+
+        Args:
+            html: Source of the page.
+            limit: Most characters to return.
+        """
         data = html.encode("utf-8", "replace")
         async with self._places:
             sandbox = await asyncio.to_thread(_template)
@@ -106,7 +111,7 @@ class PageReader:
 
 
 def _template() -> Sandbox | None:
-    """Return what sandboxes for pages are made from; None where none works."""
+    """Return the template of the sandboxes for pages, or None if no sandbox works."""
     with _choosing:
         return _found()
 
@@ -121,7 +126,7 @@ def _found() -> Sandbox | None:
     try:
         sandbox = default_sandbox(limits)
     except SandboxError as error:
-        logger.warning("web pages are read with limits, but without a sandbox: %s", error)
+        logger.warning("web pages are converted with limits, but without a sandbox: %s", error)
         return None
     if isinstance(sandbox, ForkServerSandbox):
         return ForkServerSandbox(limits, preload=("inscriptis",))
@@ -135,16 +140,16 @@ async def _in_sandbox(sandbox: Sandbox, program: str, html: bytes, max_bytes: in
     try:
         async with sandbox:
             await sandbox.write_file("page.html", html)
-            if isinstance(sandbox, ForkServerSandbox):  # an interpreter is there, with the library loaded
+            if isinstance(sandbox, ForkServerSandbox):  # its interpreter has the library loaded already
                 async with ForkServerRepl(sandbox) as repl:
                     done = (await repl.execute(program, timeout=MAX_SECONDS + 1)).status == "ok"
             else:
                 done = (await sandbox.run((*sandbox.python_argv, "-c", program))).exit_code == 0
             return await sandbox.read_file("page.txt", max_bytes) if done else None
     except SandboxError as error:
-        logger.warning("a web page could not be read in a sandbox: %s", error)
+        logger.warning("a web page could not be converted in a sandbox: %s", error)
     except OSError:
-        pass  # the page, or its text, is more than the sandbox takes
+        pass  # the page or its text is too large for the sandbox
     return None
 
 
@@ -168,24 +173,28 @@ async def _in_process(program: str, html: bytes) -> bytes | None:
 
 
 Resolver: TypeAlias = Callable[[str, int], Sequence[str]]
-"""The addresses of a host. It may block: it runs on a thread. `socket.gaierror`: it knows none."""
+"""Returns the addresses of a host, or raises `socket.gaierror`. It runs on a thread, so it may block."""
 
 MAX_ADDRESSES = 4
-"""How many addresses of a host are tried, one after the other."""
+"""Most addresses of a host that are tried, one after the other."""
 ATTEMPT_S = 3.0
-"""How long an address may take to answer before the next one is tried."""
+"""Seconds that an address may take to accept a connection before the next one is tried."""
 
 
 class WireLimit(Exception):
-    """A server has sent more bytes than a call may take."""
+    """A server has sent more bytes than a call may receive."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far one call has come.
+    """Progress of one call.
 
-    doing: for the sentence that says where it stopped. connected: whether its request made a connection, and
-    did not find one that was kept. body: what has arrived.
+    Attributes:
+        ctx: Context of the call.
+        bytes_left: Bytes that the call may still receive.
+        doing: The current step, for the message of a timeout.
+        connected: Whether the request opened a new connection, instead of using an idle one.
+        body: The part of the body that has arrived.
     """
 
     ctx: ToolContext
@@ -196,18 +205,30 @@ class Progress:
 
 
 current: ContextVar[Progress] = ContextVar("progress of the HTTP call")
-"""httpcore hands a backend neither the request nor anything of ours, but calls it in the task of the call."""
+"""Progress of the call whose task is running: httpcore does not pass the request to its network backend."""
 
 
 def look_up(host: str, port: int) -> list[str]:
-    """Ask the system's resolver."""
+    """Return the addresses of a host that the system's resolver knows.
+
+    Args:
+        host: Name of the host.
+        port: The port.
+
+    Raises:
+        socket.gaierror: If there are none.
+    """
     return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 class CountedStream(httpcore.AsyncNetworkStream):
-    """A connection whose bytes count for the call that reads them: headers, framing and all.
+    """A connection that counts all received bytes for the call that reads them, headers included.
 
-    spoiled: it is not to be used for another request.
+    Args:
+        stream: The connection.
+
+    Attributes:
+        spoiled: Whether it must not be used for another request.
     """
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
@@ -215,10 +236,14 @@ class CountedStream(httpcore.AsyncNetworkStream):
         self.spoiled = False
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Read, and count.
+        """Read bytes, and count them.
+
+        Args:
+            max_bytes: Most bytes to read.
+            timeout: Time limit in seconds, or None.
 
         Raises:
-            WireLimit: it is more than the call may take.
+            WireLimit: If the call has received too many bytes.
         """
         progress = current.get()
         data = await self._stream.read(max_bytes, timeout)
@@ -228,33 +253,53 @@ class CountedStream(httpcore.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Write."""
+        """Write bytes.
+
+        Args:
+            buffer: The bytes.
+            timeout: Time limit in seconds, or None.
+        """
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """Close."""
+        """Close the connection."""
         await self._stream.aclose()
 
     async def start_tls(
         self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
-        """Encrypt; the certificate must be that of the host."""
+        """Encrypt the connection, and check the certificate of the host.
+
+        Args:
+            ssl_context: The trusted certificates.
+            server_hostname: Name of the host.
+            timeout: Time limit in seconds, or None.
+
+        Returns:
+            The encrypted connection.
+        """
         current.get().doing = f"agreeing on TLS with {server_hostname}"
         try:
             return CountedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
-        except BaseException:  # httpcore leaves the connection open where it is cancelled
+        except BaseException:  # httpcore leaves the connection open when it is cancelled
             await asyncio.shield(self._stream.aclose())
             raise
 
     def get_extra_info(self, info: str) -> Any:
-        """Say what the connection knows of itself."""
+        """Return a property of the connection; see httpcore."""
         if info == "is_readable" and self.spoiled:
-            return True  # which tells the pool not to use an idle connection again
+            return True  # the pool does not reuse an idle connection that is readable
         return self._stream.get_extra_info(info)
 
 
 class PinnedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to what a policy permits, and to nothing else. network: what makes the connections."""
+    """Connects only to addresses that a policy permits.
+
+    Args:
+        policy: The policy.
+        resolver: Resolves names.
+        network: Opens the connections; None: anyio.
+    """
 
     def __init__(
         self,
@@ -274,11 +319,21 @@ class PinnedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to a host at one of its addresses.
+        """Connect to one of the addresses of a host.
+
+        Args:
+            host: Name or address of the host.
+            port: The port.
+            timeout: Ignored; the call has its own time limit.
+            local_address: Address to connect from, or None.
+            socket_options: Options of the socket, or None.
+
+        Returns:
+            The connection.
 
         Raises:
-            ToolError: one of its addresses is not permitted, or it has none.
-            httpcore.ConnectError, httpcore.ConnectTimeout: none of them answers.
+            ToolError: If one of its addresses is not permitted, or it has none.
+            httpcore.ConnectError, httpcore.ConnectTimeout: If no address accepts the connection.
         """
         addresses = await self._addresses(host, port)
         current.get().doing = f"connecting to {host}"
@@ -294,18 +349,24 @@ class PinnedBackend(httpcore.AsyncNetworkBackend):
                 continue
             await self._check_peer(stream, address)
             current.get().connected = True
-            current.get().doing = f"waiting for the answer of {host}"
+            current.get().doing = f"waiting for the response of {host}"
             return CountedStream(stream)
-        raise AssertionError("no host has no addresses")
+        raise AssertionError("_addresses returns at least one address")
 
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore.AsyncNetworkStream:
-        """Refuse: no URL leads to a socket in the file system."""
-        raise ToolError("sockets in the file system are not reached over HTTP")
+        """Raise ToolError: no URL leads to a socket in the file system.
+
+        Args:
+            path: Path of the socket.
+            timeout: Time limit in seconds, or None.
+            socket_options: Options of the socket, or None.
+        """
+        raise ToolError("sockets in the file system cannot be reached over HTTP")
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep."""
+        """Sleep some seconds."""
         await asyncio.sleep(seconds)
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
@@ -318,7 +379,7 @@ class PinnedBackend(httpcore.AsyncNetworkBackend):
         for address in addresses:
             if address is None or not self._policy.permits(host, port, address):
                 raise ToolError(
-                    f"host {host!r} has an address that is not public; only the internet can be reached"
+                    f"host {host!r} has an address that is not public; only public addresses are allowed"
                 )
             found.append(address)
         return found[:MAX_ADDRESSES]
@@ -330,13 +391,13 @@ class PinnedBackend(httpcore.AsyncNetworkBackend):
         except socket.gaierror as error:
             if error.errno == socket.EAI_AGAIN:
                 raise ToolError(
-                    f"host {host!r} cannot be looked up at the moment: its name server does not answer"
+                    f"host {host!r} cannot be looked up at the moment: its name server does not respond"
                 ) from None
-            raise ToolError(f"there is no host {host!r}: the name has no address") from None
+            raise ToolError(f"host {host!r} does not exist: the name has no address") from None
         except UnicodeError:
             raise ToolError(f"host {host!r} cannot be looked up: a part of the name is too long") from None
         except OSError as error:
-            raise InfrastructureError(f"names cannot be looked up: {error}") from error
+            raise InfrastructureError(f"this machine cannot look up names: {error}") from error
 
     async def _check_peer(self, stream: httpcore.AsyncNetworkStream, address: Address) -> None:
         peer = stream.get_extra_info("server_addr")
@@ -347,7 +408,7 @@ class PinnedBackend(httpcore.AsyncNetworkBackend):
 
 
 KEEP_ALIVE_S = 2.0
-"""How long an idle connection is kept; servers close theirs after 5 s and more."""
+"""Seconds that an idle connection is kept; servers close theirs after 5 s or later."""
 MAX_IDLE = 20
 
 
@@ -366,9 +427,9 @@ class _Stream(httpx.AsyncByteStream):
 
 
 def _has_left_over(response: httpcore.Response) -> bool:
-    """Whether a server has sent more than its answer, which would be read as the answer to the next request.
+    """Return whether data follows a response, which would be read as the response to the next request.
 
-    httpcore does not say, so this looks inside; where that has changed no connection is used twice.
+    Reads private attributes of httpcore; if they are missing, no connection is used twice.
     """
     try:
         connection = cast("Any", response.stream)._stream._connection
@@ -380,12 +441,16 @@ def _has_left_over(response: httpcore.Response) -> bool:
 class PinnedTransport(httpx.AsyncBaseTransport):
     """Sends requests over connections of a `PinnedBackend`. The exceptions are those of httpcore.
 
-    It is used without an `httpx.AsyncClient` around it, which would keep cookies from one trajectory to
-    another and read where redirects lead before we do.
+    It is used without an `httpx.AsyncClient`, which would share cookies between trajectories and parse
+    redirects before we check them.
+
+    Args:
+        backend: Opens the connections.
+        ssl_context: The trusted certificates.
     """
 
     def __init__(self, backend: PinnedBackend, ssl_context: ssl.SSLContext) -> None:
-        # How many there may be at once is for a rate limiter to say; waiting here would count as slowness.
+        # No limit on connections: that is for a rate limiter, and a wait here would count as run time.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context,
             max_connections=None,
@@ -395,7 +460,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send one request; its body and that of the answer are streams."""
+        """Send one request, and return the response before its body is read."""
         assert isinstance(request.stream, httpx.AsyncByteStream)
         url = request.url
         response = await self._pool.handle_async_request(
@@ -411,12 +476,17 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         return httpx.Response(response.status, headers=response.headers, stream=_Stream(response))
 
     async def aclose(self) -> None:
-        """Close what is idle, and break off what is not."""
+        """Close all connections."""
         await self._pool.aclose()
 
 
 class Client:
-    """What a tool holds on one event loop. Calls of all trajectories share connections, and nothing else."""
+    """Connections and page reader of a tool on one event loop, shared by all trajectories.
+
+    Args:
+        backend: Opens the connections.
+        ssl_context: The trusted certificates.
+    """
 
     def __init__(self, backend: PinnedBackend, ssl_context: ssl.SSLContext) -> None:
         self.pages = PageReader()
@@ -428,10 +498,13 @@ class Client:
 
 
 def make_ssl_context(ca_file: str | None) -> ssl.SSLContext:
-    """Make what checks certificates: those of certifi, or those of a file; nothing from the environment.
+    """Return a context that trusts the certificates of certifi or of a file, and ignores the environment.
+
+    Args:
+        ca_file: The file; None: certifi.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: If the file cannot be read.
     """
     return httpx.create_ssl_context(
         verify=True if ca_file is None else ssl.create_default_context(cafile=ca_file), trust_env=False

@@ -1,8 +1,8 @@
-"""Which internet addresses are public, by a table of our own.
+"""`HostPolicy`: decides which URLs, hosts and addresses a request may reach.
 
-That of `ipaddress` has changed with Python's security releases, and counts multicast and NAT64 as global.
-Source: the IANA registries of special-purpose addresses. Only addresses in their usual full form are read;
-short, octal and hexadecimal forms are nobody's wish but an attacker's.
+The table of public addresses is our own, from the IANA registries of special-purpose addresses, because that
+of `ipaddress` changes with Python's security releases and counts multicast and NAT64 as global. Addresses are
+read in their usual full form only; short, octal and hexadecimal forms serve attackers.
 """
 
 from __future__ import annotations
@@ -72,9 +72,14 @@ NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def parse_address(text: str) -> Address | None:
-    """Read an address in its full form, an IPv6 one with or without brackets; None if it is none.
+    """Read an address in its full form, an IPv6 address with or without brackets.
 
-    An address with a zone (`fe80::1%eth0`) is none: it means something on this machine only.
+    Args:
+        text: The text.
+
+    Returns:
+        The address; None for other texts and for addresses with a zone (`fe80::1%eth0`), which have a meaning
+        on one machine only.
     """
     if text.startswith("[") and text.endswith("]") and ":" in text:
         text = text[1:-1]
@@ -87,7 +92,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def parse_network(text: str) -> Network | None:
-    """Read an address or a network (`10.0.0.0/8`); None if it is neither."""
+    """Read an address or a network (`10.0.0.0/8`); return None for other texts."""
     address = parse_address(text)
     try:
         return ip_network(text if address is None else plain(address))
@@ -96,14 +101,14 @@ def parse_network(text: str) -> Network | None:
 
 
 def plain(address: Address) -> Address:
-    """Give the IPv4 address that an IPv6 one stands for, if it is IPv4-mapped or of NAT64; else itself."""
+    """Return the IPv4 address inside an IPv4-mapped or NAT64 address; return other addresses unchanged."""
     if isinstance(address, IPv6Address) and (address in MAPPED or address in NAT64):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the public internet."""
+    """Return whether an address belongs to the public internet."""
     address = plain(address)
     if isinstance(address, IPv4Address):
         return not any(address in network for network in SPECIAL_V4)
@@ -122,7 +127,13 @@ _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a URL asks for. host: as it is connected to, an IPv6 address without brackets."""
+    """A checked URL.
+
+    Attributes:
+        url: The URL without its fragment.
+        host: Host to connect to; an IPv6 address has no brackets.
+        port: The port.
+    """
 
     url: httpx.URL
     host: str
@@ -130,7 +141,7 @@ class Target:
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """What secrets belong to."""
+        """Scheme, host and port, which credentials belong to."""
         return self.url.scheme, self.host, self.port
 
 
@@ -138,8 +149,11 @@ class Target:
 class HostEntry:
     """One entry of `allowed_hosts`.
 
-    name: a host, `*.` and a host for all below it, or `*` for any public host; empty where `network` is set.
-    port: the only one; None for those of the policy.
+    Attributes:
+        name: A host, `*.` and a host for all its subdomains, or `*` for any public host; "" if `network` is
+            set.
+        network: An address or a network, or None.
+        port: The only allowed port; None: the ports of the policy.
     """
 
     name: str = ""
@@ -150,8 +164,11 @@ class HostEntry:
     def parse(cls, text: str) -> HostEntry:
         """Read an entry.
 
+        Args:
+            text: The entry.
+
         Raises:
-            ValueError: it is neither host, address nor network.
+            ValueError: If it is not a host, an address or a network.
         """
         if (network := parse_network(text)) is not None:
             return cls(network=network)
@@ -164,50 +181,59 @@ class HostEntry:
         name = ANY if rest == ANY else wildcard + _ascii(rest.removeprefix("*."))
         if name != ANY and (not _NAME.fullmatch(name.removeprefix("*.")) or _ends_in_number(name)):
             raise ValueError(
-                f"allowed_hosts: {text!r} is neither host ('example.org', '*.example.org', with ':8080' or"
-                " without), address ('10.0.0.5'), network ('10.0.0.0/8') nor '*'"
+                "allowed_hosts: expected a host ('example.org', '*.example.org', with or without ':8080'), "
+                f"an address ('10.0.0.5'), a network ('10.0.0.0/8') or '*'; got {text!r}"
             )
         return cls(name=name, port=port)
 
     def names(self, host: str) -> bool:
-        """Whether the entry names this host, itself or as one below it; `*` names none."""
+        """Return whether the entry lists this host or its parent domain; `*` lists no host."""
         if self.name.startswith("*."):
             return host.endswith(self.name[1:])
         return bool(self.name) and self.name == host
 
 
 class HostPolicy:
-    """Which hosts may be reached.
+    """Decides which hosts may be reached.
 
-    allowed_hosts: see `HttpTool`; none means any public one. ports: those of entries without one of their
-    own; None for all.
+    Args:
+        allowed_hosts: The allowed hosts; see `HttpTool`. Empty: any public host.
+        ports: Allowed ports for entries without a port; None: all.
 
     Raises:
-        ValueError: an entry cannot be read.
+        ValueError: If an entry is invalid.
     """
 
     def __init__(self, allowed_hosts: Iterable[str] = (), ports: Collection[int] | None = (80, 443)) -> None:
         if isinstance(allowed_hosts, str):
-            raise ValueError(f"allowed_hosts takes a list of hosts; write [{allowed_hosts!r}]")
+            raise ValueError(f"expected allowed_hosts as a list of hosts; write [{allowed_hosts!r}]")
         self.allowed_hosts = tuple(allowed_hosts)
         self.entries = tuple(map(HostEntry.parse, self.allowed_hosts)) or (HostEntry(ANY),)
         self.ports = None if ports is None else frozenset(ports)
 
     def target(self, text: str) -> Target:
-        """Give what a URL asks for.
+        """Read and check a URL.
+
+        Args:
+            text: The URL.
 
         Raises:
-            ToolError: it may not be asked for, or is no URL; the message says why.
+            ToolError: If it is not a URL or not allowed; the message explains it to the model.
         """
         target = parse_target(text)
         self._check(target.host, target.port)
         return target
 
     def permits(self, host: str, port: int, address: Address) -> bool:
-        """Whether a host that may be asked for may be reached at this address.
+        """Return whether an allowed host may be reached at an address.
 
-        An address that is not public must be named, and so must be the host: one that only `*` lets
-        through could be made to resolve to whatever was named for others.
+        An address that is not public must be listed, and so must be the host, because a host that only `*`
+        allows could resolve to an address that was listed for others.
+
+        Args:
+            host: The host.
+            port: The port.
+            address: One of the addresses of the host.
         """
         if is_public(address):
             return True
@@ -226,7 +252,9 @@ class HostPolicy:
         entries = [entry for entry in self.entries if _allows(entry, host, address)]
         if not entries:
             if address is not None and any(entry.name == ANY for entry in self.entries):
-                raise ToolError(f"{host} is no public address; only hosts of the public internet are allowed")
+                raise ToolError(
+                    f"{host} is not a public address; only hosts of the public internet are allowed"
+                )
             raise ToolError(f"host {host!r} is not allowed; allowed: {self._listed()}")
         if not any(_port_fits(entry, port, self.ports) for entry in entries):
             ports = sorted(
@@ -242,33 +270,38 @@ class HostPolicy:
 def parse_target(text: str) -> Target:
     """Read a URL.
 
+    Args:
+        text: The URL.
+
     Raises:
-        ToolError: it is none, or is written in a way that others might read differently.
+        ToolError: If it is not a URL, or is written in a form that other programs might read differently.
     """
     shown = ascii(shorten(text, 120))
     if len(text) > MAX_URL_CHARS:
-        raise ToolError(f"the URL has {len(text)} characters, at most {MAX_URL_CHARS} are allowed: {shown}")
+        raise ToolError(f"the URL has {len(text)} characters; at most {MAX_URL_CHARS} are allowed: {shown}")
     try:
         url = httpx.URL(text)
         if url.fragment:
             url = url.copy_with(fragment=None)
         host = url.raw_host.decode("ascii")
     except (httpx.InvalidURL, ValueError):
-        raise ToolError(f"{shown} is no URL; write one like https://example.org/path?key=value") from None
+        raise ToolError(
+            f"{shown} is not a valid URL; write one like https://example.org/path?key=value"
+        ) from None
     if url.scheme not in DEFAULT_PORTS:
         raise ToolError(f"{shown} does not begin with http:// or https://")
     if url.userinfo:
-        raise ToolError(f"{shown} holds a user name or a password; leave it out")
+        raise ToolError(f"{shown} contains a user name or a password; leave it out")
     port = url.port if url.port is not None else DEFAULT_PORTS[url.scheme]
     if not 0 < port < 65536:
-        raise ToolError(f"port {port} is none; leave it out, or write one from 1 to 65535")
+        raise ToolError(f"port {port} does not exist; leave it out, or use one from 1 to 65535")
     if parse_address(host) is None:
         if not _NAME.fullmatch(host):
             raise ToolError(
-                f"{shorten(host)!a} is no host; letters, digits, dots and hyphens are, e.g. example.org"
+                f"{shorten(host)!a} is not a host; use letters, digits, dots and hyphens, e.g. example.org"
             )
         if _ends_in_number(host):
-            raise ToolError(f"{host!r} is no host; an address has four decimal numbers, e.g. 8.8.8.8")
+            raise ToolError(f"{host!r} is not a host; an address has four decimal numbers, e.g. 8.8.8.8")
     return Target(url, host, port)
 
 
@@ -285,12 +318,12 @@ def _port_fits(entry: HostEntry, port: int, ports: frozenset[int] | None) -> boo
 
 
 def _ends_in_number(host: str) -> bool:
-    """Whether some resolver would read it as an address: 127.1, 2130706433, 0x7f000001, 0177.0.0.1."""
+    """Return whether a resolver may read a name as an address: 127.1, 2130706433, 0x7f000001, 0177.0.0.1."""
     return _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
 
 
 def _ascii(name: str) -> str:
-    """Write a host as it goes over the wire; what cannot be written is left for the caller to refuse."""
+    """Return a host name in its ASCII form; "" if it has none, which the caller refuses."""
     try:
         return httpx.URL(scheme="https", host=name).raw_host.decode("ascii")
     except (httpx.InvalidURL, ValueError):

@@ -1,4 +1,4 @@
-"""Code that runs in a Sandbox Fusion service: a client for rewards, a tool for models, one limit for both."""
+"""Run code in a Sandbox Fusion service: a client for rewards and a tool for models, under one limit."""
 
 from torchrl_agentic.tools.sandbox_fusion.fusion_client import Outcome, RunResult, SandboxFusionClient
 from torchrl_agentic.tools.sandbox_fusion.fusion_tool import SandboxFusionTool

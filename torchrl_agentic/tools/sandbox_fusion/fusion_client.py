@@ -1,4 +1,4 @@
-"""A client of Sandbox Fusion, which tells apart every way in which a run can end."""
+"""`SandboxFusionClient`: runs code in a Sandbox Fusion service and distinguishes all ways a run can end."""
 
 from __future__ import annotations
 
@@ -14,25 +14,32 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Fields, fields_of
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.sandbox_fusion.capped import capped
-from torchrl_agentic.tools.service import Answer, Patience, ServiceClient, ServiceError, bearer, seconds_left
+from torchrl_agentic.tools.service import (
+    Patience,
+    ServiceClient,
+    ServiceError,
+    ServiceResponse,
+    bearer,
+    seconds_left,
+)
 
 ENDPOINT = "SANDBOX_FUSION_ENDPOINT"
-"""The environment variable that names the service where no URL is given."""
+"""Environment variable with the URL of the service, used if no URL is given."""
 LANGUAGES = (
     "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust",
     "cuda", "lua", "R", "perl", "D_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest",
     "verilog", "python_gpu", "lean", "swift", "racket",
 )  # fmt: skip
 MARGIN_S = 10.0
-"""How much longer than a run may take we wait for its answer."""
-ANSWER_S, ANSWER_SHARE = 2.0, 0.1
-"""How long before the end of a call a run has to end: so many seconds, or that share of what is left."""
+"""Seconds to wait for the response beyond the time of the run."""
+RESPONSE_S, RESPONSE_SHARE = 2.0, 0.1
+"""A run ends this many seconds, or this share of the remaining time, before the end of its call."""
 FAIR_SHARE = 0.9
-"""A run that was stopped before this share of its time is the service's fault: waiting took the rest."""
+"""A run that was stopped before this share of its time is the service's fault, whose queue took the rest."""
 
 
 class Outcome(StrEnum):
-    """How a run ended; the names are those of the service's own SDK."""
+    """How a run ended; the values are those of the service's own SDK."""
 
     SUCCESS = "Success"
     COMPILE_FAILED = "CompileFailed"
@@ -43,12 +50,24 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What came of a run.
+    """The result of a run.
 
-    exit_code: negative for a signal; None where it was stopped. seconds, compile_seconds: as the service
-    measured them. compile_output: what the compiler said. files: those asked for, by path. display: what
-    cells showed besides text, by MIME type each. errors: what cells raised. undecodable: whether output was
-    no UTF-8. timeout_s: how long it was allowed to take.
+    Attributes:
+        outcome: How the run ended.
+        stdout: Standard output.
+        stderr: Standard error.
+        exit_code: Exit code; negative for a signal, None if the run was stopped.
+        seconds: Run time that the service measured, in seconds.
+        compile_seconds: Compile time that the service measured, in seconds.
+        compile_output: Output of the compiler.
+        files: Contents of the requested files, by path.
+        display: Displayed objects of cells, each as a mapping from MIME types to data.
+        errors: Exceptions of cells, each with "ename", "evalue" and "traceback".
+        pod: Name of the machine that ran the code.
+        queue_s: Seconds spent waiting for the limiter and between tries.
+        run_s: Seconds of the last try.
+        tries: Number of tries.
+        timeout_s: Seconds that the run was allowed to take.
     """
 
     outcome: Outcome
@@ -69,21 +88,26 @@ class RunResult:
 
     @property
     def undecodable(self) -> bool:
-        """Whether the program wrote something that is no text."""
+        """True if the output was not UTF-8."""
         return any(text.startswith("[DecodeError]") for text in (self.stdout, self.stderr))
 
 
 class SandboxFusionClient:
-    """Runs code in a Sandbox Fusion service; rewards and tools may share one.
+    """Runs code in a Sandbox Fusion service; rewards and tools may share one client.
 
-    url: of the service, or of its `/run_code`; None: that in SANDBOX_FUSION_ENDPOINT. limiter,
-    max_connections, patience: see `ServiceClient`. headers: sent along with each request. token_file: a file
-    with the token of the service, e.g. that of `torchrl-agentic serve sandbox --token-file`. What the service
-    is to blame for is a `ServiceError`; all else is a result.
+    Failures of the service raise `ServiceError`; failures of the code are results.
+
+    Args:
+        url: URL of the service, or of its `/run_code`; None: the one in SANDBOX_FUSION_ENDPOINT.
+        limiter: Limiter of the requests; see `ServiceClient`.
+        max_connections: Most connections of this process.
+        patience: How long to go on trying.
+        headers: Headers of each request.
+        token_file: File with the token of the service, as of `torchrl-agentic serve sandbox --token-file`.
 
     Raises:
-        ValueError: there is no URL, or it is none; or the file has no token, or all users can read it.
-        OSError: the token cannot be read.
+        ValueError: If there is no valid URL, the file has no token, or all users can read the file.
+        OSError: If the token cannot be read.
     """
 
     def __init__(
@@ -119,26 +143,26 @@ class SandboxFusionClient:
         cap_output: bool = True,
         ctx: ToolContext | None = None,
     ) -> RunResult:
-        """Run a program from its start to its end.
+        """Run a program.
 
         Args:
-            code: The program.
+            code: Source of the program.
             language: One of `LANGUAGES`.
-            run_timeout: Seconds that it may run; less if its call ends before.
-            compile_timeout: Seconds that compiling may take, likewise; None: as long as the run.
-            memory_limit_mb: -1 for none.
-            stdin: What the program can read.
-            files: Contents of files by path, put there before.
-            fetch_files: Paths that are read afterwards.
-            cap_output: For Python, keep long output from blocking the service, see `capped`.
-            ctx: The context of the tool call that this is for; its deadline bounds everything.
+            run_timeout: Seconds that it may run; fewer if its call ends before.
+            compile_timeout: Seconds that compiling may take, fewer likewise; None: the same as the run.
+            memory_limit_mb: Memory limit in MiB; -1: no limit.
+            stdin: Standard input of the program.
+            files: Contents of files that are written before the run, by path.
+            fetch_files: Paths of files that are read after the run.
+            cap_output: For Python, shorten long output, which would block the service; see `capped`.
+            ctx: Context of the tool call that the run belongs to; its deadline bounds everything.
 
         Raises:
-            ServiceError: The service failed, or left the program less time than a call has.
-            ValueError: There is no such language.
+            ServiceError: If the service failed, or its queue took time that the program should have had.
+            ValueError: If the language is unknown.
         """
         if language not in LANGUAGES:
-            raise ValueError(f"no language {language!r}; there are {', '.join(LANGUAGES)}")
+            raise ValueError(f"unknown language {language!r}; known: {', '.join(LANGUAGES)}")
         compile_s = run_timeout if compile_timeout is None else compile_timeout
         payload = {
             "code": capped(code) if cap_output and language == "python" else code,
@@ -149,10 +173,10 @@ class SandboxFusionClient:
             "fetch_files": list(fetch_files),
         }
         times = _Times({"run_timeout": run_timeout, "compile_timeout": compile_s}, ctx)
-        if language != "python":  # it may take both, one after the other
+        if language != "python":  # compiling and running take their times one after the other
             times.share_s = run_timeout + compile_s
-        answer = await self._post("/run_code", payload, times, run_timeout + compile_s + MARGIN_S, ctx)
-        return times.checked(_code_result(answer), "run_timeout")
+        response = await self._post("/run_code", payload, times, run_timeout + compile_s + MARGIN_S, ctx)
+        return times.checked(_code_result(response), "run_timeout")
 
     async def run_jupyter(
         self,
@@ -165,19 +189,19 @@ class SandboxFusionClient:
         fetch_files: Sequence[str] = (),
         ctx: ToolContext | None = None,
     ) -> RunResult:
-        """Run cells one after the other in a new kernel; the later ones run after an error too.
+        """Run cells one after the other in a new kernel, also after an error.
 
         Args:
-            cells: Their code.
-            total_timeout: Seconds that all may take; less if the call ends before.
-            cell_timeout: Seconds that each may take; 0 for no bound.
-            memory_limit_mb: -1 for none.
-            files: Contents of files by path, put there before.
-            fetch_files: Paths that are read afterwards.
-            ctx: The context of the tool call that this is for; its deadline bounds everything.
+            cells: Source of each cell.
+            total_timeout: Seconds that all cells together may take; fewer if the call ends before.
+            cell_timeout: Seconds that each cell may take; 0: no bound.
+            memory_limit_mb: Memory limit in MiB; -1: no limit.
+            files: Contents of files that are written before the run, by path.
+            fetch_files: Paths of files that are read after the run.
+            ctx: Context of the tool call that the run belongs to; its deadline bounds everything.
 
         Raises:
-            ServiceError: The service failed, or left the cells less time than a call has.
+            ServiceError: If the service failed, or its queue took time that the cells should have had.
         """
         payload = {
             "cells": list(cells),
@@ -188,25 +212,27 @@ class SandboxFusionClient:
             "fetch_files": list(fetch_files),
         }
         times = _Times({"total_timeout": total_timeout}, ctx)
-        answer = await self._post("/run_jupyter", payload, times, total_timeout + 2 * MARGIN_S, ctx)
-        return times.checked(_jupyter_result(answer), "total_timeout")
+        response = await self._post("/run_jupyter", payload, times, total_timeout + 2 * MARGIN_S, ctx)
+        return times.checked(_jupyter_result(response), "total_timeout")
 
     async def _post(
         self, path: str, payload: Fields, times: _Times, timeout: float, ctx: ToolContext | None
-    ) -> Answer:
+    ) -> ServiceResponse:
         def at_this_try(left_s: float | None) -> JSON:
             return {**payload, **times.within(left_s)}
 
-        answer = await self.service.post(self.url + path, at_this_try, timeout=timeout, check=_check, ctx=ctx)
-        if answer.status >= 400:
+        response = await self.service.post(
+            self.url + path, at_this_try, timeout=timeout, check=_check, ctx=ctx
+        )
+        if response.status >= 400:
             raise ServiceError(
-                f"the sandbox service refused the request ({answer.status}): {str(answer.data)[:500]}",
+                f"the sandbox service refused the request ({response.status}): {str(response.data)[:500]}",
                 "refused",
-                status=answer.status,
+                status=response.status,
             )
-        if fields_of(answer.data) is None:
-            raise ServiceError(f"the sandbox service answered no result: {str(answer.data)[:300]}", "garbage")
-        return answer
+        if fields_of(response.data) is None:
+            raise _unexpected(response.data)
+        return response
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
@@ -220,24 +246,24 @@ class SandboxFusionClient:
 
 
 class _Times:
-    """How long the service may take, cut so that its answer comes before the call ends.
+    """Time limits of a request, reduced so that its response comes before the call ends.
 
     Args:
-        wanted: Seconds by the names that they have in the request.
-        ctx: The context of the call.
+        wanted: Seconds, by their names in the request.
+        ctx: Context of the call.
     """
 
     def __init__(self, wanted: Mapping[str, float], ctx: ToolContext | None) -> None:
         self._wanted = wanted
-        self.share_s = max(wanted.values())  # the longest that all of them take together
+        self.share_s = max(wanted.values())  # the longest time that all of them take together
         self._fair = self.within(seconds_left(ctx))
         self._last = self._fair
 
     def within(self, left_s: float | None) -> Mapping[str, float]:
-        """Return the seconds for a try that has to end in so many."""
+        """Return the limits for a try that has to end in `left_s` seconds."""
         self._last = self._wanted
         if left_s is not None:
-            part = min(1.0, (left_s - min(ANSWER_S, ANSWER_SHARE * left_s)) / self.share_s)
+            part = min(1.0, (left_s - min(RESPONSE_S, RESPONSE_SHARE * left_s)) / self.share_s)
             self._last = {name: max(0.01, seconds * part) for name, seconds in self._wanted.items()}
         return self._last
 
@@ -245,29 +271,32 @@ class _Times:
         """Return the result with the time that the run was allowed.
 
         Raises:
-            ServiceError: If the program was stopped in less time than a call has that does not wait.
+            ServiceError: If the program was stopped in less time than it has in a call that does not wait.
         """
         allowed, fair = self._last[name], self._fair[name]
         stopped = result.outcome in (Outcome.RUN_TIMEOUT, Outcome.COMPILE_TIMEOUT)
         if stopped and allowed < FAIR_SHARE * fair:
-            text = f"the sandbox service left the program only {allowed:.1f} of its {fair:.1f} s"
+            text = f"the sandbox service was busy and gave the program only {allowed:.1f} of its {fair:.1f} s"
             raise ServiceError(text, "deadline")
         return replace(result, timeout_s=allowed)
 
 
 def service_url(url: str | None) -> str:
-    """Give the base of a service's URL.
+    """Return the base URL of a service, without `/run_code` and `/run_jupyter`.
+
+    Args:
+        url: The URL; None: the one in SANDBOX_FUSION_ENDPOINT.
 
     Raises:
-        ValueError: there is none.
+        ValueError: If it is not a URL.
     """
     found = (url if url is not None else os.environ.get(ENDPOINT, "")).strip().rstrip("/")
     for path in ("/run_code", "/run_jupyter"):
         found = found.removesuffix(path)
     if not found.startswith(("http://", "https://")):
         raise ValueError(
-            f"sandbox_fusion_url is the URL of a Sandbox Fusion service, e.g. http://localhost:8080; got "
-            f"{url!r}. To have one here: torchrl-agentic serve sandbox"
+            f"expected sandbox_fusion_url as the URL of a service, e.g. http://localhost:8080; "
+            f"got {url!r}. To start one on this machine: torchrl-agentic serve sandbox"
         )
     return found
 
@@ -277,21 +306,25 @@ def _packed(files: Mapping[str, bytes] | None) -> dict[str, str]:
 
 
 def _check(data: JSON) -> None:
-    """Raise for an answer that holds no result: those come with the status 200."""
+    """Raise ServiceError for a response without a result, which the service sends with the status 200."""
     fields = fields_of(data)
     if fields is None:
-        return  # the text of a refusal
+        return  # `_post` reports it
     if fields.get("status") == "SandboxError":
         message = str(fields.get("message") or "no reason given")[:500]
         raise ServiceError(f"the sandbox service failed: {message}", "sandbox_error", is_transient=True)
     if "detail" not in fields and fields.get("status") not in ("Success", "Failed"):
-        raise ServiceError(f"the sandbox service answered no result: {str(fields)[:300]}", "garbage")
+        raise _unexpected(fields)
 
 
-def _code_result(answer: Answer) -> RunResult:
-    data: Fields = answer.data
+def _unexpected(data: JSON) -> ServiceError:
+    return ServiceError(f"expected a result from the sandbox service; got {str(data)[:300]}", "garbage")
+
+
+def _code_result(response: ServiceResponse) -> RunResult:
+    data: Fields = response.data
     compiled, run = fields_of(data.get("compile_result")), fields_of(data.get("run_result"))
-    more = _common(answer)
+    more = _common(response)
     if compiled is not None:
         more |= {"compile_seconds": compiled.get("execution_time"), "compile_output": _both(compiled)}
     failed_compile = compiled is not None and (
@@ -301,17 +334,17 @@ def _code_result(answer: Answer) -> RunResult:
         stopped = compiled is not None and compiled.get("status") == "TimeLimitExceeded"
         return RunResult(Outcome.COMPILE_TIMEOUT if stopped else Outcome.COMPILE_FAILED, **more)
     if run is None:
-        raise ServiceError("the sandbox service answered without a result", "garbage")
+        raise _unexpected(data)
     return _ended(run, **more)
 
 
-def _jupyter_result(answer: Answer) -> RunResult:
-    data: Fields = answer.data
+def _jupyter_result(response: ServiceResponse) -> RunResult:
+    data: Fields = response.data
     driver = fields_of(data.get("driver")) or {}
     cells = [fields_of(cell) or {} for cell in _list(data.get("cells"))]
     errors = [fields_of(error) or {} for cell in cells for error in _list(cell.get("error"))]
     shown = [fields_of(item) or {} for cell in cells for item in _list(cell.get("display"))]
-    more = _common(answer) | {"display": tuple(shown), "errors": tuple(errors)}
+    more = _common(response) | {"display": tuple(shown), "errors": tuple(errors)}
     ran: dict[str, JSON] = {
         "status": driver.get("status", "Finished"),
         "return_code": driver.get("return_code"),
@@ -342,8 +375,8 @@ def _ended(run: Fields, **more: Any) -> RunResult:
     )
 
 
-def _common(answer: Answer) -> dict[str, Any]:
-    data: Fields = answer.data
+def _common(response: ServiceResponse) -> dict[str, Any]:
+    data: Fields = response.data
     files: dict[str, bytes] = {}
     for path, content in (fields_of(data.get("files")) or {}).items():
         if content is None:
@@ -351,13 +384,13 @@ def _common(answer: Answer) -> dict[str, Any]:
         try:
             files[path] = base64.b64decode(str(content), validate=True)
         except ValueError:
-            raise ServiceError("the sandbox service sent a file that is no base64", "garbage") from None
+            raise ServiceError("the sandbox service sent a file in invalid base64", "garbage") from None
     return {
         "files": files,
         "pod": data.get("executor_pod_name"),
-        "queue_s": answer.queue_s,
-        "run_s": answer.run_s,
-        "tries": answer.tries,
+        "queue_s": response.queue_s,
+        "run_s": response.run_s,
+        "tries": response.tries,
     }
 
 

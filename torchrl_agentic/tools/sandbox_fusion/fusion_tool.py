@@ -1,4 +1,4 @@
-"""The tool `code_interpreter`: a model's Python in a Sandbox Fusion service."""
+"""`SandboxFusionTool`: runs the model's code in a Sandbox Fusion service."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SandboxFusionTool(Tool):
     """
 
     name: str = "code_interpreter"
-    description: str = "A tool for executing code."
+    description: str = "A tool for executing code."  # that of verl, which models were trained with
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {"code": {"type": "string", "description": "The code to execute."}},
@@ -105,7 +105,7 @@ class SandboxFusionTool(Tool):
         if not default_timeout > 0:
             raise ValueError(f"default_timeout must be above 0 seconds; got {default_timeout}")
         if default_language not in LANGUAGES:
-            raise ValueError(f"no language {default_language!r}; there are {', '.join(LANGUAGES)}")
+            raise ValueError(f"unknown language {default_language!r}; known: {', '.join(LANGUAGES)}")
         if not (memory_limit_mb > 0 or memory_limit_mb == -1):
             raise ValueError(f"memory_limit_mb must be above 0, or -1 for none; got {memory_limit_mb}")
         for what, number in (("num_workers", num_workers), ("rate_limit", rate_limit)):
@@ -223,10 +223,10 @@ class SandboxFusionTool(Tool):
             trace: JSON = error.get("traceback") or [f"{error.get('ename')}: {error.get('evalue')}"]
             lines.append(trace if isinstance(trace, str) else "\n".join(map(str, trace)))
         if result.outcome in (Outcome.COMPILE_FAILED, Outcome.COMPILE_TIMEOUT):
-            lines.append(f"[compiling failed]\n{result.compile_output.rstrip()}".rstrip())
+            lines.append(f"[compilation failed]\n{result.compile_output.rstrip()}".rstrip())
         seconds = f"{self.default_timeout if result.timeout_s is None else result.timeout_s:.3g} s"
         if result.outcome is Outcome.COMPILE_TIMEOUT:
-            lines.append(f"[compiling was stopped after {seconds}]")
+            lines.append(f"[compilation was stopped after {seconds}]")
         elif result.outcome is Outcome.RUN_TIMEOUT:
             lines.append(f"[stopped after {seconds}]")
         elif name := _signal(result.exit_code):
@@ -246,7 +246,7 @@ def _signal(exit_code: int | None) -> str | None:
 
 
 def _images(item: Mapping[str, JSON]) -> list[ImagePart]:
-    """Give the images among what a cell has shown."""
+    """Return the images of a displayed object whose bytes match their media type."""
     found: list[ImagePart] = []
     for kind in KINDS:
         try:

@@ -29,23 +29,23 @@ def process_single_case(
     language: str = "python",
     token_file: str | None = None,
 ) -> tuple[bool | int, dict[str, Any]]:
-    """Run a program once; blocks, so call it on a thread.
+    """Run a program on one test case. The function blocks, so call it on a thread.
 
     Args:
-        case_index: Goes into the metadata.
-        stdin_data: Input of the program, or None.
-        expected_output: What it should print; None: nothing to compare with.
-        sandbox_fusion_url: The service.
-        generation: The program.
-        timeout: Seconds for compiling it, and as many for the run.
-        memory_limit_mb: In MiB; early releases of verl have the language in this place.
+        case_index: Number of the test case; copied into the metadata.
+        stdin_data: Standard input of the program, or None.
+        expected_output: Output to compare with; None: no comparison.
+        sandbox_fusion_url: URL of the service.
+        generation: Source of the program.
+        timeout: Seconds for compiling, and as many for running.
+        memory_limit_mb: Memory limit in MiB; early releases of verl pass the language in this position.
         language: One of the languages of the service.
-        token_file: A file with the token of the service.
+        token_file: File with the token of the service.
 
     Returns:
-        The result (True; False: another output; -1: the service failed; -2: the program did; -3: timeout;
-        -4: it does not compile) and the metadata, with "run_status", "stdout", "stderr", "exit_code" and
-        "status" among it.
+        The result (True: right; False: wrong output; -1: the service failed; -2: the program failed; -3:
+        timeout; -4: it does not compile) and the metadata, which has the keys "run_status", "stdout",
+        "stderr", "exit_code" and "status" among others.
     """
     if isinstance(memory_limit_mb, str):
         memory_limit_mb, language = 1024, memory_limit_mb
@@ -76,7 +76,7 @@ def process_single_case(
     if result is True and expected_output is not None:
         result = found.stdout.strip() == str(expected_output).strip()
         status = "success" if result else "wrong_answer"
-    told = {
+    metadata = {
         "run_status": run_status,
         "status": status,
         "stdout": found.stdout,
@@ -85,4 +85,4 @@ def process_single_case(
         "duration": found.seconds,
         "compile_stderr": found.compile_output or None,
     }
-    return result, {**known, **told}
+    return result, {**known, **metadata}

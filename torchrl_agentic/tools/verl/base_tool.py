@@ -1,7 +1,6 @@
-"""What files of tools import from verl, so that they load with nothing but another import path.
+"""Classes that tool files import from verl: `BaseTool`, `ToolResponse` and `OpenAIFunctionToolSchema`.
 
-`BaseTool`, `ToolResponse`, `OpenAIFunctionToolSchema` and `function_tool`; verl's own classes of these names
-are taken just as well. `LifecycleTool` runs a `BaseTool`.
+Instances of verl's own classes are accepted too. `LifecycleTool` runs a `BaseTool`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = [
 
 
 class OpenAIFunctionPropertySchema(pydantic.BaseModel):
-    """The JSON Schema of one parameter. All its other keywords are kept, as attributes too."""
+    """The JSON Schema of one parameter. Other keywords are kept as attributes."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -51,7 +50,7 @@ _Property = Annotated[OpenAIFunctionPropertySchema, pydantic.BeforeValidator(_as
 
 
 class OpenAIFunctionParametersSchema(pydantic.BaseModel):
-    """The JSON Schema of a function's parameters. All its other keywords are kept, as attributes too."""
+    """The JSON Schema of a function's parameters. Other keywords are kept as attributes."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -61,13 +60,13 @@ class OpenAIFunctionParametersSchema(pydantic.BaseModel):
 
 
 class OpenAIFunctionSchema(pydantic.BaseModel):
-    """A function as a model reads of it.
+    """Description of a function for a model.
 
     Attributes:
-        name: What the model calls.
-        description: What the function does.
-        parameters: The JSON Schema of its arguments.
-        strict: Whether an API server is asked to keep arguments to the schema.
+        name: The name that the model calls.
+        description: The description that the model reads.
+        parameters: JSON Schema of the arguments.
+        strict: Whether an API server is asked to enforce the schema.
     """
 
     name: str
@@ -79,16 +78,19 @@ class OpenAIFunctionSchema(pydantic.BaseModel):
 
 
 class OpenAIFunctionToolSchema(pydantic.BaseModel):
-    """A function among the tools of a model."""
+    """Description of a tool for a model, in the form of OpenAI's API."""
 
     type: Literal["function"] = "function"
     function: OpenAIFunctionSchema
 
 
 class ToolResponse(pydantic.BaseModel):
-    """What a tool answers: text, images, videos.
+    """Response of a tool: text, images, videos.
 
-    image: `ImagePart`s, bytes of image files, or Pillow's images. video: `VideoPart`s, or bytes of files.
+    Attributes:
+        text: The text, or None.
+        image: `ImagePart`s, bytes of image files, or Pillow images; or None.
+        video: `VideoPart`s, or bytes of video files; or None.
     """
 
     model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
@@ -98,21 +100,22 @@ class ToolResponse(pydantic.BaseModel):
     video: list[Any] | None = None
 
     def is_empty(self) -> bool:
-        """Whether there is nothing in it."""
+        """Return whether there is no text, image or video."""
         return not (self.text or self.image or self.video)
 
     def is_text_only(self) -> bool:
-        """Whether there is nothing but text in it."""
+        """Return whether there is a text, but no image or video."""
         return bool(self.text) and not (self.image or self.video)
 
 
 class BaseTool:
-    """A tool that has a life of its own in each trajectory: create, execute…, calc_reward, release.
+    """A tool with an instance per trajectory: `create`, any number of `execute`, `calc_reward`, `release`.
 
-    One object serves all trajectories, and keeps what it knows of each under its `instance_id`.
+    One object serves all trajectories, and stores the state of each under its `instance_id`.
 
-    config: the settings of the tool, from a configuration file. tool_schema: what the model is told; without,
-    `get_openai_tool_schema` says it.
+    Args:
+        config: Settings of the tool, from a configuration file.
+        tool_schema: The schema that the model reads; None: that of `get_openai_tool_schema`.
     """
 
     def __init__(
@@ -123,42 +126,63 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """Say what the model is told.
+        """Return the schema that the model reads, if the constructor gets none.
 
         Raises:
-            NotImplementedError: neither this nor a `tool_schema` does.
+            NotImplementedError: If the class does not override it.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} needs a tool_schema, or a method get_openai_tool_schema that gives one"
+            f"{type(self).__name__} needs a tool_schema, or must override get_openai_tool_schema"
         )
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """Begin with a trajectory; what is answered stands in its first prompt.
+        """Start an instance for a trajectory.
 
-        kwargs: `create_kwargs` of the data set's row for this tool, one by one, and as `create_kwargs` too.
+        Args:
+            instance_id: Id of the instance; None: a new one.
+            kwargs: The row's `create_kwargs` for this tool, one by one, and also as `create_kwargs`.
+
+        Returns:
+            The id of the instance, and a response that is added to the first prompt.
         """
         return instance_id or str(uuid.uuid4()), ToolResponse()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
     ) -> tuple[ToolResponse, float | None, dict[str, JSON]]:
-        """Answer a call, with the reward of this step and its metrics.
+        """Run a call.
 
-        kwargs: the row's `execute_kwargs` for this tool; `agent_data` says where the trajectory stands.
+        Args:
+            instance_id: Id of the instance.
+            parameters: Arguments of the call.
+            kwargs: The row's `execute_kwargs` for this tool, and `agent_data`, an `AgentData`.
+
+        Returns:
+            The response, the reward of this call or None, and its metrics.
         """
         return ToolResponse(text="Updated the tool state."), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Say what the whole trajectory was worth. kwargs: the row's `calc_reward_kwargs` for this tool."""
+        """Return the reward of the whole trajectory.
+
+        Args:
+            instance_id: Id of the instance.
+            kwargs: The row's `calc_reward_kwargs` for this tool.
+        """
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Let go of a trajectory. kwargs: the row's `release_kwargs` for this tool."""
+        """Close the instance of a trajectory.
+
+        Args:
+            instance_id: Id of the instance.
+            kwargs: The row's `release_kwargs` for this tool.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """What the schema of a tool in this shape says of it."""
+class Description:
+    """Name, description, parameters and strictness in the schema of a verl tool."""
 
     name: str
     description: str
@@ -166,17 +190,20 @@ class Described:
     is_strict: bool | None
 
 
-def schema_of_target(target: Any) -> Described:
-    """Read the schema of a tool in this shape.
+def description_of(target: Any) -> Description:
+    """Read the schema of a verl tool.
+
+    Args:
+        target: An object with a `tool_schema` or a method `get_openai_tool_schema`.
 
     Raises:
-        TypeError: If it has none.
+        TypeError: If it has neither.
     """
-    told: Any = getattr(target, "tool_schema", None)
-    if told is None:
+    schema: Any = getattr(target, "tool_schema", None)
+    if schema is None:
         make = getattr(target, "get_openai_tool_schema", None)
-        told = make() if callable(make) else None
-    whole = schema_fields(told) or {}
+        schema = make() if callable(make) else None
+    whole = schema_fields(schema) or {}
     function = fields_of(whole.get("function", whole)) or {}
     name = function.get("name")
     if not isinstance(name, str):
@@ -185,11 +212,11 @@ def schema_of_target(target: Any) -> Described:
             'with {"type": "function", "function": {"name", "description", "parameters"}}'
         )
     parameters = {"type": "object", **(fields_of(function.get("parameters")) or {})}
-    return Described(name, str(function.get("description", "")), parameters, function.get("strict"))
+    return Description(name, str(function.get("description", "")), parameters, function.get("strict"))
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number of any library as a float, or None for what is a text or a collection."""
+    """Return a number of any library as a float, or None for a text or a collection."""
     is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
     return float(value) if is_number and not isinstance(value, str) else None
 
@@ -198,14 +225,14 @@ def process_image(image: Any) -> Any:
     """Open an image for `ToolResponse(image=[…])`, as verl's `vision_utils.process_image` does.
 
     Args:
-        image: One of Pillow's, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
+        image: A Pillow image, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
             as "image", "bytes" or "path". Nothing is loaded from the network.
 
     Returns:
-        An RGB image of Pillow's.
+        A Pillow image, in RGB.
 
     Raises:
-        ValueError: If it is none of these, or cannot be opened.
+        ValueError: If it has another type, or cannot be opened.
     """
     from torchrl_agentic.tools.verl.image_zoom import open_image
 
@@ -219,10 +246,10 @@ def process_video(video: Any) -> VideoPart:
         video: The bytes of a file, a path, a `VideoPart`, or a mapping with one of them as "video".
 
     Returns:
-        The file; the processor of a model takes its frames.
+        The file; the processor of a model extracts its frames.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If it has another type.
         OSError: If the file cannot be read.
     """
     if isinstance(video, Mapping):

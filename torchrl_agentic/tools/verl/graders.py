@@ -1,4 +1,4 @@
-"""Tools that check an answer against the data set's: `Gsm8kTool` for numbers, `Geo3kTool` for mathematics."""
+"""Tools that compare an answer with the right one: `Gsm8kTool` for numbers, `Geo3kTool` for mathematics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.verl.base_tool import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 
 STEP_PENALTY = -0.05
-"""The reward of a call that is no improvement on the one before."""
+"""Reward of a call whose answer does not score higher than the one before."""
 # A sign counts only where no digit or letter precedes it: in "3-4" it is a minus between two numbers.
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][+-]?\d+)?|\d+(?:\.\d+)?")
 
 
 def numbers(text: str) -> list[Decimal]:
-    """Give the numbers of a text, in their order; commas may part thousands. NaN: one beyond all bounds."""
+    """Return the numbers in a text, in order; commas may separate thousands. NaN: a number out of range."""
     return [_decimal(found.replace(",", "")) for found in _NUMBER.findall(text.replace("−", "-"))]
 
 
@@ -31,16 +31,25 @@ def _decimal(text: str) -> Decimal:
 
 
 def same_number(answer: str, truth: str) -> bool:
-    """Whether the last number of an answer is that of the truth: `#### 1,000.0` and `1000` are one.
+    """Return whether the last numbers of two texts are equal, as in `#### 1,000.0` and `1000`.
 
-    Behind `####`, nothing else counts.
+    In a text with `####`, only the part after the last `####` counts.
+
+    Args:
+        answer: Answer of the model.
+        truth: The right answer.
     """
     found, wanted = (numbers(text.rpartition("####")[2])[-1:] for text in (answer, truth))
     return bool(wanted) and found == wanted
 
 
 def same_mathematics(answer: str, truth: str) -> bool:
-    r"""Whether what stands in the last `\boxed{…}`, or else all of it, is the same number or text."""
+    r"""Return whether two texts have the same number or expression in their last `\boxed{…}`.
+
+    Args:
+        answer: Answer of the model; all of it counts if it has no `\boxed{…}`.
+        truth: The right answer, likewise.
+    """
     found, wanted = boxed(answer), boxed(truth)
     if _plain(found) == _plain(wanted):
         return True
@@ -49,7 +58,7 @@ def same_mathematics(answer: str, truth: str) -> bool:
 
 
 def boxed(text: str) -> str:
-    r"""Give what stands in the last `\boxed{…}` of a text, or the text if there is none."""
+    r"""Return the content of the last `\boxed{…}` of a text, or the text if there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return text
@@ -77,7 +86,7 @@ def _as_number(text: str) -> Decimal | None:
 
 
 class _AnswerTool(BaseTool):
-    """Keeps the best score of each trajectory; `create_kwargs` holds its `ground_truth`."""
+    """Keeps the last score of each trajectory; its `create_kwargs` have the `ground_truth`."""
 
     def __init__(
         self, config: Mapping[str, Any] | None = None, tool_schema: OpenAIFunctionToolSchema | None = None
@@ -89,14 +98,19 @@ class _AnswerTool(BaseTool):
     async def create(
         self, instance_id: str | None = None, ground_truth: Any = None, **kwargs: Any
     ) -> tuple[str, ToolResponse]:
-        """Begin. ground_truth: the right answer, a text or a number.
+        """Start an instance with the right answer.
+
+        Args:
+            instance_id: Id of the instance; None: a new one.
+            ground_truth: The right answer, a text or a number.
+            kwargs: Other arguments of the row, which are ignored.
 
         Raises:
-            ValueError: there is none.
+            ValueError: If there is no right answer.
         """
         if ground_truth is None:
             raise ValueError(
-                f"{self.name} needs the right answer: give the data set's rows "
+                f"{self.name} needs the right answer: add to the data set's rows "
                 f'tools_kwargs: {{"{self.name}": {{"create_kwargs": {{"ground_truth": …}}}}}}'
             )
         made, said = await super().create(instance_id)
@@ -106,32 +120,32 @@ class _AnswerTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
     ) -> tuple[ToolResponse, float | None, dict[str, JSON]]:
-        """Score an answer: 1 if it is right, else 0. The reward is 0 where that is better than before."""
+        """Score an answer: 1 if it is right, else 0. The reward is 0 if the score is higher than before."""
         answer = parameters.get("answer")
         if answer is None:
-            raise ToolError("give your answer as 'answer'")
+            raise ToolError("pass your answer as the argument 'answer'")
         score = float(self.is_right(str(answer), self._truths[instance_id]))
         reward = 0.0 if score > self._scores[instance_id] else STEP_PENALTY
         self._scores[instance_id] = score
         return ToolResponse(text=f"Current parsed answer={answer} reward={score}"), reward, {"score": score}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Give the score of the last answer."""
+        """Return the score of the last answer."""
         return self._scores[instance_id]
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget the trajectory."""
+        """Remove the instance."""
         self._truths.pop(instance_id, None)
         self._scores.pop(instance_id, None)
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """Say what the model is told."""
-        name, form = self.told()
+        """Return the schema that the model reads."""
+        name, form = self.name_and_form()
         return OpenAIFunctionToolSchema.model_validate(
             {
                 "function": {
                     "name": name,
-                    "description": "Check an answer to the problem. Call it again with a better one.",
+                    "description": "Check an answer to the problem. If it is wrong, check a better one.",
                     "parameters": {
                         "type": "object",
                         "properties": {"answer": {"type": "string", "description": form}},
@@ -142,33 +156,33 @@ class _AnswerTool(BaseTool):
         )
 
     @abstractmethod
-    def told(self) -> tuple[str, str]:
-        """Give the name of the tool, and the form that answers have."""
+    def name_and_form(self) -> tuple[str, str]:
+        """Return the name of the tool, and a description of an answer for the model."""
 
     @abstractmethod
     def is_right(self, answer: str, truth: str) -> bool:
-        """Compare."""
+        """Return whether an answer equals the right one."""
 
 
 class Gsm8kTool(_AnswerTool):
-    """`calc_gsm8k_reward`: compares numbers, however they are written; for `LifecycleTool`."""
+    """`calc_gsm8k_reward`: compares numbers in any notation; for `LifecycleTool`."""
 
-    def told(self) -> tuple[str, str]:
-        """Give the name of the tool, and the form that answers have."""
-        return "calc_gsm8k_reward", "The answer: a number, behind '#### ' or alone."
+    def name_and_form(self) -> tuple[str, str]:
+        """Return the name of the tool, and a description of an answer for the model."""
+        return "calc_gsm8k_reward", "The answer: a number, alone or after '#### '."
 
     def is_right(self, answer: str, truth: str) -> bool:
-        """Compare the numbers."""
+        """Return whether the last numbers are equal."""
         return same_number(answer, truth)
 
 
 class Geo3kTool(_AnswerTool):
-    r"""`calc_geo3k_reward`: compares what stands in `\boxed{…}`; for `LifecycleTool`."""
+    r"""`calc_geo3k_reward`: compares the content of `\boxed{…}`; for `LifecycleTool`."""
 
-    def told(self) -> tuple[str, str]:
-        """Give the name of the tool, and the form that answers have."""
-        return "calc_geo3k_reward", "The answer, in \\boxed{} or alone."
+    def name_and_form(self) -> tuple[str, str]:
+        """Return the name of the tool, and a description of an answer for the model."""
+        return "calc_geo3k_reward", "The answer, alone or in \\boxed{}."
 
     def is_right(self, answer: str, truth: str) -> bool:
-        """Compare the mathematics."""
+        """Return whether the expressions are equal."""
         return same_mathematics(answer, truth)

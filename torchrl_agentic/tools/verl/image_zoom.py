@@ -1,4 +1,4 @@
-"""ImageZoomTool: looks closer at a part of the image that the data set's row has."""
+"""`ImageZoomTool`: shows an enlarged part of the image in the data set's row."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MIN_SIDE = 28
-"""The shorter side of what is shown, in pixels; models see patches of this size."""
+"""Shortest side of a crop, in pixels; models see patches of this size."""
 MAX_ASPECT = 100.0
-"""How often the shorter side may go into the longer one."""
+"""Highest ratio of the longer to the shorter side of a box."""
 PENALTY = -0.05
-"""The reward of a call that shows nothing."""
+"""Reward of a call that shows no image."""
 
 Box = tuple[float, float, float, float]
 
@@ -29,13 +29,15 @@ Box = tuple[float, float, float, float]
 class ImageZoomTool(BaseTool):
     """`image_zoom_in_tool`: crops a trajectory's image to a box; for `LifecycleTool`.
 
-    `create_kwargs` holds its `image`: one of Pillow's, the bytes of an image file, base64 of them (a data URL
-    too), or the path of a file. Nothing is loaded from the network.
+    `create_kwargs` has the `image`: a Pillow image, the bytes of an image file, base64 of them or a data URL,
+    or the path of a file. Nothing is loaded from the network.
 
-    config: min_side and max_aspect, in place of `MIN_SIDE` and `MAX_ASPECT`.
+    Args:
+        config: May have min_side, in pixels, and max_aspect, instead of `MIN_SIDE` and `MAX_ASPECT`.
+        tool_schema: The schema that the model reads; None: the default one.
 
     Raises:
-        MissingExtra: Pillow is not installed.
+        MissingExtra: If Pillow is not installed.
     """
 
     def __init__(
@@ -50,14 +52,19 @@ class ImageZoomTool(BaseTool):
     async def create(
         self, instance_id: str | None = None, image: Any = None, **kwargs: Any
     ) -> tuple[str, ToolResponse]:
-        """Begin with an image.
+        """Start an instance with its image.
+
+        Args:
+            instance_id: Id of the instance; None: a new one.
+            image: The image; see `open_image`.
+            kwargs: Other arguments of the row, which are ignored.
 
         Raises:
-            ValueError: there is none, or it cannot be opened.
+            ValueError: If there is no image, or it cannot be opened.
         """
         if image is None:
             raise ValueError(
-                f"{self.name} needs an image: give the data set's rows "
+                f"{self.name} needs an image: add to the data set's rows "
                 f'tools_kwargs: {{"{self.name}": {{"create_kwargs": {{"image": …}}}}}}'
             )
         made, said = await super().create(instance_id)
@@ -67,7 +74,7 @@ class ImageZoomTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
     ) -> tuple[ToolResponse, float | None, dict[str, JSON]]:
-        """Show what is in the box, or say what is wrong with it."""
+        """Return the part of the image in the box, or an error message if the box is invalid."""
         image = self._images[instance_id]
         try:
             box = fit(_box(parameters.get("bbox_2d")), image.size, self._min_side, self._max_aspect)
@@ -81,20 +88,20 @@ class ImageZoomTool(BaseTool):
         return ToolResponse(text=text, image=[ImagePart(buffer.getvalue())]), 0.0, {"success": True}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget the image."""
+        """Remove the image."""
         self._images.pop(instance_id, None)
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """Say what the model is told."""
-        corners = "[x1, y1, x2, y2] in pixels, the top left corner and the bottom right one."
+        """Return the schema that the model reads."""
+        corners = "The box [x1, y1, x2, y2] in pixels: its top left and its bottom right corner."
         four = {"items": {"type": "number"}, "minItems": 4, "maxItems": 4}
         box = {"type": "array", **four, "description": corners}
-        label = {"type": "string", "description": "What is to be seen there."}
+        label = {"type": "string", "description": "Name of the object in the box."}
         return OpenAIFunctionToolSchema.model_validate(
             {
                 "function": {
                     "name": "image_zoom_in_tool",
-                    "description": "Look closer at a part of the image.",
+                    "description": "Zoom in on a part of the image.",
                     "parameters": {
                         "type": "object",
                         "properties": {"bbox_2d": box, "label": label},
@@ -106,22 +113,29 @@ class ImageZoomTool(BaseTool):
 
 
 def open_image(image: Any) -> Image:
-    """Open an image: one of Pillow's, the bytes of a file, base64, a data URL, a path.
+    """Open an image.
+
+    Args:
+        image: A Pillow image, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
+            as "bytes", "path" or "image".
+
+    Returns:
+        The image, in RGB.
 
     Raises:
-        ValueError: it is none of these, cannot be opened, or is too large.
+        ValueError: If it has another type, cannot be opened, or is too large.
     """
     from PIL import Image as pillow
 
-    if isinstance(image, pillow.Image):  # already the way up that its owner wants
+    if isinstance(image, pillow.Image):  # already turned upright by its owner
         return image.convert("RGB")
-    if isinstance(image, Mapping):  # as files of columns hold images: {"bytes", "path"}
+    if isinstance(image, Mapping):  # column files store images as {"bytes", "path"}
         fields = cast("Mapping[str, Any]", image)
         image = fields.get("bytes") or fields.get("path") or fields.get("image")
     if isinstance(image, str):
         image = _bytes_of(image)
     if not isinstance(image, bytes):
-        raise ValueError(f"an image is one of Pillow's, bytes, base64 or a path; got {type(image).__name__}")
+        raise ValueError(f"expected a Pillow image, bytes, base64 or a path; got {type(image).__name__}")
     return decoded(image)
 
 
@@ -136,35 +150,49 @@ def _bytes_of(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise ValueError(f"the image is no file and no base64: {text[:80]!r}") from None
+        raise ValueError(f"expected an image as a path or base64; got {text[:80]!r}") from None
 
 
 def _box(value: JSON) -> Box:
     numbers = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
     if len(numbers) != 4 or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
-        raise ValueError(f"bbox_2d is [x1, y1, x2, y2], four numbers; got {value!r}")
+        raise ValueError(f"expected bbox_2d as four numbers [x1, y1, x2, y2]; got {value!r}")
     left, top, right, bottom = map(float, numbers)
     if not (left < right and top < bottom):
-        raise ValueError(f"bbox_2d is empty: x1 < x2 and y1 < y2 are needed; got {value!r}")
+        raise ValueError(f"bbox_2d is empty: it must have x1 < x2 and y1 < y2; got {value!r}")
     return left, top, right, bottom
 
 
 def fit(box: Box, size: tuple[int, int], min_side: float, max_aspect: float) -> Box:
-    """Cut a box off at the edges of an image, and widen it around its middle to `min_side`.
+    """Clip a box to an image, and widen it around its center to `min_side`.
+
+    Args:
+        box: Left, top, right and bottom edge, in pixels.
+        size: Width and height of the image, in pixels.
+        min_side: Shortest side of the result, in pixels.
+        max_aspect: Highest ratio of the longer to the shorter side of the clipped box.
+
+    Returns:
+        The new box.
 
     Raises:
-        ValueError: nothing of it is inside, it is too narrow, or the image is too small.
+        ValueError: If the box is outside of the image or too narrow, or the image is too small.
     """
     width, height = size
     left, top = max(0.0, box[0]), max(0.0, box[1])
     right, bottom = min(float(width), box[2]), min(float(height), box[3])
     if not (left < right and top < bottom):
-        raise ValueError(f"the box {list(box)} lies outside of the image, which is {width} × {height}")
-    times = max(right - left, bottom - top) / min(right - left, bottom - top)
-    if times > max_aspect:
-        raise ValueError(f"the box is {times:.0f} times as long as wide; {max_aspect:g} is allowed")
+        raise ValueError(f"the box {list(box)} is outside of the image of {width} × {height} pixels")
+    aspect = max(right - left, bottom - top) / min(right - left, bottom - top)
+    if aspect > max_aspect:
+        raise ValueError(
+            f"the longer side of the box is {aspect:.0f} times its shorter side; at most {max_aspect:g} times"
+            " is allowed"
+        )
     if min(width, height) < min_side:
-        raise ValueError(f"the image is {width} × {height}; zooming in takes {min_side:g} pixels at least")
+        raise ValueError(
+            f"the image has {width} × {height} pixels; zooming in needs at least {min_side:g} on each side"
+        )
     left, right = _widened(left, right, width, min_side)
     top, bottom = _widened(top, bottom, height, min_side)
     return left, top, right, bottom

@@ -1,4 +1,4 @@
-"""LifecycleTool: an object that has create, execute, calc_reward and release, as a tool with sessions."""
+"""`LifecycleTool`: runs an object with verl's create, execute, calc_reward and release as a `Tool`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Tool, ToolContext, current_row, current_session
 from torchrl_agentic.tools.row_data import Columns, RowData
-from torchrl_agentic.tools.signatures import Callee, Keywords, keywords_of
-from torchrl_agentic.tools.verl.base_tool import number_of, schema_of_target
+from torchrl_agentic.tools.signatures import AsyncCallable, Keywords, keywords_of
+from torchrl_agentic.tools.verl.base_tool import description_of, number_of
 
 logger = logging.getLogger(__name__)
 
 _METHODS = ("create", "execute", "calc_reward", "release")
 _POSITIONAL = {"create": 1, "execute": 2, "calc_reward": 1, "release": 1}
-"""How many arguments each method gets by position: `instance_id`, and the `parameters` of the call."""
+"""Number of positional arguments of each method: `instance_id`, and the `parameters` of the call."""
 
 
 @dataclass(slots=True)
 class AgentData:
-    """Where a trajectory stands, for tools whose `execute` takes `agent_data`.
+    """State of a trajectory, for tools whose `execute` takes `agent_data`.
 
-    extra_fields: the tool's own, kept as long as the trajectory.
+    Attributes:
+        request_id: Name of the trajectory.
+        tools_kwargs: The row's arguments for all tools.
+        extra_fields: Values of the tool, kept as long as the trajectory.
+        tool_rewards: Rewards of the tool's calls so far.
+        assistant_turns: Number of turns so far, with the current one.
     """
 
     request_id: str
@@ -45,63 +50,66 @@ class AgentData:
 
 
 class LifecycleTool(Tool):
-    """A tool that begins and ends with each trajectory: an object of the shape of verl's `BaseTool`.
+    """A tool from an object with the methods of verl's `BaseTool`, one instance per trajectory.
 
-    `create` runs once per trajectory, with the row's `create_kwargs`, when it begins; what it answers stands
-    in the first prompt. `execute` runs per call; the calls of one trajectory come one after the other.
-    `calc_reward` runs once at the end, and its value joins ("agentic", "trajectory_reward"); then `release`,
-    once, whatever happened before. Methods that are no coroutine functions run on a thread.
+    `create` runs when a trajectory starts, with the row's `create_kwargs`; its response is added to the first
+    prompt. `execute` runs once per call; the calls of one trajectory run one after the other. `calc_reward`
+    and `release` run once when the trajectory ends; the reward is added to ("agentic", "trajectory_reward"),
+    and `release` runs even after errors. Methods that are not coroutine functions run on a thread.
 
-    Both ways of passing a row's arguments are served: one by one, and as `create_kwargs={…}` where the
-    method takes that or `**kwargs`.
+    A method gets the row's arguments one by one, and as `create_kwargs={…}` if it has this parameter or
+    `**kwargs`.
 
     Args:
-        target: the object; one for all trajectories, which it tells apart by `instance_id`.
-        name: what the model calls it; by default what the schema says.
-        opens_at_reset: whether `create` runs when a trajectory begins; else at its first call, and what it
-            answers is not shown.
+        target: The object; one for all trajectories, which it distinguishes by `instance_id`.
+        name: The name that the model calls; None: that of the schema.
+        open_at_reset: Whether `create` runs when a trajectory starts. If not, it runs at the first call, and
+            its response is not shown.
+
+    Attributes:
+        target: The object.
+        async_methods: Its methods as `AsyncCallable`, by name.
+        keywords: Keywords of its methods, by name.
+        warned_of: Names of the methods whose invalid rewards were logged.
 
     Raises:
-        TypeError: a method or the schema is missing.
+        TypeError: If a method or the schema is missing.
     """
 
-    wants_row = True
+    needs_row = True
 
-    def __init__(self, target: Any, *, name: str | None = None, opens_at_reset: bool = True) -> None:
+    def __init__(self, target: Any, *, name: str | None = None, open_at_reset: bool = True) -> None:
         kind = target.__name__ if isinstance(target, type) else type(target).__name__
         if isinstance(target, type):
             raise TypeError(f"{kind} is a class; a tool is an object: write {kind}(config, tool_schema)")
         if missing := [method for method in _METHODS if not callable(getattr(target, method, None))]:
-            raise TypeError(f"{kind} has no {missing[0]}(); a tool with a life has {', '.join(_METHODS)}")
+            raise TypeError(f"{kind} has no {missing[0]}(); expected the methods {', '.join(_METHODS)}")
         self.target = target
         methods = {method: getattr(target, method) for method in _METHODS}
-        self.callees = {name: Callee(method) for name, method in methods.items()}
+        self.async_methods = {name: AsyncCallable(method) for name, method in methods.items()}
         self.keywords = {name: keywords_of(method) for name, method in methods.items()}
-        told = schema_of_target(target)
-        self.description, self.input_schema, self.is_strict = (
-            told.description,
-            told.parameters,
-            told.is_strict,
-        )
-        self.name = name or told.name
-        self.opens_at_reset = opens_at_reset
+        found = description_of(target)
+        self.description, self.input_schema = found.description, found.parameters
+        self.is_strict = found.is_strict
+        self.name = name or found.name
+        self.open_at_reset = open_at_reset
         self.warned_of: set[str] = set()
 
     def check_row(self, row: RowData) -> None:
-        """Check that the methods take what the row has for them, by name and by type.
+        """Check the row's arguments for the methods, by name and by type.
 
         Raises:
-            ValueError: If a method does not know an argument, needs another one, or is annotated with a type
-                that the value does not have.
+            ValueError: If a method has no such parameter, needs another argument, or has an annotation that
+                the value does not fit.
         """
         for name, stage in self._stages.items():
             try:
-                stage.check(row.kwargs(self.name, f"{name}_kwargs"), needs_all=self.opens_at_reset)
+                stage.check(row.kwargs(self.name, f"{name}_kwargs"), needs_all=self.open_at_reset)
             except ValueError as error:
                 raise ValueError(f"tools_kwargs: {self.name}: {name}_kwargs: {error}") from None
 
     def stage(self, name: str) -> _Stage:
-        """Return what a method takes from a row."""
+        """Return the arguments that a method takes from a row."""
         return self._stages[name]
 
     @cached_property
@@ -112,20 +120,20 @@ class LifecycleTool(Tool):
         return {name: value for name, value in vars(self).items() if name != "_stages"}
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Answer a call by hand, in a life of one call."""
+        """Run a call by hand, in a session of its own."""
         async with self.session(ctx.trajectory) as live:
             return await live.run(args, ctx)
 
     @contextlib.asynccontextmanager
-    async def session(self, trajectory: str) -> AsyncGenerator[_Life]:
-        """Create, and release when the trajectory is over."""
-        life = _Life(self, trajectory, current_row.get())
-        await life.begin()
+    async def session(self, trajectory: str) -> AsyncGenerator[_Instance]:
+        """Create an instance, and release it when the trajectory ends."""
+        instance = _Instance(self, trajectory, current_row.get())
+        await instance.begin()
         try:
-            yield life
+            yield instance
         finally:
-            # A cancelled owner releases all the same.
-            await asyncio.shield(asyncio.ensure_future(life.end()))
+            # Shielded, so that a cancelled owner releases the instance too.
+            await asyncio.shield(asyncio.ensure_future(instance.end()))
 
 
 class _Stage:
@@ -162,9 +170,9 @@ class _Stage:
                 self.hints[each.name], self.adapters[each.name] = hints.get(each.name, Any), adapter
 
     def given(self, row: Columns) -> Columns:
-        """Return the arguments of a row without those that are None for want of a value.
+        """Return the arguments of a row without those that are None because only other rows have a value.
 
-        Files of columns fill up with None what only other rows have.
+        A column file stores None for each key that some row has.
         """
         if self.takes_all_in_one:
             return row
@@ -193,15 +201,15 @@ class _Stage:
 
 
 def _adapter(hint: Any) -> pydantic.TypeAdapter[Any] | None:
-    """Make a check of a type, or None if the type cannot be checked."""
+    """Return an adapter that checks a type, or None if the type cannot be checked."""
     for config in (pydantic.ConfigDict(arbitrary_types_allowed=True), None):
-        with contextlib.suppress(Exception):  # whatever other libraries raise for an annotation
+        with contextlib.suppress(Exception):  # annotations of other libraries may raise anything
             return pydantic.TypeAdapter(hint, config=config)
     return None
 
 
 def _fits(adapter: pydantic.TypeAdapter[Any], value: Any) -> bool:
-    """Return whether a value has a type, itself or as JSON has it: a list for a tuple, a text for a date."""
+    """Return whether a value fits a type, also in its JSON form: a list for a tuple, a text for a date."""
     try:
         adapter.validate_python(value, strict=True)
     except pydantic.ValidationError:
@@ -209,33 +217,33 @@ def _fits(adapter: pydantic.TypeAdapter[Any], value: Any) -> bool:
             adapter.validate_json(json.dumps(value), strict=True)
         except (ValueError, TypeError, RecursionError):
             return False
-    except Exception:  # of an annotation that cannot be resolved
+    except Exception:  # the annotation cannot be resolved
         return True
     return True
 
 
-class _Life(Tool):
-    """What one trajectory has of the tool."""
+class _Instance(Tool):
+    """The instance of a `LifecycleTool` in one trajectory."""
 
     def __init__(self, tool: LifecycleTool, trajectory: str, row: RowData) -> None:
         self.tool, self.row, self.name = tool, row, tool.name
-        self.id: Any = f"{trajectory}:{uuid.uuid4().hex}"  # other environments have trajectories of this name
-        self.said: Any = None
+        self.id: Any = f"{trajectory}:{uuid.uuid4().hex}"  # trajectories of other environments share names
+        self.response: Any = None
         self.data = AgentData(trajectory, row.tools_kwargs)
 
     async def begin(self) -> None:
         made: Any = await self._call("create", self.id)
         if isinstance(made, tuple):
-            made, self.said = cast("tuple[Any, Any]", made)
+            made, self.response = cast("tuple[Any, Any]", made)
         self.id = self.id if made is None else made
 
-    async def greeting(self) -> Any:
-        """Give what `create` has answered, if anything."""
-        said = self.said
-        is_empty = getattr(said, "is_empty", None)
-        return (
-            None if said in (None, "") or (callable(is_empty) and is_empty()) else ToolResult.from_verl(said)
-        )
+    async def initial_message(self) -> Any:
+        """Return the response of `create`, or None if it is empty."""
+        response = self.response
+        is_empty = getattr(response, "is_empty", None)
+        if response in (None, "") or (callable(is_empty) and is_empty()):
+            return None
+        return ToolResult.from_verl(response)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Execute one call."""
@@ -249,12 +257,12 @@ class _Life(Tool):
             self.data.tool_rewards.append(result.reward)
         return result
 
-    async def finish(self) -> float | None:
-        """Ask what the trajectory was worth."""
+    async def final_reward(self) -> float | None:
+        """Return the value of `calc_reward`."""
         return self._number("calc_reward", await self._call("calc_reward", self.id))
 
     def _number(self, method: str, value: Any) -> float | None:
-        """Return a reward as a number; take what is not one for None, and say so once per tool and method.
+        """Return a reward as a number; treat any other value as None, and log that once per method.
 
         verl's first sandbox tool returned the text of its response as the reward.
         """
@@ -262,7 +270,7 @@ class _Life(Tool):
         if value is not None and number is None and method not in self.tool.warned_of:
             self.tool.warned_of.add(method)
             logger.warning(
-                "tool %s: %s() returned a %s as reward; expected a number or None, and took it for None",
+                "tool %s: %s() returned a %s as reward; expected a number or None; it is treated as None",
                 self.name,
                 method,
                 type(value).__name__,
@@ -272,7 +280,7 @@ class _Life(Tool):
     async def end(self) -> None:
         try:
             await self._call("release", self.id)
-        except (SystemExit, KeyboardInterrupt) as error:  # out of a task, these would end the event loop
+        except (SystemExit, KeyboardInterrupt) as error:  # raised in a task, they would end the event loop
             raise RuntimeError(f"release() of {self.name!r} raised {error!r}") from error
 
     async def _call(self, name: str, *args: Any, ctx: ToolContext | None = None) -> Any:
@@ -280,11 +288,11 @@ class _Life(Tool):
         kwargs = _arguments(self.tool.keywords[name], name, row, self.data)
         threads = ctx.threads if ctx is not None else getattr(current_session.get(), "threads", None)
         off_loop = ctx or ToolContext(call_id="", threads=threads)
-        return await self.tool.callees[name](off_loop.in_thread, *args, **kwargs)
+        return await self.tool.async_methods[name](off_loop.in_thread, *args, **kwargs)
 
 
 def _arguments(keywords: Keywords, name: str, row: Columns, data: AgentData) -> dict[str, Any]:
-    """Choose the keywords that a method takes: the row's, all of them as one, and where we stand."""
+    """Return the keyword arguments of a method: the row's, all of them in one mapping, and `agent_data`."""
     whole: dict[str, Any] = {f"{name}_kwargs": dict(row)}
     if name == "execute":
         whole["agent_data"] = data

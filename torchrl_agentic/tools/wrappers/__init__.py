@@ -1,22 +1,22 @@
 """Wrappers: each adds one behavior to any tool.
 
-`Budgeted(Truncated(Cached(Retrying(search))), calls=5)` is a tool like any other. The outermost wrapper sees
-a call first and its result last. A wrapper keeps the name, description, schemas, effects, sessions and all
-other members of its tool, unless it exists to change them. It can be pickled if its tool can. A wrapper owns
+`Budgeted(Truncated(Cached(Retrying(search))), calls=5)` is a tool too. The outermost wrapper sees a call
+first and its result last. A wrapper keeps the name, description, schemas, effects, sessions and all other
+members of its tool, except those that it exists to change. It can be pickled if its tool can. A wrapper owns
 its tool: pass only the outermost one to a dispatcher.
 
 The order matters:
 
 - `Cached(Retrying(t))` caches a result that took three tries, and its metrics show these tries each time.
-  `Retrying(Cached(t))` is the same to the model; each try looks into the cache, and calls that wait for one
-  that fails have tries of their own.
+  With `Retrying(Cached(t))`, each try looks into the cache, and calls that wait for a call that fails have
+  their own tries.
 - `Budgeted(Cached(t))` counts hits; `Cached(Budgeted(t))` does not, and its cached results repeat the line
   about the budget as it was: pass `tell=False`.
 - `Truncated(Cached(t))` caches whole results; `Cached(Truncated(t))` caches truncated ones.
-- `Truncated(Budgeted(t))` may cut the line about the budget; `Budgeted(Truncated(t))` adds it behind the cut,
+- `Truncated(Budgeted(t))` may cut the line about the budget; `Budgeted(Truncated(t))` adds it after the cut,
   so that the text is longer than `max_chars` by that line.
 - `Retrying(Budgeted(t))` pays for each try that times out; `Budgeted(Retrying(t))` pays once.
-- `Retrying(Faulty(t))` may recover: each try of a call draws anew.
+- `Retrying(Faulty(t))` may recover: each try of a call draws its fault again.
 - `Recorded` around everything records what the model saw, and `Replayed` in its place runs nothing inside.
   `Recorded` next to the tool records what the tool did, and a replay runs the wrappers around it again.
 - `Approved` around `Cached` asks for hits too; around `Recorded`, refused calls are not on the cassette.

@@ -21,18 +21,18 @@ Policy: TypeAlias = Callable[[str, Mapping[str, JSON], ToolContext], Verdict | A
 
 
 class Approved(Wrapped):
-    """A tool whose calls run only if a policy says so: a rule, a classifier, a human being.
+    """A tool whose calls run only if a policy allows them: a rule, a classifier, a human being.
 
     A refused call gets the status SKIPPED, and the model reads the reason. Arguments that the policy returns
     in place of the model's are checked against the schema, and the result has the note "changed arguments".
-    A policy that raises, or returns something else, lets no call through; the model reads the `ToolError`
-    that it raises. A policy that blocks should run on a thread: `await ctx.in_thread(...)`.
+    If the policy raises or returns another type, the call does not run; the model reads the message of a
+    `ToolError`. A policy that blocks should run on a thread: `await ctx.in_thread(...)`.
 
     Args:
         tool: The tool.
         policy: Decides about each call; see `Policy` and `Verdict`.
-        wait_s: Seconds that the policy may take, for human beings: the wait counts as queueing, not as time
-            of the tool, and no answer is a refusal. None: the wait is part of the call, and of its
+        wait_s: Seconds that the policy may take, for human beings: the wait counts as queueing, and a policy
+            that takes longer refuses the call. None: the wait is part of the call and its
             `per_call_timeout`.
 
     Raises:
@@ -63,10 +63,10 @@ class Approved(Wrapped):
             return replace(result, notes=(*result.notes, "changed arguments"))
         if verdict is not False and not isinstance(verdict, str):
             raise TypeError(
-                f"the policy of {self.name!r} said {verdict!r}; expected True, False, a reason, or arguments"
+                f"expected True, False, a reason or arguments from {self.name!r}'s policy; got {verdict!r}"
             )
-        why = verdict or "this call is not allowed"
-        return ToolResult.from_text(f"Error: this call was not run: {why}", status=Status.SKIPPED)
+        reason = verdict or "this call is not allowed"
+        return ToolResult.from_text(f"Error: this call was not run: {reason}", status=Status.SKIPPED)
 
     async def _after_waiting(self, args: Mapping[str, JSON], ctx: ToolContext, wait_s: float) -> ToolResult:
         clock = asyncio.get_running_loop().time
@@ -82,4 +82,4 @@ class Approved(Wrapped):
             async with asyncio.timeout(wait_s):
                 return await self._ask(args, ctx)
         except TimeoutError:
-            return f"nobody has approved it within {wait_s:g} s"
+            return f"it was not approved within {wait_s:g} s"

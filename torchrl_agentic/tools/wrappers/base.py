@@ -1,6 +1,6 @@
 """`Wrapped`, the base class of wrappers: a tool around a tool, with a session around its session."""
 
-# A wrapper computes from the tool inside what `Tool` declares as attributes, hence properties in their place.
+# Properties of a wrapper override attributes of `Tool`, because they follow the tool inside.
 # pyright: reportIncompatibleVariableOverride=false
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torchrl_agentic.tools.schema_simplify import Schema
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 CallLater: TypeAlias = Callable[[float, Callable[[], None]], Any]
-"""`call_later(seconds, callback)`, as an event loop and a `VirtualClock` have it."""
+"""`call_later(seconds, callback)`, as in an event loop and `VirtualClock`."""
 
 
 class Wrapped(Tool):
     """A tool around another tool; it delegates everything that a subclass does not override.
 
-    To write a wrapper, override `run`. State of a trajectory goes into attributes that `begin` sets on the
-    live wrapper, with `keeps_state` true; never keep it on the wrapper that all trajectories share. A wrapper
-    that is used by hand, outside of any trajectory, is its own live wrapper.
+    To write a wrapper, override `run`. For state of a trajectory, set `keeps_state` and store the state in
+    attributes that `begin` sets on the live wrapper, never on the wrapper that all trajectories share. A
+    wrapper that is used by hand, outside of any trajectory, is its own live wrapper.
 
     Args:
         tool: Anything that `ensure_tool` takes. The wrapper owns it: it sets it up and tears it down.
 
     Attributes:
         tool: The tool inside; in a live wrapper, the live tool.
-        keeps_state: Whether each trajectory gets a live wrapper even if the tool inside has no sessions.
+        keeps_state: Whether each trajectory gets a live wrapper even if the tool inside is stateless.
     """
 
     keeps_state: bool = False
@@ -47,11 +47,14 @@ class Wrapped(Tool):
         return await self.tool.run(args, ctx)
 
     async def result(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run the tool inside, and return its value, or the error that it raised for the model, as a result.
+        """Run the tool inside, and convert its value, `ToolError` or `StopSignal` to a result.
 
         Args:
             args: Arguments of the call.
             ctx: Context of the call.
+
+        Returns:
+            The result.
         """
         try:
             return ToolResult.from_value(await self.tool.run(args, ctx))
@@ -100,11 +103,11 @@ class Wrapped(Tool):
         return {**spec, "function": {**spec["function"], **own}}
 
     @property
-    def opens_sessions(self) -> bool:
-        """Whether the tool inside has sessions, or the wrapper keeps state."""
+    def stateful(self) -> bool:
+        """True if the tool inside has sessions or the wrapper keeps state."""
         return self.keeps_state or has_sessions(self.tool)
 
-    # From here on, everything is the tool's own.
+    # All members from here on delegate to the tool inside.
 
     @property
     def name(self) -> str:
@@ -128,18 +131,18 @@ class Wrapped(Tool):
 
     @property
     def wants_state(self) -> bool:
-        """Whether the tool inside reads `ToolContext.state`."""
+        """True if the tool inside reads `ToolContext.state`."""
         return self.tool.wants_state
 
     @property
-    def wants_row(self) -> bool:
-        """Whether the tool inside reads `ToolContext.row`."""
-        return self.tool.wants_row
+    def needs_row(self) -> bool:
+        """True if the tool inside reads `ToolContext.row`."""
+        return self.tool.needs_row
 
     @property
-    def opens_at_reset(self) -> bool:
-        """Whether the session of the tool inside opens when a trajectory begins."""
-        return self.tool.opens_at_reset
+    def open_at_reset(self) -> bool:
+        """True if the session of the tool inside opens when a trajectory begins."""
+        return self.tool.open_at_reset
 
     @property
     def is_strict(self) -> bool | None:
@@ -169,13 +172,13 @@ class Wrapped(Tool):
         """Tear down the tool inside."""
         await self.tool.teardown()
 
-    async def greeting(self) -> Any:
-        """Return what the live tool inside says in the first prompt."""
-        return await self.tool.greeting()
+    async def initial_message(self) -> Any:
+        """Return the initial message of the live tool inside."""
+        return await self.tool.initial_message()
 
-    async def finish(self) -> float | None:
-        """Return the reward that the live tool inside gives the whole trajectory."""
-        return await self.tool.finish()
+    async def final_reward(self) -> float | None:
+        """Return the final reward of the live tool inside."""
+        return await self.tool.final_reward()
 
     def check_row(self, row: RowData) -> None:
         """Check that the data set has what the tool inside needs."""
@@ -192,11 +195,11 @@ class Wrapped(Tool):
 
 
 async def pause(seconds: float, call_later: CallLater | None = None) -> None:
-    """Wait.
+    """Sleep on a given clock.
 
     Args:
-        seconds: How long.
-        call_later: Clock to wait on, which may tick on another thread; None: that of the event loop.
+        seconds: Time to sleep, in seconds.
+        call_later: The clock, which may tick on another thread; None: that of the event loop.
     """
     if call_later is None:
         await asyncio.sleep(seconds)

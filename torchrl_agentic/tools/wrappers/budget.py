@@ -16,7 +16,7 @@ from torchrl_agentic.tools.wrappers.base import Wrapped
 
 Cost: TypeAlias = Callable[[ToolResult], float]
 Spent: TypeAlias = dict[str, float]
-"""What one trajectory has used: "calls", "seconds" and "cost"."""
+"""Use of one trajectory so far: "calls", "seconds" and "cost"."""
 
 
 def _nothing() -> Spent:
@@ -25,12 +25,12 @@ def _nothing() -> Spent:
 
 @dataclass(eq=False)
 class Budget:
-    """What each trajectory may spend on the tools that share this object.
+    """Bounds on what each trajectory may spend on the tools that share this object.
 
     Attributes:
-        calls: Number of calls of all these tools together; None: no bound.
-        seconds: Time spent inside these tools, summed up; None: no bound.
-        max_cost: Summed cost, in the unit of their `cost`; None: no bound.
+        calls: Most calls of all these tools together; None: no bound.
+        seconds: Most time spent inside these tools, in seconds; None: no bound.
+        max_cost: Highest sum of costs, in the unit of their `cost`; None: no bound.
 
     Raises:
         ValueError: If there is no bound, or one is below 0 or NaN.
@@ -42,13 +42,13 @@ class Budget:
     bounds: Mapping[str, float] = field(init=False, repr=False)
     by_trajectory: PerTrajectory[Spent] = field(init=False, repr=False, default_factory=PerTrajectory[Spent])
     by_hand: Spent = field(init=False, repr=False, default_factory=_nothing)
-    """What was spent outside of any trajectory."""
+    """Use outside of any trajectory."""
 
     def __post_init__(self) -> None:
         bounds = {"calls": self.calls, "seconds": self.seconds, "cost": self.max_cost}
         self.bounds = {name: bound for name, bound in bounds.items() if bound is not None}
         if not self.bounds:
-            raise ValueError("a budget bounds calls, seconds or max_cost; got none of them")
+            raise ValueError("expected a bound on calls, seconds or max_cost; all of them are None")
         for name, bound in self.bounds.items():
             if not bound >= 0:
                 raise ValueError(f"a bound must be 0 or more, or None for no bound; got {bound} {name}")
@@ -63,17 +63,17 @@ class Budget:
 
     def line(self, left: Mapping[str, JSON]) -> str:
         """Return a line that tells the model what is left."""
-        told = (f"{left[f'{name}_left']:.4g} of {bound:g} {name}" for name, bound in self.bounds.items())
-        return f"[budget left: {', '.join(told)}]"
+        items = (f"{left[f'{name}_left']:.4g} of {bound:g} {name}" for name, bound in self.bounds.items())
+        return f"[budget left: {', '.join(items)}]"
 
 
 class Budgeted(Wrapped):
-    """A tool that each trajectory may call so often, for so long, or at such a cost; then calls get SKIPPED.
+    """A tool with a budget per trajectory; calls beyond it do not run and get the status SKIPPED.
 
-    Calls that overlap never exceed the number of calls. They may exceed seconds and cost, because a call that
-    has begun is not stopped. A call that fails through no fault of the model (INFRA) does not count as a
-    call, but its time and cost do. The last line of each result tells the model what is left, and the
-    metrics "calls_left", "seconds_left" and "cost_left" tell rewards.
+    Concurrent calls never exceed the number of calls. They may exceed seconds and cost, because a running
+    call is not stopped. A call that fails through no fault of the model (INFRA) does not count as a call, but
+    its time and cost do. The last line of each result shows the model what is left; the metrics "calls_left",
+    "seconds_left" and "cost_left" are for rewards.
 
     Args:
         tool: The tool.
@@ -82,7 +82,7 @@ class Budgeted(Wrapped):
         cost: Returns the cost of a result; it needs a `max_cost`, here or in the shared budget.
         max_cost: Bound on the summed cost.
         budget: A budget in place of these bounds, for several tools that share it.
-        tell: Whether the model reads what is left.
+        tell: Whether results show the model what is left.
         clock: Returns the time in seconds.
 
     Raises:
@@ -105,7 +105,7 @@ class Budgeted(Wrapped):
     ) -> None:
         super().__init__(tool)
         if budget is not None and (calls, seconds, max_cost) != (None, None, None):
-            raise ValueError("give calls, seconds and max_cost to the shared Budget, not beside it")
+            raise ValueError("pass calls, seconds and max_cost to the shared Budget, not beside it")
         self.budget = Budget(calls, seconds, max_cost) if budget is None else budget
         if cost is not None and self.budget.max_cost is None:
             raise ValueError("a cost needs a max_cost")
@@ -115,14 +115,14 @@ class Budgeted(Wrapped):
         self.spent = self.budget.by_hand
 
     def begin(self, trajectory: str, source: Any) -> None:
-        """Join the tools that share the budget in this trajectory; a branch has spent what its source has."""
+        """Join the tools that share the budget in this trajectory; a branch copies the use of its source."""
         self._member = self.budget.by_trajectory.join(
             trajectory, lambda: _nothing() if source is None else dict(source.spent)
         )
         self.spent = self._member.value
 
     def end(self) -> None:
-        """Leave them."""
+        """Leave the tools that share the budget."""
         self._member.leave()
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:

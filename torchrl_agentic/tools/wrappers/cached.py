@@ -20,10 +20,9 @@ Scope = Literal["trajectory", "group", "global"]
 class Cached(Wrapped):
     """A pure tool that remembers its results by their arguments.
 
-    Equal calls that overlap run once. If the one that runs is cancelled or fails for a reason of its own
-    (INFRA, TIMEOUT, SKIPPED), the next one that waits runs; an error of the model's (ERROR) answers all that
-    wait. Only OK results are cached, the most recently used ones. The `meta` of a result from the cache has
-    "cached".
+    Equal calls that overlap run once. If the running call is cancelled or fails with INFRA, TIMEOUT or
+    SKIPPED, the next waiting call runs; an ERROR result answers all waiting calls. Only OK results are
+    cached, the most recently used ones. The `meta` of a result from the cache has "cached".
 
     Args:
         tool: A tool without effects; it must return the same result for the same arguments.
@@ -49,17 +48,17 @@ class Cached(Wrapped):
         super().__init__(tool)
         if effects_of(self) != Effects.PURE or self.wants_state:
             raise ValueError(
-                f"{self.name!r} cannot be cached: its results depend on more than its arguments or it changes"
-                f" things ({effects_of(self)}, wants_state={self.wants_state}); only pure tools can"
+                f"{self.name!r} cannot be cached: its results depend on more than its arguments, or it "
+                f"changes things ({effects_of(self)}, wants_state={self.wants_state}); only pure tools can"
             )
-        if self.wants_row and scope != "trajectory":
+        if self.needs_row and scope != "trajectory":
             raise ValueError(
-                f"{self.name!r} takes something from the data set's row, which is another one in each "
-                f"trajectory: cache it with scope='trajectory', not {scope!r}"
+                f"{self.name!r} reads the data set's row, which differs between trajectories: cache it with "
+                f"scope='trajectory', not {scope!r}"
             )
         if scope not in ("trajectory", "group", "global") or (scope == "group") is (group is None):
             raise ValueError(
-                f"scope is 'trajectory', 'global', or 'group' with group=; got {scope!r}, group={group!r}"
+                f"expected scope 'trajectory', 'global', or 'group' with group=; got {scope!r}, {group=}"
             )
         self.scope: Scope = scope
         self.group = group
@@ -98,7 +97,18 @@ class Cached(Wrapped):
 
 
 class Store:
-    """Results by key, the most recently used ones, and the running calls; usable from several threads."""
+    """Cache of the most recently used results, with the running calls; usable from several threads.
+
+    Args:
+        max_entries: Most results.
+        source: Store whose results are copied; None: start empty.
+
+    Attributes:
+        flights: The running calls by key, as futures of the result that waiting calls may share.
+
+    Raises:
+        ValueError: If `max_entries` is below 1.
+    """
 
     def __init__(self, max_entries: int, source: Store | None = None) -> None:
         if max_entries < 1:
@@ -117,7 +127,15 @@ class Store:
             return found
 
     def keep(self, key: Hashable, result: ToolResult) -> ToolResult | None:
-        """Cache `result` if it is OK; return the copy that concurrent callers may share, or None."""
+        """Cache a result if its status is OK.
+
+        Args:
+            key: Key of the call.
+            result: Result of the call.
+
+        Returns:
+            A copy that waiting calls may share, or None if they have to run themselves.
+        """
         if result.status not in (Status.OK, Status.ERROR):
             return None
         shared = replace(result, timing=None, meta={**(result.meta or {}), "cached": True})

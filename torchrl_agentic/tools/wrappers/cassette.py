@@ -59,7 +59,16 @@ class CassetteMiss(InfrastructureError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One recorded call: `args` as `canonical_json` writes them, and its outcome in `data`."""
+    """One recorded call.
+
+    Attributes:
+        trajectory: Name of the trajectory within its environment, after the scope of the cassette.
+        tool: Name of the tool.
+        call_id: Id of the call.
+        args: Arguments as `canonical_json` writes them; None if they are not JSON.
+        seconds: Run time in seconds.
+        data: The outcome, as `outcome_to_json` returns it.
+    """
 
     trajectory: str
     tool: str
@@ -72,10 +81,10 @@ class Entry:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read an entry; raise ValueError, KeyError or TypeError if it is not an entry of our version."""
         if (version := data["schema_version"]) > SCHEMA_VERSION:
-            raise ValueError(f"an entry of version {version}; this package reads up to {SCHEMA_VERSION}")
+            raise ValueError(f"expected an entry of version {SCHEMA_VERSION} or lower; got {version}")
         args = None if data["args"] is None else canonical_json(data["args"])
         outcome = {name: data[name] for name in ("result", "error") if name in data}
-        outcome_from_json(outcome)  # fails here, so that the line is skipped, and not at its replay
+        outcome_from_json(outcome)  # raises while the file is read, instead of at the replay
         return cls(data["trajectory"], data["tool"], data["id"], args, data["seconds"], outcome)
 
     @property
@@ -84,7 +93,7 @@ class Entry:
         return outcome_from_json(self.data)
 
     def line(self) -> bytes:
-        """Return the line of the entry; values of `meta` and metrics that no JSON can hold are left out."""
+        """Return the line of the entry; `meta`, metrics and details that are not JSON are left out."""
         head = {"schema_version": SCHEMA_VERSION, "trajectory": self.trajectory, "tool": self.tool}
         data: dict[str, Any] = {**head, "id": self.call_id, "seconds": self.seconds, **self.data}
         try:
@@ -93,12 +102,12 @@ class Entry:
         except (ValueError, TypeError, RecursionError):
             for name in ("meta", "metrics", "detail"):
                 data.get("result", data.get("error", {})).pop(name, None)
-            logger.warning("the outcome of %r holds what JSON cannot: left out", self.call_id)
+            logger.warning("call %r: meta, metrics or detail is not JSON and is not recorded", self.call_id)
             text = _encode(data)
         return f'{text[:-1]},"args":{self.args or "null"}}}\n'.encode()
 
     def __str__(self) -> str:
-        args = truncate_middle(self.args or "(no JSON)", _SHOWN)
+        args = truncate_middle(self.args or "(not JSON)", _SHOWN)
         return f"{self.tool}({args}), id {self.call_id!r}, trajectory {self.trajectory!r}"
 
 
@@ -106,15 +115,15 @@ class Cassette:
     """A file of recorded calls, one JSON object per line: appended by `Recorded`, read by `Replayed`.
 
     Several tools, threads and processes may append to one file: each line is written in one piece. A crash
-    loses at most the line it broke, which readers skip. Existing lines stay; delete the file to start over.
-    The first read keeps the whole file in memory. Trajectories are recorded under their name within their
-    environment, so that another environment can replay them.
+    loses at most one incomplete line, which readers skip. Existing lines are kept; delete the file to start
+    over. The first read loads the whole file into memory. Trajectories are recorded under their name within
+    their environment, so that another environment can replay them.
 
     Args:
         path: The file.
-        scope: Tells apart environments that share a file; a replay needs the same one.
-        mode: Permissions of the file if it is created, whatever the umask is. Folders that are created for it
-            can be entered by those who may read it. An existing file keeps its own.
+        scope: Distinguishes environments that share a file; a replay needs the same scope.
+        mode: Permissions of the file if it is created, independent of the umask. Users who may read it may
+            enter the folders that are created for it. An existing file keeps its permissions.
 
     Raises:
         TypeError: If `mode` is not an integer.
@@ -132,7 +141,16 @@ class Cassette:
     def append(
         self, trajectory: str, tool: str, call_id: str, args: Arguments, outcome: Outcome, seconds: float
     ) -> None:
-        """Write a call, its outcome, and how long it took."""
+        """Write a call and its outcome.
+
+        Args:
+            trajectory: Name of the trajectory.
+            tool: Name of the tool.
+            call_id: Id of the call.
+            args: Arguments of the call.
+            outcome: Its result, or the exception that it raised.
+            seconds: Run time in seconds.
+        """
         name, key = self._named(trajectory), canonical_json(args)
         line = Entry(name, tool, call_id, key, seconds, outcome_to_json(outcome)).line()
         with self._lock:
@@ -145,7 +163,18 @@ class Cassette:
     def find(
         self, trajectory: str, tool: str, call_id: str, args: Arguments, used: Collection[int] = ()
     ) -> int | None:
-        """Return the number of an unused entry with these arguments: that of this id, or else the first."""
+        """Find an unused entry of a call with these arguments, if possible with this id, else the first one.
+
+        Args:
+            trajectory: Name of the trajectory.
+            tool: Name of the tool.
+            call_id: Id of the call.
+            args: Arguments of the call.
+            used: Numbers of the entries that were used.
+
+        Returns:
+            The number of the entry, or None.
+        """
         entries = self._read()
         found = self._numbers.get((self._named(trajectory), tool, canonical_json(args)), ())
         numbers = [number for number in found if number not in used]
@@ -153,7 +182,16 @@ class Cassette:
         return next(own, numbers[0] if numbers else None)
 
     def nearest(self, trajectory: str, tool: str, args: Arguments) -> Entry | None:
-        """Return the most similar entry: by tool, then by trajectory, then by arguments."""
+        """Return the entry that is most similar: by tool, then by trajectory, then by arguments.
+
+        Args:
+            trajectory: Name of the trajectory.
+            tool: Name of the tool.
+            args: Arguments of the call.
+
+        Returns:
+            The entry, or None if the cassette is empty.
+        """
         name, text = self._named(trajectory), (canonical_json(args) or "")[:_COMPARED]
 
         def likeness(entry: Entry) -> tuple[bool, bool, float]:
@@ -234,9 +272,9 @@ class Recorded(Wrapped):
             outcome = ToolResult.from_value(await self.tool.run(args, ctx))
             return outcome
         except asyncio.CancelledError as stopped:
-            told = stopped.args[0] if stopped.args else None  # the dispatcher's result for a call out of time
-            if isinstance(told, ToolResult) and told.status is Status.TIMEOUT:
-                outcome = replace(told, timing=None, notes=())
+            reason = stopped.args[0] if stopped.args else None  # the dispatcher's result for a timed-out call
+            if isinstance(reason, ToolResult) and reason.status is Status.TIMEOUT:
+                outcome = replace(reason, timing=None, notes=())
             raise
         except Exception as error:
             outcome = error
@@ -259,13 +297,12 @@ class Replayed(Wrapped):
     are answered in the order in which they were recorded. Each trajectory starts from the beginning.
 
     Args:
-        tool: The tool. A strict replay only reads its description, so its spec is enough: a dict in the shape
-            that chat templates take.
+        tool: The tool. For a strict replay its spec is enough: a dict in the form for chat templates.
         cassette: The cassette, or the path of its file.
         strict: Fail a call that is not on the cassette, with INFRA. Otherwise run and record it; a tool that
-            changes things then runs only in trajectories of which nothing was replayed, because it lacks
-            what the replayed calls would have left behind.
-        latency: Whether calls take the time that they took, or a factor on that time.
+            changes things then runs only in trajectories of which nothing was replayed, because the replayed
+            calls changed nothing.
+        latency: Whether a replayed call takes the recorded time, or a factor on that time.
         call_later: Clock that this time passes on, for tests; None: that of the event loop.
 
     Raises:
@@ -289,9 +326,9 @@ class Replayed(Wrapped):
         if strict and not (path := self.cassette.path).exists():
             raise FileNotFoundError(f"no cassette at {path}: record one with Recorded(tool, path)")
         if isinstance(tool, Mapping) and not strict:
-            raise TypeError("a tool that is only described cannot run: give the tool itself, or strict=True")
+            raise TypeError("a spec cannot run: pass the tool itself, or strict=True")
         if not float(latency) >= 0:
-            raise ValueError(f"latency is True, False, or a factor of 0 or more; got {latency}")
+            raise ValueError(f"expected latency as True, False, or a factor of 0 or more; got {latency}")
         super().__init__(_Described(cast("Any", tool)) if strict else Recorded(tool, self.cassette))
         self.strict, self.latency, self.call_later = strict, float(latency), call_later
         effects = effects_of(self)
@@ -299,7 +336,7 @@ class Replayed(Wrapped):
         self.begin("", None)
 
     def begin(self, trajectory: str, source: Any) -> None:
-        """Start from the beginning, in a branch too, because it is a trajectory of its own."""
+        """Start from the beginning, in a branch too, because a branch is a new trajectory."""
         self._used: set[int] = set()
         self._replays, self._runs = (False, False) if source is None else (source._replays, source._runs)
 
@@ -313,7 +350,7 @@ class Replayed(Wrapped):
             self._runs = True
             try:
                 return await self.tool.run(args, ctx)
-            finally:  # the call that was just recorded answers no later one
+            finally:  # the new entry must not answer a later call
                 if (number := self.cassette.find(*where, self._used)) is not None:
                     self._used.add(number)
         self._used.add(number)
@@ -328,13 +365,13 @@ class Replayed(Wrapped):
 
     def _missed(self, args: Arguments, ctx: ToolContext) -> str:
         near = self.cassette.nearest(ctx.trajectory, self.name, args)
-        hint = "there is nothing on it" if near is None else f"nearest: {near}"
+        hint = "it is empty" if near is None else f"nearest: {near}"
         call = Entry(ctx.trajectory, self.name, ctx.call_id, canonical_json(args), 0.0, {})
         return f"not on the cassette {self.cassette.path}: {call}; {hint}. Record it, or pass strict=False"
 
 
 class _Described(Tool):
-    """The description of a tool that is never run."""
+    """A tool that has a description, but never runs."""
 
     def __init__(self, tool: Any) -> None:
         self._spec: dict[str, JSON] | None = None
@@ -349,8 +386,8 @@ class _Described(Tool):
         self.effects, self._spec = effects_of(known), known.spec()
 
     async def run(self, args: Arguments, ctx: ToolContext) -> Any:
-        """Fail: there is no tool to run."""
-        raise CassetteMiss(f"{self.name!r} is only described here")
+        """Raise CassetteMiss, because there is no tool to run."""
+        raise CassetteMiss(f"{self.name!r} is replayed from a cassette and cannot run")
 
     def spec(self) -> dict[str, JSON]:
         """Return the spec of the tool."""
@@ -380,7 +417,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, JSON]:
 
 
 def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
-    """Return what `outcome_to_json` was given; an error has no traceback."""
+    """Return the outcome that `outcome_to_json` has converted; an exception has no traceback."""
     if "result" in data:
         fields = dict(data["result"])
         parts, status = tuple(map(_part_from_json, fields.pop("parts"))), Status(fields.pop("status"))
@@ -416,7 +453,7 @@ def _part_from_json(data: Mapping[str, Any]) -> ToolResultPart:
 
 
 def _open(path: Path, mode: int) -> int:
-    """Open a file to append to, behind a newline if a crash has left its last line without one."""
+    """Open a file to append to, after a newline if a crash has left its last line incomplete."""
     make_folders(path.parent, mode)
     file = open_file(path, os.O_RDWR | os.O_APPEND, mode)
     size = os.fstat(file).st_size

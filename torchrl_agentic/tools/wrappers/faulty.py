@@ -24,7 +24,7 @@ class Faulty(Wrapped):
     """A tool that fails with given probabilities, to test how prompts and training cope.
 
     The fault of a call depends on the seed, the name of its trajectory within its environment, its tool, its
-    id, and how often that id has come: retries of a call draw anew, and neither time nor the order of calls
+    id, and the number of the try: retries of a call draw again, and neither time nor the order of calls
     matters.
 
     Args:
@@ -60,7 +60,7 @@ class Faulty(Wrapped):
             "timeout": timeouts, "overload": overloads, "truncation": truncations, "garbage": garbage
         }  # fmt: skip
         if not all(0 <= chance <= 1 for chance in self.chances.values()) or sum(self.chances.values()) > 1:
-            raise ValueError(f"probabilities are in [0, 1], and 1 at most in all; got {self.chances}")
+            raise ValueError(f"expected probabilities in [0, 1] whose sum is at most 1; got {self.chances}")
         self.seed, self.latency, self.call_later = seed, latency, call_later
         self.begin("", None)
 
@@ -77,7 +77,7 @@ class Faulty(Wrapped):
         if rng is not None and self.latency is not None:
             await pause(self.latency(rng), self.call_later)
         if fault == "timeout":
-            raise TimeoutError("no answer in time (injected)")
+            raise TimeoutError("no response in time (injected)")
         if fault == "overload":
             raise InfrastructureError("429 Too Many Requests (injected)")
         result = await self.result(args, ctx)
@@ -91,7 +91,15 @@ class Faulty(Wrapped):
 
 
 def pick_fault(name: str, chances: Mapping[str, float]) -> str | None:
-    """Pick the fault for a call deterministically from its name; None: no fault."""
+    """Pick the fault for a call deterministically from its name.
+
+    Args:
+        name: Name of the call, different for each try.
+        chances: Probability of each fault.
+
+    Returns:
+        The fault, or None.
+    """
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     place = int.from_bytes(digest) / 2.0**64
     for fault, chance in chances.items():

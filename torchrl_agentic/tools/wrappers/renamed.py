@@ -14,7 +14,7 @@ from torchrl_agentic.tools.wrappers.base import Wrapped
 
 
 class Renamed(Wrapped):
-    """A tool under another name: where two servers offer tools of one name, or a model knows it by another.
+    """A tool under another name, for two tools of one name, or for a model that knows it by another name.
 
     Its effects stay those of the tool inside, so that calls keep their order under any name.
 
@@ -30,7 +30,7 @@ class Renamed(Wrapped):
     def __init__(self, tool: Any, name: str, description: str | None = None) -> None:
         super().__init__(tool)
         if not name:
-            raise ValueError(f"{tool!r} needs a name that a model can call; got an empty one")
+            raise ValueError(f"expected a name that a model can call for {tool!r}; got an empty one")
         self._name, self._description = name, description
 
     @property

@@ -1,4 +1,4 @@
-"""`Retrying`, a tool that is called again after a failure that may pass."""
+"""`Retrying`, a tool whose calls are retried after transient failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IdempotencyKey = str | Callable[[Mapping[str, JSON], ToolContext], JSON]
 
 
 class Retrying(Wrapped):
-    """A tool that is called again after it was not available or timed out.
+    """A tool whose calls are retried after it was not available or timed out.
 
     A retry follows
 
@@ -44,8 +44,8 @@ class Retrying(Wrapped):
       aiohttp, requests and urllib; see `is_connection_error`;
     - the exceptions in `on`.
 
-    Any other exception is a bug: its call gets the status CRASH and no retry. A tool that fails for a reason
-    that may pass should raise `InfrastructureError`. If the last try ends with a connection error or one of
+    Any other exception is a bug: its call gets the status CRASH and no retry. A tool should raise
+    `InfrastructureError` for a transient failure. If the last try ends with a connection error or one of
     `on`, the result is INFRA.
 
     The pause after the first try is `first_s` seconds and doubles, up to `longest_s`. A random part is added
@@ -61,9 +61,9 @@ class Retrying(Wrapped):
         first_s: First pause, in seconds.
         longest_s: Longest pause, in seconds.
         on: Further types of exceptions that are retried.
-        idempotency_key: Name of the argument that carries the key, which is filled in unless the model has
-            done so; or a function that returns the key for arguments and context, None for a call that must
-            not be repeated. It is the same for all tries of a call, and different for each call.
+        idempotency_key: Name of the argument with the key, which is filled in unless the model has set it; or
+            a function that returns the key for arguments and context, None for a call that must not be
+            repeated. The key is the same for all tries of a call, and different for each call.
         call_later: Clock that pauses wait on, for tests; None: that of the event loop.
 
     Raises:
@@ -92,8 +92,9 @@ class Retrying(Wrapped):
         effects = effects_of(self)
         if idempotency_key is None and (effects.writes or effects.exclusive):
             raise ValueError(
-                f"{self.name!r} may change things ({effects}): a second try could do them twice. Give an"
-                " idempotency_key that tells its service so, or declare the tool's effects if it only reads"
+                f"{self.name!r} may change things ({effects}): a second try could do them twice. Pass an"
+                " idempotency_key by which its service recognizes retries, or declare the tool's effects if"
+                " it only reads"
             )
         known = self.input_schema.get("properties", {})
         if isinstance(idempotency_key, str) and idempotency_key not in known:
@@ -103,7 +104,7 @@ class Retrying(Wrapped):
         self.on = _exceptions(on)
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run the tool until it answers, or no try or no time is left."""
+        """Run the tool until a try does not fail transiently, or no try or no time is left."""
         args, tries = self._keyed(args, ctx)
         retries, outcome = 0, await self._try(args, ctx)
         while is_transient(outcome) and retries + 1 < tries:
@@ -145,11 +146,11 @@ class Retrying(Wrapped):
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return True if an exception means that the other end was not reached, or did not answer.
+    """Return True if an exception means that a server was not reached or did not respond.
 
-    True of `ConnectionError`, `socket.gaierror`, `TimeoutError`, `urllib.error.URLError` (not `HTTPError`,
-    which is an answer), an `OSError` with an error number of the network, and the corresponding exceptions of
-    httpx, httpcore, aiohttp and requests.
+    True for `ConnectionError`, `socket.gaierror`, `TimeoutError`, `urllib.error.URLError` (not `HTTPError`,
+    which is a response), an `OSError` with an error number of the network, and the corresponding exceptions
+    of httpx, httpcore, aiohttp and requests.
     """
     if isinstance(error, urllib.error.HTTPError):
         return False
@@ -162,15 +163,17 @@ def is_connection_error(error: BaseException) -> bool:
 
 
 def _exceptions(kinds: Iterable[type[Exception]]) -> tuple[type[Exception], ...]:
-    """Check the types of exceptions that `Retrying` is to try again after."""
+    """Check the types of exceptions that `Retrying` retries."""
     if isinstance(kinds, type):
-        raise TypeError(f"on is a tuple of exceptions: on=({kinds.__name__},)")
+        raise TypeError(f"expected a tuple of exceptions: on=({kinds.__name__},)")
     found = tuple(kinds)
     for kind in cast("tuple[object, ...]", found):
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise TypeError(f"on holds types of exceptions; got {kind!r}")
+            raise TypeError(f"expected types of exceptions in on; got {kind!r}")
         if issubclass(kind, ToolError | StopSignal):
-            raise TypeError(f"{kind.__name__} is an answer for the model, after which no tool is tried again")
+            raise TypeError(
+                f"{kind.__name__} is a message for the model and is never retried; leave it out of on"
+            )
     return found
 
 

@@ -61,7 +61,15 @@ class Truncated(Wrapped):
 
 
 def one_text(parts: Sequence[ToolResultPart], text: str) -> tuple[ToolResultPart, ...]:
-    """Return the parts with one text in place of all text and JSON parts, where the first of them was."""
+    """Replace all text and JSON parts by one text, at the place of the first of them.
+
+    Args:
+        parts: Parts of a result.
+        text: The text.
+
+    Returns:
+        The new parts.
+    """
     kept: list[ToolResultPart] = []
     place: int | None = None
     for part in parts:
