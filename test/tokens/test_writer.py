@@ -8,8 +8,8 @@ import sys
 import pytest
 from helpers.chat_envs import begin
 from helpers.model_families import FAMILIES
-from helpers.sights import part, png, qwen
 from helpers.token_rollouts import Says, sample, sampled_ids, token_env
+from helpers.vision_processors import part, png, qwen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
