@@ -12,7 +12,7 @@ from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, Sandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
-from torchrl_agentic.sandbox.zygote_pool import Pool
+from torchrl_agentic.sandbox.zygote_pool import ZygotePool
 
 KINDS = [
     pytest.param(
@@ -328,7 +328,7 @@ async def test_the_interpreter_of_a_copy_that_is_not_there_yet_is_taken():
 @native
 async def test_if_not_all_copies_can_be_made_none_is_left(monkeypatch):
     """Of nine, eight are made at once."""
-    prepare, made = Pool.prepare, []
+    prepare, made = ZygotePool.prepare, []
 
     class Remembered(ForkServerSandbox):
         def fresh(self):
@@ -340,7 +340,7 @@ async def test_if_not_all_copies_can_be_made_none_is_left(monkeypatch):
             raise OSError("no room")
         return prepare(pool, zygote, n, handed)
 
-    monkeypatch.setattr(Pool, "prepare", prepare_eight)
+    monkeypatch.setattr(ZygotePool, "prepare", prepare_eight)
     async with ForkServerRepl(Remembered()) as repl:
         clones = await repl.fork(9)
         with pytest.raises(InfrastructureError, match="no room"):

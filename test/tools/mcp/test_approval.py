@@ -115,7 +115,7 @@ async def test_a_changed_tool_is_not_called_where_that_is_refused(opened, server
         await announce(raw)
         assert await raw.text("first") == "first"  # as it was approved
     assert len(warnings(caplog)) == 2
-    assert all(", which is refused; it says now: " in said for said in warnings(caplog))
+    assert all(", which is refused; its description now: " in said for said in warnings(caplog))
 
 
 @pytest.mark.parametrize("selected", [None, ["first.file", "second"]])
@@ -258,7 +258,7 @@ async def test_fingerprints_of_an_earlier_run_are_kept_to(server, caplog):
     other = await started()
     assert {name for name in pinned if pinned[name] != other[name]} == {"first"}
     assert not warnings(caplog)
-    with pytest.raises(ValueError, match=f"'raw' describes its tool 'first' otherwise .*{other['first']}"):
+    with pytest.raises(ValueError, match=f"'raw' describes its tool 'first' differently .*{other['first']}"):
         await started(on_change="refuse", fingerprints=pinned)
     await started(on_change="refuse", fingerprints=pinned, tools=["third"])  # what is not offered may change
     assert await started(fingerprints=pinned) == pinned
@@ -281,7 +281,7 @@ async def test_a_worker_compares_with_what_its_parent_approved(opened, server):
     ("options", "error", "said"),
     [
         ({"on_change": "ask"}, ValueError, "'warn' or 'refuse'"),
-        ({"fingerprints": ["x"]}, TypeError, "a mapping"),
+        ({"fingerprints": ["x"]}, TypeError, "expected fingerprints as"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(server, options, error, said):

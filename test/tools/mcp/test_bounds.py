@@ -30,8 +30,8 @@ async def test_an_answer_that_is_too_large_is_an_error_of_that_call_alone(opened
         results = await asyncio.gather(whole, too_large, server.text("pid"), return_exceptions=True)
         assert len(results[0].text) == (1 << 20) - 200
         assert isinstance(results[1], ToolError)
-        assert "the answer has 5,242,9" in str(results[1])
-        assert "more than the 1,048,576 that are taken: ask for less of it" in str(results[1])
+        assert "the response has 5,242,9" in str(results[1])
+        assert "more than the allowed 1,048,576 bytes; request a smaller part" in str(results[1])
         assert results[2] == await server.text("pid") == pid
 
 
@@ -57,7 +57,7 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "the answer has 100,000,0" in done.stdout, done.stderr
+    assert "the response has 100,000,0" in done.stdout, done.stderr
 
 
 @settings(deadline=None, max_examples=15)
@@ -139,7 +139,7 @@ async def test_an_answer_over_http_that_is_too_large_is_an_error_of_that_call_al
         config = MCPServerConfig(url=f"{url}/mcp", transport="streamable_http")
         async with opened(config, max_result_bytes=1 << 20) as server:
             for _ in range(2):
-                with pytest.raises(ToolError, match="more than 1,048,576 bytes: ask for less of it"):
+                with pytest.raises(ToolError, match="more than the allowed 1,048,576 bytes"):
                     await server.call("first")
             assert server.toolset.shared().restarts == 0
         async with opened(config) as server:
@@ -163,7 +163,9 @@ async def test_an_answer_over_http_that_is_compressed_unasked_is_not_unpacked(op
 
     with serving(answering(packed)) as url:
         async with opened(MCPServerConfig(url=f"{url}/mcp", transport="streamable_http")) as server:
-            with pytest.raises(InfrastructureError, match="compressed, which it was asked not to be"):
+            with pytest.raises(
+                InfrastructureError, match="compressed, although the request did not allow it"
+            ):
                 await server.call("first")
 
 
@@ -171,7 +173,7 @@ async def test_an_answer_over_http_that_is_compressed_unasked_is_not_unpacked(op
     ("mode", "said"),
     [
         ("many", "'raw' lists more than 1,000 tools"),
-        ("wordy", "'raw' says 300,[0-9]{3} characters of its tool 'environ', and at most 262,144 are taken"),
+        ("wordy", "'raw' describes its tool 'environ' with 300,[0-9]{3} characters; at most 262,144"),
     ],
 )
 async def test_what_a_server_says_of_its_tools_is_bounded(raw, mode, said):

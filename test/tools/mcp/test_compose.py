@@ -194,4 +194,4 @@ def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server, s
         (held,) = results(step(env, begin(env), call("hold", label="x"))["next"])[0]
     finally:
         transform.close()
-    assert held == f"Error: hold timed out: no answer within {smaller} s"
+    assert held == f"Error: hold timed out: no response within {smaller} s"

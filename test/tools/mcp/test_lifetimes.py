@@ -73,7 +73,7 @@ async def test_a_server_that_says_nothing_is_given_up_and_ended(raw, is_running,
 async def test_what_a_server_prints_between_its_messages_is_passed_over_and_told_once(opened, raw, caplog):
     async with opened(raw("rubbish")) as server:
         assert await server.text("first") == "first"
-    (told,) = [record.getMessage() for record in caplog.records if "no message" in record.getMessage()]
+    (told,) = [record.getMessage() for record in caplog.records if "not a message" in record.getMessage()]
     assert "the MCP server 'raw'" in told
     assert "Welcome to the server!" in told
 
@@ -96,9 +96,8 @@ async def test_a_server_that_is_killed_during_a_call_is_not_the_models_fault_and
         os.kill(pid, signal.SIGKILL)
         for call in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(call, InfrastructureError)
-            assert (
-                "'demo' was lost during the call (killed by SIGKILL); what it held in memory is gone"
-                in str(call)
+            assert "'demo' was lost during the call (killed by SIGKILL); its state in memory is lost" in str(
+                call
             )
         result = await server.call("count")
     assert result.text == "1"  # it was 1 before: the state is gone, and nobody need be told twice
@@ -112,7 +111,7 @@ async def test_who_finds_the_server_lost_is_told_that_its_state_is_gone(opened, 
         while server.toolset.shared().pid is not None:
             await asyncio.sleep(0.001)
         first, second = await server.text("count"), await server.text("count")
-    assert "'raw' was lost before this call, and connected to anew: what it held in memory is gone" in first
+    assert "'raw' was lost before this call and reached again; its state in memory is lost" in first
     assert first.endswith("\n1")
     assert second == "2"
 

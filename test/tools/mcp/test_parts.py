@@ -65,7 +65,7 @@ def test_no_content_is_an_empty_result():
 
 def test_an_image_whose_base64_is_broken_is_named():
     part = part_of(ImageContent(type="image", data="???", mime_type="image/png"))
-    assert part == TextPart("[image image/png whose base64 is broken]")
+    assert part == TextPart("[image image/png with invalid base64]")
 
 
 def test_audio_is_named_and_kept_for_programs():

@@ -40,7 +40,7 @@ async def test_all_pages_of_tools_are_read(opened, raw):
 
 
 async def test_a_list_without_end_is_given_up(raw):
-    with pytest.raises(InfrastructureError, match="'raw' lists its tools without end"):
+    with pytest.raises(InfrastructureError, match="'raw' sends an endless list of tools"):
         await MCPToolset(raw("endless")).setup()
 
 
@@ -124,7 +124,7 @@ async def test_an_error_of_the_protocol_is_for_the_model_to_read(opened, raw):
 
 async def test_an_answer_against_the_protocol_is_not_the_models_fault(opened, raw):
     async with opened(raw("garbage")) as server:
-        with pytest.raises(InfrastructureError, match="'raw' answered against the protocol: content"):
+        with pytest.raises(InfrastructureError, match="'raw' violates the protocol: content"):
             await server.call("first")
 
 
@@ -151,7 +151,7 @@ async def test_a_hundred_calls_over_one_session_are_under_way_at_once(opened, de
 
 async def test_a_call_that_takes_too_long_times_out_and_the_server_is_told(opened, demo):
     async with opened(demo(), request_timeout=0.2) as server:
-        with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+        with pytest.raises(TimeoutError, match=r"no response within 0\.2 s"):
             await server.call("hold", label="late")
         server.toolset.request_timeout = 30.0
         while (await server.call("cancelled_calls")).meta["structured"]["result"] != ["late"]:

@@ -1,7 +1,7 @@
 """Tools of servers that speak the Model Context Protocol (MCP), over stdio, SSE and streamable HTTP.
 
-What talks to a server (`client`, `connection`, `stdio`, `http`) imports the official SDK, and is imported
-when a toolset is set up; the rest does without it.
+`mcp_client`, `connection`, `stdio_transport` and `http_transport` import the official SDK, and are imported
+when a toolset is set up; the other modules do not need it.
 """
 
 from torchrl_agentic.tools.mcp.approval import ChangedTool

@@ -1,4 +1,4 @@
-"""Whether the tools of a server are still described as they were when the toolset was set up."""
+"""`Approval`: checks that a server still describes its tools as it did when they were approved."""
 
 from __future__ import annotations
 
@@ -19,31 +19,35 @@ logger = logging.getLogger(__name__)
 OnChange: TypeAlias = Literal["warn", "refuse"]
 _KEPT = {"name", "title", "description", "input_schema", "output_schema", "annotations"}
 _SHOWN = 200
-_MOST_TOLD = 100  # changes that are logged: a server may make up a new one for each call
+_MAX_LOGGED = 100  # changes: a server may invent a new one for each call
 
 
 class ChangedTool(InfrastructureError):
-    """A tool was not called, because its server describes it otherwise than when it was approved."""
+    """A tool was not called, because its server has changed its description since it was approved."""
 
 
 def canonical(definition: mcp_types.Tool) -> str:
-    """Write what a server says of a tool as JSON that is the same for the same meaning."""
+    """Return the description of a tool as JSON that is equal for equal descriptions."""
     return json.dumps(definition.model_dump(include=_KEPT, exclude_none=True, mode="json"), sort_keys=True)
 
 
 def fingerprint(definition: mcp_types.Tool) -> str:
-    """Return a digest of what a server says of a tool: name, description, schemas and annotations."""
+    """Return a digest of the name, description, schemas and annotations of a tool."""
     return hashlib.sha256(canonical(definition).encode()).hexdigest()[:32]
 
 
 class Approval:
-    """The fingerprints of the tools that were approved: those of the first listing, unless they are given.
+    """The fingerprints of the approved tools: the given ones, or else those of the first listing.
 
     Args:
         server: Name of the server, for messages.
-        on_change: What becomes of a tool that is described otherwise.
-        selected: Names of the tools that matter; None: all.
-        fingerprints: What was approved before, by the server's names.
+        on_change: Treatment of a tool whose description has changed: "warn" or "refuse".
+        selected: Names of the tools to check; None: all.
+        fingerprints: Fingerprints that were approved before, by the server's names; None: approve the first
+            listing.
+
+    Attributes:
+        is_pinned: Whether fingerprints were given.
     """
 
     def __init__(
@@ -56,24 +60,27 @@ class Approval:
         self.server, self.on_change, self.selected = server, on_change, selected
         self.is_pinned = fingerprints is not None
         self.fingerprints = None if fingerprints is None else dict(fingerprints)
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def see(self, found: Sequence[mcp_types.Tool]) -> dict[str, str]:
-        """Approve the first listing; log what is described otherwise in a later one, once each.
+        """Approve the first listing, and log each change in a later one once.
+
+        Args:
+            found: The listed tools.
 
         Returns:
-            The fingerprints of what was listed.
+            Their fingerprints, by the server's names.
         """
         now = {definition.name: fingerprint(definition) for definition in found}
         if self.fingerprints is None:
             self.fingerprints = now
         for definition in found:
             name, found_one = definition.name, now[definition.name]
-            is_told = (name, found_one) in self._told or len(self._told) >= _MOST_TOLD
-            if self.is_other(name, found_one) and not is_told:
-                self._told.add((name, found_one))
+            is_logged = (name, found_one) in self._logged or len(self._logged) >= _MAX_LOGGED
+            if self.has_changed(name, found_one) and not is_logged:
+                self._logged.add((name, found_one))
                 logger.warning(
-                    "the MCP server %r %s%s; it says now: %r",
+                    "the MCP server %r %s%s; its description now: %r",
                     self.server,
                     self._what(name),
                     "" if self.on_change == "warn" else ", which is refused",
@@ -81,8 +88,13 @@ class Approval:
                 )
         return now
 
-    def is_other(self, name: str, now: str | None) -> bool:
-        """Whether a tool that is offered is described otherwise than was approved, or is new."""
+    def has_changed(self, name: str, now: str | None) -> bool:
+        """Return whether a selected tool differs from its approved description, or is new.
+
+        Args:
+            name: The server's name of the tool.
+            now: Its current fingerprint; None if the server does not list it.
+        """
         if self.fingerprints is None or now is None or not (self.selected is None or name in self.selected):
             return False
         return self.fingerprints.get(name) != now
@@ -90,10 +102,14 @@ class Approval:
     def check(self, name: str, now: str | None) -> tuple[str, ...]:
         """Return the notes for the result of a call.
 
+        Args:
+            name: The server's name of the tool.
+            now: Its current fingerprint; None if the server does not list it.
+
         Raises:
-            ChangedTool: The tool is described otherwise, and that is refused.
+            ChangedTool: If the tool has changed, and changes are refused.
         """
-        if not self.is_other(name, now):
+        if not self.has_changed(name, now):
             return ()
         what = f"the MCP server {self.server!r} {self._what(name)}"
         if self.on_change == "refuse":
@@ -101,23 +117,26 @@ class Approval:
         return (what,)
 
     def refuses(self, definition: mcp_types.Tool) -> bool:
-        """Whether a tool is not to be offered as it is described now."""
-        return self.on_change == "refuse" and self.is_other(definition.name, fingerprint(definition))
+        """Return whether a tool has changed, and changes are refused."""
+        return self.on_change == "refuse" and self.has_changed(definition.name, fingerprint(definition))
 
     def check_pinned(self, found: Sequence[mcp_types.Tool]) -> None:
-        """Raise if a tool is described otherwise than the fingerprints that were given say.
+        """Check the listed tools against the given fingerprints.
+
+        Args:
+            found: The listed tools.
 
         Raises:
-            ValueError: It is, and that is refused.
+            ValueError: If a tool differs, and changes are refused.
         """
         if not self.is_pinned or self.on_change != "refuse":
             return
         for definition in found:
             name, one = definition.name, fingerprint(definition)
-            if name in (self.fingerprints or ()) and self.is_other(name, one):
+            if name in (self.fingerprints or ()) and self.has_changed(name, one):
                 raise ValueError(
-                    f"the MCP server {self.server!r} describes its tool {name[:_SHOWN]!r} otherwise than "
-                    f"fingerprints= says: if you have read what it says now, give {one!r} for it"
+                    f"the MCP server {self.server!r} describes its tool {name[:_SHOWN]!r} differently than "
+                    f"fingerprints= expects: if you approve its current description, pass {one!r}"
                 )
 
     def _what(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""One session with an MCP server, which one task opens and closes."""
+"""`Connection`: one session with an MCP server, which one task opens and closes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,26 @@ from torchrl_agentic.tools.mcp.stdio_transport import Report, stdio
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 8.0
-"""How long closing may take before it is cancelled."""
+"""Seconds that closing may take before it is cancelled."""
 _SHOWN = 1000
 
 
 class Connection:
-    """A session with a server: opened, held and closed by a task of its own, which anyio asks for.
+    """A session with a server, which its own task opens and closes, as anyio requires.
 
-    Calls may come from any task of the event loop. max_result_bytes: of an answer. changed: called when the
-    server says that its tools are others now.
+    Calls may come from any task of the event loop.
+
+    Args:
+        config: The server.
+        start_timeout: Seconds that the server may take until it is ready.
+        max_result_bytes: Most bytes of a response.
+        changed: Called when the server announces that its tools have changed.
+
+    Attributes:
+        report: Facts about a server that we started, for messages.
+        answers: Facts about the HTTP responses of a server, for messages.
+        reason: Why the connection was lost; "" before.
+        told: Whether a call has reported the loss.
     """
 
     def __init__(
@@ -49,7 +60,7 @@ class Connection:
         self.max_result_bytes = max_result_bytes
         self.report, self.answers = Report(), Answers()
         self.reason = ""
-        self.told = False  # whether a call that it was lost under has said so
+        self.told = False
         self._changed = changed
         self._session: ClientSession | None = None
         self._is_ready = asyncio.Event()
@@ -60,12 +71,12 @@ class Connection:
 
     @property
     def is_live(self) -> bool:
-        """Whether calls can be made."""
+        """True while calls can be made."""
         return self._session is not None and not self._over.is_set() and not self.answers.forgotten
 
     @property
     def session(self) -> ClientSession:
-        """What calls are made with."""
+        """The SDK's session, which makes the calls."""
         assert self._session is not None
         return self._session
 
@@ -73,7 +84,7 @@ class Connection:
         """Start the server, or connect to it.
 
         Raises:
-            InfrastructureError: that failed; the message says how, and what the server printed.
+            InfrastructureError: If that fails; the message has the reason and the output of the server.
         """
         self._task = asyncio.create_task(self._own(), name=f"MCP server {self.config.name}")
         self._task.add_done_callback(self._ended)
@@ -100,7 +111,11 @@ class Connection:
             await asyncio.wait((self._task,), timeout=CLOSE_S)
 
     def lose(self, reason: str = "") -> None:
-        """Take note that nobody answers any more."""
+        """Mark the connection as lost.
+
+        Args:
+            reason: Why it was lost, unless the server's end is known.
+        """
         if not self._over.is_set():
             self.reason = self.report.how or reason or "the connection was closed"
             self._over.set()
@@ -124,7 +139,7 @@ class Connection:
             except BaseException as error:
                 self._failure = error
                 if asyncio.current_task().cancelling():  # pyright: ignore[reportOptionalMemberAccess]
-                    raise  # by us; what anyio cancels ends as an error
+                    raise  # we cancelled the task; anyio's own cancellation ends as an error
                 if self._session is None and kinds and self.answers.is_refusal:
                     self.answers = Answers()
                     continue
@@ -157,20 +172,20 @@ class Connection:
                     listening.cancel()
 
     def _listening(self, session: ClientSession) -> asyncio.Task[None] | None:
-        """Ask to be told of changes, where the protocol wants that."""
+        """Subscribe to changes of the tools, if the protocol requires that."""
         if session.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             return None
         offered = session.server_capabilities
         if offered is None or offered.tools is None or not offered.tools.list_changed:
             return None
 
-        async def told() -> None:
+        async def follow() -> None:
             with contextlib.suppress(MCPError, RuntimeError, TimeoutError):
                 async with listen(session, tools_list_changed=True) as changes:
                     async for _ in changes:
                         self._changed()
 
-        return asyncio.create_task(told())
+        return asyncio.create_task(follow())
 
     async def _message(self, message: object) -> None:
         if isinstance(message, ToolListChangedNotification):
@@ -188,7 +203,7 @@ class Connection:
         self._is_ready.set()
 
     def _why(self) -> str:
-        """Say why it did not start."""
+        """Return the message for a server that did not start."""
         error = _first(self._failure) if self._failure is not None else None
         if isinstance(error, InfrastructureError):
             return str(error)
@@ -210,10 +225,10 @@ class Connection:
 
 
 async def shake_hands(session: ClientSession) -> None:
-    """Agree on a version.
+    """Agree on a protocol version.
 
-    `initialize` first, which nearly all servers know and which gives sessions over HTTP; what it is refused
-    by speaks a version from 2026 on.
+    Tries `initialize` first, which nearly all servers know and which opens a session over HTTP. A server that
+    refuses it speaks a version from 2026 on.
     """
     try:
         await session.initialize()
@@ -227,14 +242,14 @@ async def shake_hands(session: ClientSession) -> None:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Give what happened first: task groups wrap it."""
+    """Return the first exception of a group, because task groups wrap exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
 
 
 class _Watched:
-    """A stream of messages that says when it has ended."""
+    """A stream of messages that calls a function when it has ended."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
         self._stream = stream

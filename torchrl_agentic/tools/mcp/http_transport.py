@@ -1,4 +1,4 @@
-"""Servers that run elsewhere: MCP over streamable HTTP, or over SSE as older servers have it."""
+"""Connect to running MCP servers over streamable HTTP, or over SSE for older servers."""
 
 from __future__ import annotations
 
@@ -18,35 +18,46 @@ CONNECT_S = 10.0
 
 @dataclass(slots=True)
 class Answers:
-    """What the server answered last, of HTTP.
+    """The last HTTP response of a server.
 
-    forgotten: it knows our session no more.
+    Attributes:
+        status: Its status; None before the first one.
+        forgotten: Whether the server no longer knows our session.
     """
 
     status: int | None = None
     forgotten: bool = False
 
     async def note(self, response: httpx2.Response) -> None:
-        """Take note of an answer."""
+        """Store the status of a response."""
         self.status = response.status_code
         if response.status_code == 404 and "mcp-session-id" in response.request.headers:
             self.forgotten = True
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it may be a server of the other transport, which knows no such request."""
+        """True if the server may use the other transport, which does not have this kind of request."""
         return self.status is not None and 400 <= self.status < 500 and self.status not in (401, 403, 429)
 
     def text(self) -> str:
-        """Say it, where it was an error."""
-        return "" if self.status is None or self.status < 400 else f"it answered {self.status}"
+        """Return the status as text if it is an error, else ""."""
+        return "" if self.status is None or self.status < 400 else f"it responded with {self.status}"
 
 
 @contextlib.asynccontextmanager
 async def streamable_http(
     config: MCPServerConfig, answers: Answers, max_result_bytes: int
 ) -> AsyncGenerator[Any]:
-    """Speak over streamable HTTP."""
+    """Connect over streamable HTTP.
+
+    Args:
+        config: The server.
+        answers: Gets the status of each response.
+        max_result_bytes: Most bytes of a response.
+
+    Returns:
+        An async context manager that yields the streams of the connection.
+    """
     async with (
         _client(config, answers, max_result_bytes) as client,
         streamable_http_client(
@@ -58,7 +69,16 @@ async def streamable_http(
 
 @contextlib.asynccontextmanager
 async def sse(config: MCPServerConfig, answers: Answers, max_result_bytes: int) -> AsyncGenerator[Any]:
-    """Speak over SSE, of which the SDK takes events of 1 MiB."""
+    """Connect over SSE, where the SDK limits events to 1 MiB.
+
+    Args:
+        config: The server.
+        answers: Gets the status of each response.
+        max_result_bytes: Most bytes of a response.
+
+    Returns:
+        An async context manager that yields the streams of the connection.
+    """
 
     def factory(*_: Any, **__: Any) -> httpx2.AsyncClient:
         return _client(config, answers, max_result_bytes)
@@ -68,14 +88,14 @@ async def sse(config: MCPServerConfig, answers: Answers, max_result_bytes: int) 
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that ends with an error behind so many bytes."""
+    """A body that raises an error after `most` bytes."""
 
     def __init__(self, stream: Any, most: int, *, is_packed: bool) -> None:
         self._stream, self._most, self._is_packed = stream, most, is_packed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._is_packed:
-            raise httpx2.StreamError("the answer is compressed, which it was asked not to be")
+            raise httpx2.StreamError("the response is compressed, although the request did not allow it")
         size = 0
         async for data in self._stream:
             size += len(data)
@@ -89,7 +109,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 def _client(config: MCPServerConfig, answers: Answers, max_result_bytes: int) -> httpx2.AsyncClient:
     async def bound(response: httpx2.Response) -> None:
-        """Bound a body that is read whole; of streams, the SDK bounds each event."""
+        """Bound a body that is read as a whole; the SDK bounds each event of a stream."""
         if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
             is_packed = response.headers.get("content-encoding", "identity").lower() != "identity"
             response.stream = _Bounded(response.stream, max_result_bytes, is_packed=is_packed)
@@ -99,7 +119,7 @@ def _client(config: MCPServerConfig, answers: Answers, max_result_bytes: int) ->
         headers["Authorization"] = f"Bearer {config.auth_token}"
     return httpx2.AsyncClient(
         headers=headers,
-        # No bound for reading: a stream is silent while a model thinks, and calls have bounds of their own.
+        # No time limit for reads: a stream is silent while a model thinks, and calls have their own limits.
         timeout=httpx2.Timeout(CONNECT_S, read=None, pool=None),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
         trust_env=config.trust_env,

@@ -1,4 +1,4 @@
-"""A server as its tools see it: connected to when it is needed, and again when it was lost."""
+"""`Client`: calls the tools of one MCP server, and connects to it again after it was lost."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ from torchrl_agentic.tools.mcp.connection import Connection
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-"""Before the second try to reach a server that was lost, and before any."""
+"""Pause before the second try to reach a lost server, and the longest pause, in seconds."""
 MAX_PAGES = 1000
-_MOST_LOOKS = 3  # for one call
+_MAX_LISTINGS = 3  # for one call
 _SHOWN = 1000
 MAX_TOOLS = 1000
 MAX_DEFINITION, MAX_DEFINITIONS = 1 << 18, 1 << 24
-"""The most characters of what a server says of a tool, as JSON, and of all its tools."""
+"""Most characters of JSON in the description of a tool, and of all tools of a server."""
 
 _RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 _NO_ANSWER = (
     "SSE stream", "Server returned an error response", "Session terminated", "Unexpected content type",
     "Failed to parse JSON response",
 )  # fmt: skip
-"""How errors begin that the SDK makes itself where no answer came; servers give theirs by the same codes."""
+"""Beginnings of errors that the SDK creates if there is no response; servers use the same error codes."""
 _TOO_LARGE = (
     "SSE stream failed: Server-sent event exceeded",
-    "Failed to parse JSON response: the answer has more",
+    "Failed to parse JSON response: the response has more",
 )
 
 
 class Client:
-    """A server, and the one connection with it that all who call share.
-
-    restarts: how often it was lost and reached again.
+    """Calls the tools of a server over one connection, which all callers share.
 
     Args:
         config: The server.
         start_timeout: Seconds that it may take until it is ready, and again to list its tools.
-        max_result_bytes: The most bytes of an answer.
-        changed: Called when its tools may be others now.
+        max_result_bytes: Most bytes of a response.
+        changed: Called when its tools may have changed.
         seen: Called with each listing of its tools; returns their fingerprints by name.
+
+    Attributes:
+        restarts: Number of times that the server was lost and reached again.
     """
 
     def __init__(
@@ -76,25 +77,25 @@ class Client:
         self._changed = changed
         self._seen = seen
         self._fingerprints: Mapping[str, str] = {}
-        self._looked_at: Connection | None = None  # which they are of
-        self._is_stale = True  # whether its tools may be others than they were listed
+        self._looked_at: Connection | None = None  # that of the last listing
+        self._is_stale = True  # whether the tools may have changed since the last listing
         self._listing = asyncio.Lock()
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
-        self._tries = 0  # since a call went well
-        self._untold = False
+        self._tries = 0  # to connect, since the last successful call
+        self._untold = False  # whether no result has reported the last loss
 
     @property
     def pid(self) -> int | None:
-        """The process of a server that we started and that runs; of a sandbox, the outermost one."""
+        """Process id of a running server that we started, or of its sandbox; None for other servers."""
         live = self._connection is not None and self._connection.is_live
         return self._connection.report.pid if live and self._connection is not None else None
 
     async def connection(self) -> Connection:
-        """Give a live connection; many may wait for one try.
+        """Return a live connection; concurrent callers share one try to connect.
 
         Raises:
-            InfrastructureError: there is none to be had now.
+            InfrastructureError: If the try failed.
         """
         if self._connection is not None and self._connection.is_live:
             return self._connection
@@ -121,7 +122,7 @@ class Client:
         await connection.open()
         self._connection = connection
         if self.restarts:
-            self._changed()  # it may be another version of it
+            self._changed()  # the server may have another version now
         return connection
 
     def _told(self) -> None:
@@ -131,21 +132,20 @@ class Client:
     def _connected(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
         if not task.cancelled():
-            task.exception()  # looked at, also where all who waited for it are gone
+            task.exception()  # retrieved here, because all waiting callers may have been cancelled
 
     async def tools(self) -> list[Tool]:
         """List all tools, page by page.
 
         Raises:
-            InfrastructureError: the server is lost, does not answer in time, never comes to an end, or says
-                more than is taken.
+            InfrastructureError: If the server is lost, does not respond in time, or lists too many tools.
         """
         async with self._listing:
             return await self._look()
 
     async def _look(self) -> list[Tool]:
         connection = await self.connection()
-        self._is_stale = False  # before what it says from now on
+        self._is_stale = False  # before the listing, because the tools may change during it
         try:
             found = await self._listed(connection)
         except BaseException:
@@ -169,7 +169,7 @@ class Client:
                     if len(found) > MAX_TOOLS or size > MAX_DEFINITIONS:
                         raise InfrastructureError(
                             f"the MCP server {self.config.name!r} lists more than {MAX_TOOLS:,} tools, or "
-                            f"says more than {MAX_DEFINITIONS:,} characters of them"
+                            f"describes them with more than {MAX_DEFINITIONS:,} characters"
                         )
                     cursor = page.next_cursor
                     if cursor is None:
@@ -187,17 +187,17 @@ class Client:
             ) from error
         except ValidationError as error:
             raise self._garbage(error) from error
-        raise InfrastructureError(f"the MCP server {self.config.name!r} lists its tools without end")
+        raise InfrastructureError(f"the MCP server {self.config.name!r} sends an endless list of tools")
 
     def _size(self, tools: Sequence[Tool]) -> int:
-        """Count the characters of what a server says of some tools."""
+        """Return the number of characters in the descriptions of some tools."""
         total = 0
         for tool in tools:
             size = len(canonical(tool))
             if size > MAX_DEFINITION:
                 raise InfrastructureError(
-                    f"the MCP server {self.config.name!r} says {size:,} characters of its tool "
-                    f"{tool.name[:_SHOWN]!r}, and at most {MAX_DEFINITION:,} are taken"
+                    f"the MCP server {self.config.name!r} describes its tool {tool.name[:_SHOWN]!r} with "
+                    f"{size:,} characters; at most {MAX_DEFINITION:,} are allowed"
                 )
             total += size
         return total
@@ -215,22 +215,21 @@ class Client:
         """Call a tool.
 
         Args:
-            name: Name of the tool, as the server has it.
-            args: Its arguments.
-            timeout: Seconds that the server may take to answer; None: no bound.
-            left_s: Seconds until the call ends, with connecting where that is needed; None: no bound.
-            on_progress: Called with what the server says meanwhile.
-            check: Called before, with the fingerprint of the tool as the server lists it now; None if it does
-                not list it. What it raises is raised.
+            name: The server's name of the tool.
+            args: Arguments of the call.
+            timeout: Seconds that the server may take to respond; None: no bound.
+            left_s: Seconds until the call ends, with connecting if needed; None: no bound.
+            on_progress: Called with the progress that the server reports.
+            check: Called before the call with the fingerprint of the tool in the last listing, or None if it
+                is not listed; its exceptions are raised.
 
         Returns:
-            What the server answered, and what the model should be told besides.
+            The server's result, and remarks for the model.
 
         Raises:
-            ToolError: The server refuses the call.
-            TimeoutError: There was no answer in time; the server was told that nobody waits any more.
-            InfrastructureError: The server was lost, cannot be connected to in time, or does not keep to the
-                protocol.
+            ToolError: If the server refuses the call.
+            TimeoutError: If there was no response in time; the call is cancelled on the server.
+            InfrastructureError: If the server was lost, cannot be reached in time, or violates the protocol.
         """
         until = None if left_s is None else asyncio.get_running_loop().time() + left_s
         try:
@@ -238,7 +237,7 @@ class Client:
                 connection = await self._looked_at_connection()
         except TimeoutError:
             raise InfrastructureError(
-                f"the MCP server {self.config.name!r} cannot be connected to within {left_s:.3g} s"
+                f"the MCP server {self.config.name!r} could not be reached within {left_s:.3g} s"
             ) from None
         if until is not None:
             left_s = until - asyncio.get_running_loop().time()
@@ -247,13 +246,13 @@ class Client:
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(args)))
         try:
             async with asyncio.timeout(timeout):
-                # Not session.call_tool: that makes an error of a result that is other than the tool's schema
-                # says, which the model should see.
+                # Not session.call_tool, which raises for a result that does not fit the tool's output schema,
+                # while the model should see it.
                 result = await connection.session.send_request(
                     request, _RESULT, progress_callback=on_progress
                 )
         except TimeoutError:
-            raise TimeoutError(f"no answer within {timeout:.3g} s") from None
+            raise TimeoutError(f"no response within {timeout:.3g} s") from None
         except MCPError as error:
             if error.message.startswith(_TOO_LARGE):
                 raise ToolError(too_large(None, self._max_result_bytes)) from error
@@ -264,38 +263,38 @@ class Client:
             raise self._garbage(error) from error
         self._tries = 0
         if isinstance(result, InputRequiredResult):
-            raise ToolError("the tool asks for more input from a user, and there is none here")
-        return result, self._news()
+            raise ToolError("the tool needs input from a user, which is not available; call it differently")
+        return result, self._remarks()
 
     async def _looked_at_connection(self) -> Connection:
-        """Give a live connection, after a look at its tools: those of one that was lost may be others.
+        """Return a live connection whose tools were listed, because tools may change after a restart.
 
-        A server that says with each listing that its tools are others now is called all the same.
+        If the tools change during each listing, the server is called nevertheless.
         """
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MAX_LISTINGS):
             connection = await self.connection()
             if not self._is_stale:
                 return connection
             async with self._listing:
-                if self._is_stale:  # none of the others that waited has looked
+                if self._is_stale:  # no other waiting call has listed the tools
                     await self._look()
         if self._looked_at is None or not self._looked_at.is_live:
             raise InfrastructureError(
-                f"the MCP server {self.config.name!r} was lost each time that its tools had been listed"
+                f"the MCP server {self.config.name!r} was lost each time after it had listed its tools"
             )
         return self._looked_at
 
-    def _news(self) -> Sequence[str]:
+    def _remarks(self) -> Sequence[str]:
         if not self._untold:
             return ()
         self._untold = False
         return (
-            f"[the MCP server {self.config.name!r} was lost before this call, and connected to anew: what it "
-            "held in memory is gone]",
+            f"[the MCP server {self.config.name!r} was lost before this call and reached again; its state in "
+            "memory is lost]",
         )
 
     def _failure(self, connection: Connection, error: MCPError) -> InfrastructureError | None:
-        """Say that there was no answer; None: the error is the server's answer."""
+        """Return the exception for a call without a response; None if the error is the server's response."""
         is_closed = error.code == CONNECTION_CLOSED and error.message == "Connection closed"
         if connection.is_live and not is_closed and not error.message.startswith(_NO_ANSWER):
             return None
@@ -304,7 +303,7 @@ class Client:
             connection.told = True
             return InfrastructureError(
                 f"the MCP server {self.config.name!r} was lost during the call ({self._how(connection)}); "
-                "what it held in memory is gone, and the next call starts or connects to it anew"
+                "its state in memory is lost, and the next call restarts it or connects to it again"
             )
         return InfrastructureError(
             f"the MCP server {self.config.name!r} {connection.answers.text() or self._shown(str(error))}"
@@ -312,22 +311,20 @@ class Client:
 
     def _how(self, connection: Connection) -> str:
         if connection.answers.forgotten:
-            return "it knows the session no more"
+            return "it no longer knows the session"
         return self._shown(connection.reason)
 
     def _shown(self, text: str) -> str:
-        """Give a text of the server for a message of ours."""
+        """Return a text of the server for one of our messages, without secrets and control characters."""
         return printable(self.config.without_secrets(text))[:_SHOWN]
 
     def _garbage(self, error: ValidationError) -> InfrastructureError:
         first: Any = error.errors(include_url=False, include_input=False)[0]
-        said = self._shown(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-        return InfrastructureError(
-            f"the MCP server {self.config.name!r} answered against the protocol: {said}"
-        )
+        where = self._shown(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return InfrastructureError(f"the MCP server {self.config.name!r} violates the protocol: {where}")
 
     async def close(self) -> None:
-        """End the connection; a later call makes a new one."""
+        """Close the connection; a later call opens a new one."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
@@ -337,5 +334,9 @@ class Client:
 
 
 def pause_s(tries: int) -> float:
-    """Say how long to wait before the next try, after some that led to no good call; none after none."""
+    """Return the pause before the next try to connect, in seconds.
+
+    Args:
+        tries: Number of tries since the last successful call.
+    """
     return 0.0 if tries == 0 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries - 1, 16))

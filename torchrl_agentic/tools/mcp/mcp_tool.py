@@ -1,4 +1,4 @@
-"""The content of an MCP result as the parts of ours."""
+"""`MCPTool`: a tool of an MCP server, and the conversion of its results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import copy
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import (
     JSON,
     FileRefPart,
@@ -26,7 +27,8 @@ from torchrl_agentic.messages import (
     VideoPart,
 )
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
-from torchrl_agentic.tools.mcp.approval import ChangedTool
+from torchrl_agentic.tools.mcp.approval import Approval, ChangedTool
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig
 from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.service import seconds_left
 
@@ -35,18 +37,20 @@ if TYPE_CHECKING:
     from mcp_types import CallToolResult, ContentBlock
 
     from torchrl_agentic.tools.mcp.mcp_client import Client
-    from torchrl_agentic.tools.mcp.toolset import MCPToolset
 
 logger = logging.getLogger(__name__)
 
 
 def result_of(found: CallToolResult) -> ToolResult:
-    """Give a server's result with its parts in their order.
+    """Convert a server's result, with its parts in order.
 
-    Servers write structured content into a text too, for clients that know none: a text that says the same
-    is replaced by it. Structured content that wraps a single value as `{"result": value}`, and that texts say
-    already, adds nothing. meta: "structured" has it in any case; "audio" what there is no part for;
-    "server_meta" what the server calls `_meta`.
+    Servers repeat structured content as a text, for clients that do not support it. A text that is equal to
+    the structured content is replaced by it. Structured content of the form `{"result": value}` adds no part
+    if the texts contain the value already. The `meta` has "structured", the structured content; "audio",
+    which has no part; and "server_meta", the server's `_meta`.
+
+    Args:
+        found: Result of the server.
     """
     meta: dict[str, Any] = {}
     audio = [
@@ -66,7 +70,7 @@ def result_of(found: CallToolResult) -> ToolResult:
 
 
 def part_of(block: ContentBlock) -> ToolResultPart:
-    """Give the part for one block of content."""
+    """Convert one block of content."""
     if block.type == "text":
         return TextPart(block.text)
     if block.type == "image":
@@ -89,18 +93,26 @@ def _media(encoded: str, media_type: str, kind: str) -> ToolResultPart:
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        return TextPart(f"[{kind} {media_type} whose base64 is broken]")
+        return TextPart(f"[{kind} {media_type} with invalid base64]")
     return VideoPart(data, media_type) if kind == "video" else ImagePart(data, media_type)
 
 
 def with_structured(parts: list[ToolResultPart], value: JSON) -> list[ToolResultPart]:
-    """Put structured content among the parts, in place of a text that says the same."""
+    """Add structured content to the parts, in place of a text that is equal to it.
+
+    Args:
+        parts: Parts of the other content.
+        value: The structured content.
+
+    Returns:
+        The new parts.
+    """
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     wrapped = _unwrapped(value)
-    if wrapped is not None and _say(texts, wrapped[0]):
+    if wrapped is not None and _all_equal(texts, wrapped[0]):
         return parts
     for index, part in enumerate(parts):
-        if isinstance(part, TextPart) and _says(part.text, value):
+        if isinstance(part, TextPart) and _is_equal(part.text, value):
             return [*parts[:index], JsonPart(value), *parts[index + 1 :]]
     return [*parts, JsonPart(value)]
 
@@ -111,15 +123,16 @@ def _unwrapped(value: JSON) -> tuple[JSON] | None:
     return None
 
 
-def _say(texts: list[str], value: JSON) -> bool:
-    """Whether texts say a value: one all of it, or each an item of it."""
-    if len(texts) == 1 and _says(texts[0], value):
+def _all_equal(texts: list[str], value: JSON) -> bool:
+    """Return whether one text is equal to a value, or each text to one of its items."""
+    if len(texts) == 1 and _is_equal(texts[0], value):
         return True
     items = cast("list[JSON]", value) if isinstance(value, list) else []
-    return len(texts) == len(items) > 0 and all(map(_says, texts, items))
+    return len(texts) == len(items) > 0 and all(map(_is_equal, texts, items))
 
 
-def _says(text: str, value: JSON) -> bool:
+def _is_equal(text: str, value: JSON) -> bool:
+    """Return whether a text is equal to a value, or is its JSON."""
     if isinstance(value, str):
         return text == value
     try:
@@ -130,9 +143,15 @@ def _says(text: str, value: JSON) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MCPProgress:
-    """How far a call has come, as its server says.
+    """Progress of a running call, as its server reports it.
 
-    progress: grows; in the server's own unit. total: where it will end, if that is known.
+    Attributes:
+        tool: Name of the tool.
+        call_id: Id of the call.
+        trajectory: Name of the trajectory.
+        progress: Progress so far, in the server's unit.
+        total: Progress at the end, if known.
+        message: Message of the server, if any.
     """
 
     tool: str
@@ -143,16 +162,52 @@ class MCPProgress:
     message: str | None = None
 
 
-class MCPTool(Tool):
-    """A tool that an MCP server offers; all trajectories share one session with it. Made by `MCPToolset`.
+class ToolServer(Protocol):
+    """The members of an `MCPToolset` that its tools use.
 
-    server_name: how the server calls it. annotations: what the server says of it, as it says it.
-
-    The `meta` of its results: "structured" is the structured content, "progress" the last that was told of
-    it, "restarts" how often the server was lost before.
+    Attributes:
+        config: The server.
+        approval: Fingerprints of the approved tools.
+        limiter: Limiter of the calls, or None.
+        effects: Effects of each tool; None: those that the annotations imply.
+        request_timeout: Seconds that the server may take for a call; None: no bound.
+        on_progress: Called with the progress of running calls, or None.
     """
 
-    def __init__(self, toolset: MCPToolset, name: str, definition: mcp_types.Tool) -> None:
+    config: MCPServerConfig
+    approval: Approval
+    limiter: Limiter | None
+    effects: Effects | None
+    request_timeout: float | None
+    on_progress: Callable[[MCPProgress], None] | None
+
+    def shared(self) -> Client:
+        """Return the connection that all trajectories share."""
+        ...
+
+    def of_trajectory(self, trajectory: str) -> contextlib.AbstractAsyncContextManager[Client]:
+        """Open the connection of a trajectory."""
+        ...
+
+
+class MCPTool(Tool):
+    """A tool of an MCP server whose connection all trajectories share; created by `MCPToolset`.
+
+    The `meta` of its results has "structured", the structured content; "progress", the last reported
+    progress; and "restarts", the number of times that the server was lost before.
+
+    Args:
+        toolset: The toolset of the server.
+        name: The name that the model calls.
+        definition: The server's description of the tool.
+
+    Attributes:
+        server_name: The server's name of the tool.
+        client: The connection of its trajectory; None: the shared one.
+        annotations: The server's annotations of the tool.
+    """
+
+    def __init__(self, toolset: ToolServer, name: str, definition: mcp_types.Tool) -> None:
         self.toolset = toolset
         self.name = name
         self.server_name = definition.name
@@ -161,34 +216,34 @@ class MCPTool(Tool):
         self.take(definition)
 
     def take(self, definition: mcp_types.Tool) -> bool:
-        """Become what the server says now; whether that is anything new."""
+        """Take over a new description by the server; return whether it differs from the old one."""
         notes = definition.annotations
         before = (self.description, self.input_schema, self.output_schema, self.annotations)
         self.description = definition.description or definition.title or (notes and notes.title) or ""
         self.input_schema: Schema = definition.input_schema
         self.output_schema = definition.output_schema
         self.annotations = notes.model_dump(by_alias=True, exclude_none=True) if notes else {}
-        self.effects = self.toolset.effects or effects_of(self.annotations, self.toolset.config.name)
+        self.effects = self.toolset.effects or implied_effects(self.annotations, self.toolset.config.name)
         return before != (self.description, self.input_schema, self.output_schema, self.annotations)
 
     @property
     def origin(self) -> str:
-        """Where it comes from, and how to give it another name."""
+        """Where the tool comes from and how to rename it."""
         server = self.toolset.config.name
         return f"the MCP server {server!r} (MCPToolset(..., name_prefix='…') renames its tools)"
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Call the server."""
+        """Call the tool on the server."""
         client = self.client or self.toolset.shared()
-        limiter, asked = self.toolset.limiter, time.monotonic()
+        limiter, queued_at = self.toolset.limiter, time.monotonic()
         if limiter is None:
-            return await self._call(client, args, ctx, asked)
+            return await self._call(client, args, ctx, queued_at)
         async with contextlib.AsyncExitStack() as stack:
             _, ctx = await ctx.queue(stack.enter_async_context(limiter.slot()))
             try:
-                result = await self._call(client, args, ctx, asked)
+                result = await self._call(client, args, ctx, queued_at)
             except ChangedTool:
-                raise  # the service has not failed
+                raise  # not a failure of the server
             except (InfrastructureError, TimeoutError):
                 limiter.record_failure()
                 raise
@@ -196,7 +251,7 @@ class MCPTool(Tool):
             return result
 
     async def _call(
-        self, client: Client, args: Mapping[str, JSON], ctx: ToolContext, asked: float
+        self, client: Client, args: Mapping[str, JSON], ctx: ToolContext, queued_at: float
     ) -> ToolResult:
         started = time.monotonic()
         last: list[MCPProgress] = []
@@ -206,18 +261,18 @@ class MCPTool(Tool):
             nonlocal notes
             notes = self.toolset.approval.check(self.server_name, fingerprint)
 
-        async def told(progress: float, total: float | None, message: str | None) -> None:
+        async def report(progress: float, total: float | None, message: str | None) -> None:
             last[:] = [MCPProgress(self.name, ctx.call_id, ctx.trajectory, progress, total, message)]
             logger.debug("%s", last[0])
             if self.toolset.on_progress is not None:
                 self.toolset.on_progress(last[0])
 
-        found, news = await client.call(
+        found, remarks = await client.call(
             self.server_name,
             args,
             timeout=self.toolset.request_timeout,
             left_s=seconds_left(ctx),
-            on_progress=told,
+            on_progress=report,
             check=check,
         )
         result = result_of(found)
@@ -229,29 +284,31 @@ class MCPTool(Tool):
         ended = time.monotonic()
         return replace(
             result,
-            parts=(*map(TextPart, news), *result.parts),
+            parts=(*map(TextPart, remarks), *result.parts),
             meta=meta or None,
-            timing=Timing(0.0, started - asked, ended - started),
+            timing=Timing(0.0, started - queued_at, ended - started),
             notes=notes,
         )
 
 
 class SessionMCPTool(MCPTool):
-    """A tool of a server that each trajectory has a session of its own with; its other tools share that."""
+    """A tool of an MCP server with one connection per trajectory, which all tools of the server share."""
 
     @contextlib.asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Self]:
-        """Connect for this trajectory, or join the tools that have."""
+        """Open the connection of this trajectory, or share that of another tool."""
         async with self.toolset.of_trajectory(trajectory) as client:
             live = copy.copy(self)
             live.client = client
             yield live
 
 
-def effects_of(annotations: Mapping[str, JSON], server: str) -> Effects:
-    """Say what a call does to a server, from what the server says: reading and writing are kept in order.
+def implied_effects(annotations: Mapping[str, JSON], server: str) -> Effects:
+    """Return the effects of a tool: it reads "mcp:<server>" if it is declared read-only, else it writes it.
 
-    Calls that only read overlap. A server that says nothing may do anything.
+    Args:
+        annotations: The server's annotations of the tool.
+        server: Name of the server.
     """
     resource = [f"mcp:{server}"]
     return Effects(reads=resource) if annotations.get("readOnlyHint") else Effects(writes=resource)

@@ -14,9 +14,9 @@ from torchrl_agentic.sandbox import Sandbox
 
 Transport: TypeAlias = Literal["auto", "stdio", "sse", "streamable_http"]
 MAX_RESULT_BYTES = 16 << 20
-"""Default size limit of an answer, in bytes of JSON."""
-LEAST_SECRET = 6
-"""Shorter values are not hidden in messages: to hide each "1" would make them unreadable."""
+"""Default size limit of a response, in bytes of JSON."""
+MIN_SECRET = 6
+"""Shortest value that is hidden in messages, in characters; hiding each "1" would make them unreadable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,12 @@ class _ConfigFields:
 
 @dataclass(frozen=True, init=False, repr=False)
 class MCPServerConfig(_ConfigFields):
-    """One MCP server: a command that is spoken to over stdin and stdout, or the URL of a running server.
+    """One MCP server: a command that communicates over stdin and stdout, or the URL of a running server.
 
-    Values of `env`, `headers`, `auth_token` and `secrets` appear in no message and no repr.
+    Messages and reprs do not show values of `env`, `headers`, `auth_token` and `secrets`.
 
     Args:
-        command: The program, not a line for a shell.
+        command: The program, not a shell command line.
         args: Its arguments.
         env: Environment variables of the program besides PATH, HOME and the like; no other variables of this
             process are passed on. In a sandbox: besides the variables of the sandbox.
@@ -60,7 +60,7 @@ class MCPServerConfig(_ConfigFields):
         secrets: Other values to hide in messages.
 
     Raises:
-        ValueError: If neither a command nor a URL is given, or both, or an argument that goes with the other.
+        ValueError: If there is neither a command nor a URL, or both, or an argument does not fit.
         TypeError: If `args` is a string.
     """
 
@@ -83,14 +83,16 @@ class MCPServerConfig(_ConfigFields):
         secrets: tuple[str, ...] = (),
     ) -> None:
         if isinstance(args, str):
-            raise TypeError(f"args is a list of strings, e.g. {shlex.split(args)}; got a string")
+            raise TypeError(f"expected args as a list of strings, e.g. {shlex.split(args)}; got a string")
         if bool(command) == bool(url):
             raise ValueError(
-                "an MCP server has either a command, MCPServerConfig('npx', ['-y', 'some-server']), or a "
-                "URL, MCPServerConfig(url='https://…')"
+                "expected either a command, MCPServerConfig('npx', ['-y', 'some-server']), or a URL, "
+                "MCPServerConfig(url='https://…')"
             )
         if transport not in get_args(Transport):
-            raise ValueError(f"transport is one of {', '.join(get_args(Transport))}; got {transport!r}")
+            raise ValueError(
+                f"expected transport as one of {', '.join(get_args(Transport))}; got {transport!r}"
+            )
         super().__init__(
             command=command,
             args=tuple(args),
@@ -133,43 +135,39 @@ class MCPServerConfig(_ConfigFields):
 
 
 def too_large(size: int | None, most: int) -> str:
-    """Return the message to the model that an answer was too large.
+    """Return the message for the model that a response was too large.
 
     Args:
         size: Its size in bytes; None if it was not counted to the end.
-        most: The largest size that is accepted.
+        most: Most bytes allowed.
     """
-    found = (
-        f"more than {most:,} bytes"
-        if size is None
-        else f"{size:,} bytes, more than the {most:,} that are taken"
-    )
-    return f"the answer has {found}: ask for less of it"
+    found = "" if size is None else f"{size:,} bytes, "
+    return f"the response has {found}more than the allowed {most:,} bytes; request a smaller part"
 
 
 def _check_command(config: MCPServerConfig) -> None:
     for what in ("headers", "auth_token"):
         if getattr(config, what):
-            raise ValueError(f"{what} goes with a url; a command gets what it needs by args or env")
+            raise ValueError(f"{what} needs a url; pass such values to a command with args or env")
     if config.transport not in ("auto", "stdio"):
-        raise ValueError(f"a command is spoken to over stdio; transport={config.transport!r} goes with a url")
+        raise ValueError(f"a command uses stdio; transport={config.transport!r} needs a url")
     command = config.command or ""
     if " " in command.strip() and not os.path.exists(command) and shutil.which(command) is None:
         first, *rest = shlex.split(command)
-        raise ValueError(f"command is one program; write command={first!r}, args={[*rest, *config.args]}")
+        raise ValueError(
+            f"expected one program as command; write command={first!r}, args={[*rest, *config.args]}"
+        )
 
 
 def _check_url(config: MCPServerConfig) -> None:
     for what in ("args", "env", "cwd", "sandbox"):
         if getattr(config, what):
-            raise ValueError(f"{what} goes with a command; the server at a url runs already")
+            raise ValueError(f"{what} needs a command; the server at a url runs already")
     if config.transport == "stdio":
-        raise ValueError("a url is spoken to over HTTP; transport='stdio' goes with a command")
+        raise ValueError("a url uses HTTP; transport='stdio' needs a command")
     parts = urllib.parse.urlsplit(config.url or "")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(
-            f"the url of an MCP server begins with http:// or https://; got {_bare(config.url)!r}"
-        )
+        raise ValueError(f"expected a url that begins with http:// or https://; got {_bare(config.url)!r}")
 
 
 def _bare(url: str | None) -> str:
@@ -197,6 +195,6 @@ def _secrets(
 
 
 def _hide(text: str, secrets: Iterable[str]) -> str:
-    for secret in sorted((value for value in secrets if len(value) >= LEAST_SECRET), key=len, reverse=True):
+    for secret in sorted((value for value in secrets if len(value) >= MIN_SECRET), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text

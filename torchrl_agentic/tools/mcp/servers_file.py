@@ -1,4 +1,4 @@
-"""Files that list MCP servers, as desktop clients and editors have them."""
+"""`mcp_servers`: reads the files in which desktop clients and editors list MCP servers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _OTHERS = frozenset({
     "autoApprove", "alwaysAllow", "description", "timeout", "trust", "name", "icon", "gallery", "version",
     "dev", "initTimeout", "note", "$schema",
 })  # fmt: skip
-"""What clients keep there for themselves: who is asked before a call, how things look. They do not agree
-on the unit of `timeout`; ours is `request_timeout`."""
+"""Ignored keys: settings of the clients for approval and display. `timeout` is ignored because clients use
+different units; ours is `request_timeout`."""
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{([^}]*)\}")
 
 
@@ -43,32 +43,32 @@ def mcp_servers(
     environ: Mapping[str, str] | None = None,
     **options: Any,
 ) -> dict[str, MCPToolset]:
-    """Read a list of MCP servers: a toolset for each, by name. Those that are disabled are left out.
+    """Return a toolset for each MCP server in a file, by name, except disabled ones.
 
-    Both `{"mcpServers": {name: {"command", "args", "env", "cwd"} or {"url", "type", "headers",
-    "auth_token"}}}` and `{"servers": …}` are read. `${VAR}`, `${env:VAR}` and `${VAR:-default}` in their
-    values stand for variables of our environment::
+    The file has `{"mcpServers": {name: {"command", "args", "env", "cwd"} or {"url", "type", "headers",
+    "auth_token"}}}` or `{"servers": …}`. `${VAR}`, `${env:VAR}` and `${VAR:-default}` in values are replaced
+    by environment variables::
 
         for toolset in mcp_servers("mcp.json").values():
             compose.add_toolset(toolset)
 
     Args:
-        source: a JSON file, or what stands in one.
-        prefix: give the tools of each server the prefix "<server>_".
-        only: names of the servers wanted; None: all.
-        sandbox: what the servers that have a command are started in; a template.
-        environ: where variables are looked up; None: the environment.
-        options: for each `MCPToolset`.
+        source: A JSON file, or its content.
+        prefix: Whether tools of each server get the prefix "<server>_".
+        only: Names of the servers to read; None: all.
+        sandbox: Template of the sandboxes in which servers with a command run; None: no sandbox.
+        environ: The environment variables; None: those of this process.
+        options: Further arguments of each `MCPToolset`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: something in it means nothing, or a variable is not set; the message names file and place.
-        MissingExtra: the MCP SDK is not installed.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If an entry is invalid, or a variable is not set; the message has the file and the place.
+        MissingExtra: If the MCP SDK is not installed.
     """
     where, data = ("the mapping", source) if isinstance(source, Mapping) else _read(Path(source))
     listed = _servers(where, data)
     if unknown := [name for name in only or () if name not in listed]:
-        raise ValueError(f"{where}: no server {unknown[0]!r}; there are: {', '.join(listed) or 'none'}")
+        raise ValueError(f"{where}: no server {unknown[0]!r}; servers: {', '.join(listed) or 'none'}")
     place = next(key for key in ("mcpServers", "servers") if key in cast("Fields", data))
     variables = os.environ if environ is None else environ
     toolsets: dict[str, MCPToolset] = {}
@@ -91,7 +91,7 @@ def _read(path: Path) -> tuple[str, JSON]:
     try:
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file of MCP servers {str(path)!r}") from None
+        raise FileNotFoundError(f"the file of MCP servers {str(path)!r} does not exist") from None
     try:
         return str(path), read_json(text, object_pairs_hook=_without_twins)
     except json.JSONDecodeError as error:
@@ -101,7 +101,7 @@ def _read(path: Path) -> tuple[str, JSON]:
 
 
 class _TwinError(ValueError):
-    """An object has one key twice; JSON readers drop the first in silence."""
+    """An object has one key twice, of which JSON readers silently drop the first."""
 
 
 def _without_twins(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
@@ -109,7 +109,7 @@ def _without_twins(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twin = next(key for key in keys if keys.count(key) > 1)
-        raise _TwinError(f"{twin!r} stands twice in one object")
+        raise _TwinError(f"an object has the key {twin!r} twice")
     return found
 
 
@@ -148,12 +148,12 @@ def _config(name: str, entry: JSON, at: str, environ: Mapping[str, str]) -> MCPS
     def one(*keys: str) -> str | None:
         given = [key for key in keys if fields.get(key) is not None]
         if len(given) > 1:
-            raise ValueError(f"{at}: {' and '.join(given)} mean the same; give one")
+            raise ValueError(f"{at}: {' and '.join(given)} mean the same; use one of them")
         return text(given[0], fields[given[0]]) if given else None
 
     transport = one("type", "transport")
     if transport is not None and transport not in _TRANSPORTS:
-        raise ValueError(f"{at}.type: {transport!r} is none of {', '.join(_TRANSPORTS)}")
+        raise ValueError(f"{at}.type: expected one of {', '.join(_TRANSPORTS)}; got {transport!r}")
     args = fields.get("args", [])
     if not isinstance(args, list):
         raise ValueError(f"{at}.args: expected a list of strings; got {json.dumps(args)}")
@@ -175,7 +175,7 @@ def _config(name: str, entry: JSON, at: str, environ: Mapping[str, str]) -> MCPS
 
 
 def _wanted(entry: Fields, at: str) -> list[str] | None:
-    """Give the names of the tools to offer; None: all."""
+    """Return the names of the tools to offer, or None for all."""
     wanted = entry.get("tools")
     if wanted is None:
         return None
@@ -192,12 +192,12 @@ def _object(value: JSON, at: str) -> Fields:
 
 
 def _expanded(value: str, at: str, environ: Mapping[str, str], secrets: list[str]) -> str:
-    """Put variables in; what they stand for is not to be shown."""
+    """Replace variables by their values, and add the values to the secrets."""
 
     def found(match: re.Match[str]) -> str:
         name, default, other = match.group(1), match.group(2), match.group(3)
         if other is not None:
-            raise ValueError(f"{at}: ${{{other}}} is nothing we know; ${{VAR}} stands for a variable")
+            raise ValueError(f"{at}: unknown ${{{other}}}; write ${{VAR}} for an environment variable")
         known = environ.get(name)
         if known is None:
             if default is None:

@@ -1,7 +1,6 @@
-"""Servers that we start: MCP messages, one a line, over the stdin and stdout of a process.
+"""Start MCP servers, and exchange messages, one per line, over their stdin and stdout.
 
-The SDK starts processes too, but not in a sandbox, and it keeps neither how they ended nor what they wrote to
-stderr.
+The SDK starts processes too, but not in a sandbox, and it keeps neither their exit status nor their stderr.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED = 1 << 30
-"""How many bytes of a message that is too long are read and left out, before its server is given up."""
+"""Bytes of a message that is too long that are skipped before the server is closed."""
 ENDS = 1024
-"""How many bytes at each end of such a message are kept, in which the id of what it answers may be."""
+"""Bytes at each end of such a message that are kept, because they may have the id of the request."""
 END_S = 2.0
-"""How long a server may take to end once its stdin is closed, and again once it has got SIGTERM."""
-TOLD_S = 1.0
-"""How long we wait to hear how a process ended that has closed its stdout."""
+"""Seconds that a server may take to end after its stdin is closed, and again after SIGTERM."""
+STATUS_S = 1.0
+"""Seconds to wait for the exit status of a process that has closed its stdout."""
 MAX_STDERR = 2000
 MAX_RUBBISH = 200
 _LAST_ID = re.compile(
@@ -52,9 +51,13 @@ Streams = tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionM
 
 @dataclass(slots=True)
 class Report:
-    """What is known of a server that we started: for messages about it.
+    """Facts about a server that we started, for messages.
 
-    how: how it ended, once it has. rubbish: the first line on its stdout that was no message.
+    Attributes:
+        process: The process.
+        pid: Its process id, if it is a process of this machine.
+        how: How it ended; "" while it runs.
+        rubbish: The first line on its stdout that was not a message.
     """
 
     process: Process | None = None
@@ -63,12 +66,12 @@ class Report:
     rubbish: str = ""
 
     def text(self, config: MCPServerConfig) -> str:
-        """Say what was printed, for whoever runs the job."""
+        """Return the output of the server that helps to find a mistake, without its secrets."""
         lines: list[str] = []
         if self.rubbish:
             lines.append(
-                f"it printed {self.rubbish!r} to stdout, which is for MCP messages alone; prints belong on "
-                "stderr"
+                f"it printed {self.rubbish!r} to stdout, which must have MCP messages only; print to stderr "
+                "instead"
             )
         errors = self.process.errors().strip() if self.process is not None else ""
         if errors:
@@ -78,10 +81,13 @@ class Report:
 
 
 async def start(config: MCPServerConfig) -> tuple[Process, Callable[[], object]]:
-    """Start a server; give it, and what frees its sandbox once it has ended.
+    """Start a server.
+
+    Returns:
+        The process, and a function that closes its sandbox after it has ended.
 
     Raises:
-        InfrastructureError: there is no such command, or the sandbox failed.
+        InfrastructureError: If the command does not exist, or the sandbox failed.
     """
     assert config.command is not None
     if config.sandbox is not None:
@@ -98,18 +104,18 @@ async def start(config: MCPServerConfig) -> tuple[Process, Callable[[], object]]
     except OSError as error:
         what = str(error)
         if isinstance(error, FileNotFoundError) and error.filename != config.cwd:
-            what = f"no such program; install it, or give its full path (PATH: {env.get('PATH', '')})"
+            what = f"no such program; install it, or pass its full path (PATH: {env.get('PATH', '')})"
         raise InfrastructureError(
             f"the MCP server {config.name!r} cannot be started: {config.shown}: {what}"
         ) from error
 
 
 async def _nothing() -> None:
-    """There is no sandbox to free."""
+    """Do nothing, because there is no sandbox to close."""
 
 
 def _inside(config: MCPServerConfig) -> list[str]:
-    """Give the command for inside a sandbox, which passes on no environment and no folder by itself."""
+    """Return the command for a sandbox, which does not pass on an environment and a folder itself."""
     variables = [f"{name}={value}" for name, value in (config.env or {}).items()]
     argv = [*(["env", *variables] if variables else []), config.command or "", *config.args]
     return ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", config.cwd, *argv] if config.cwd else argv
@@ -117,9 +123,15 @@ def _inside(config: MCPServerConfig) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def stdio(config: MCPServerConfig, report: Report, max_bytes: int) -> AsyncGenerator[Streams]:
-    """Start a server and speak with it; it has ended, with all it started, when this is left.
+    """Start a server, and end it with all its processes on exit.
 
-    max_bytes: of a message; of a longer one, whoever waits for it gets an error.
+    Args:
+        config: The server.
+        report: Gets the facts about the server.
+        max_bytes: Most bytes of a message; the request of a longer one gets an error.
+
+    Returns:
+        An async context manager that yields the streams of the connection.
     """
     process, free = await start(config)
     report.process = process
@@ -145,9 +157,9 @@ async def _receive(
     max_bytes: int,
     incoming: MemoryObjectSendStream[Item],
 ) -> None:
-    """Hand on what the server says, until it ends; then find out how, before anybody is told."""
+    """Pass on messages until the server ends; then set how it ended before the stream closes."""
     rest = bytearray()
-    head, skipped = b"", 0  # of a message that is too long
+    head, skipped = b"", 0  # first bytes and number of skipped bytes of a message that is too long
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async with incoming:
             while data := await process.receive():
@@ -175,14 +187,21 @@ async def _receive(
             if not report.how:
                 report.how = "it closed its stdout"
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(TOLD_S):
+                    async with asyncio.timeout(STATUS_S):
                         report.how = await process.wait()
 
 
 def answer_too_large(head: bytes, tail: bytes, size: int, most: int) -> SessionMessage | None:
-    """Make the answer in place of one that is too long; None if it cannot be found out what it answers.
+    """Return an error response in place of a response that is too long.
 
-    Servers write the id before the result or behind it. A request or notification of theirs is no answer.
+    Args:
+        head: First bytes of the message. Servers write the id before or after the result.
+        tail: Last bytes of the message.
+        size: Bytes of the message.
+        most: Most bytes allowed.
+
+    Returns:
+        The error response, or None if the message is not a response or its id is not found.
     """
     try:
         fields = fields_of(pydantic_core.from_json(head.decode(errors="ignore"), allow_partial=True))
@@ -210,12 +229,12 @@ def _message(config: MCPServerConfig, line: bytes, report: Report) -> SessionMes
 
 
 def _pass_over(config: MCPServerConfig, line: bytes, report: Report) -> None:
-    """Keep and log the first line that is no message."""
+    """Store and log the first line that is not a message."""
     if not report.rubbish:
         shown = config.without_secrets(line[: 8 * MAX_RUBBISH].decode("utf-8", "replace").strip())
         report.rubbish = shown[:MAX_RUBBISH]
         logger.warning(
-            "the MCP server %r printed to stdout what is no message, and is passed over: %r",
+            "the MCP server %r printed a line to stdout that is not a message and is ignored: %r",
             config.name,
             report.rubbish,
         )
@@ -230,7 +249,7 @@ async def _send(process: Process, outgoing: MemoryObjectReceiveStream[SessionMes
 
 
 async def _end(process: Process, tasks: list[asyncio.Task[None]], free: Callable[[], object]) -> None:
-    """Ask a server to end, first kindly; then see to it."""
+    """End a server: close its stdin, then send SIGTERM, then SIGKILL."""
     try:
         if isinstance(process, ServerProcess):
             process.finish()

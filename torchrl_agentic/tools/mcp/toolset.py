@@ -1,4 +1,4 @@
-"""Names that models can write."""
+"""`MCPToolset`: the tools of one MCP server, under names that models can write."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.mcp.mcp_client import Client
 
 MAX_NAME = 64
-"""What APIs of models take, in characters."""
+"""Longest tool name that model APIs accept, in characters."""
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def clean(name: str) -> str:
-    """Give a name of letters, digits, _ and -; one that was too long ends in a digest of what it was."""
+    """Return a name of letters, digits, _ and -; a long name is cut and ends with a digest of it."""
     fit = _UNFIT.sub("_", name) or "_"
     if len(fit) <= MAX_NAME:
         return fit
@@ -40,9 +40,13 @@ def clean(name: str) -> str:
 
 
 def shown_names(names: Iterable[str], prefix: str = "") -> dict[str, str]:
-    """Give each of a server's names the one that models see; of those that come out equal, later ones count.
+    """Return the names that models see, by the server's names.
 
-    A name that is clean keeps its place, whatever comes before it.
+    Equal results are numbered from the second one on; a name that needs no cleaning is never numbered.
+
+    Args:
+        names: The server's names.
+        prefix: Prefix of the names that models see.
     """
     ordered = list(dict.fromkeys(names))
     taken = {prefix + name for name in ordered if clean(prefix + name) == prefix + name}
@@ -65,14 +69,14 @@ class MCPToolset(Toolset):
     """The tools of one MCP server, for `ToolCompose.add_toolset`.
 
     After a server announces that its tools have changed, they are listed again at the next step or reset. If
-    a server is lost, the running calls get INFRA results; the next call starts or reaches it again, and its
-    result tells that the server's state is gone.
+    a server is lost, the running calls get INFRA results; the next call starts the server or connects to it
+    again, and its result tells the model that the server's state is lost.
 
     Args:
         config: The server.
         name_prefix: Prefix of each name, needed if two servers have tools of one name. Characters that models
             cannot write in a name become "_".
-        request_timeout: Seconds that the server may take for a call, from when it is sent; None: no bound.
+        request_timeout: Seconds that the server may take for a call after it was sent; None: no bound.
             The `per_call_timeout` of the ToolCompose bounds the call too.
         start_timeout: Seconds that the server may take to start, and again to list its tools.
         tools: Names of the tools to offer, as the server has them; None: all.
@@ -84,17 +88,18 @@ class MCPToolset(Toolset):
             "mcp:<name>", any other writes it, so that calls of one trajectory keep their order unless all of
             them only read.
         on_progress: Called on the event loop with the progress of running calls.
-        max_result_bytes: Bound on the JSON of an answer, in bytes; a larger one becomes an ERROR result.
-        on_change: What happens to a tool whose description, schemas or annotations differ from the first
+        max_result_bytes: Most bytes of JSON in a response; a larger one becomes an ERROR result.
+        on_change: Treatment of a tool whose description, schemas or annotations differ from the first
             listing, also after a restart of the server and in the server of another trajectory. "warn": log
-            it once, and add a note to each result. "refuse": answer calls with INFRA, show the model the tool
-            as it was, name included, and offer no new tools.
+            it once, and add a note to each result. "refuse": give calls INFRA results, show the model the
+            tool as it was, name included, and offer no new tools.
         fingerprints: Fingerprints of an earlier run, `toolset.fingerprints`, to compare with instead of the
             first listing. With "refuse", `setup` raises if one differs.
 
     Raises:
-        MissingExtra: the MCP SDK is not installed.
-        TypeError, ValueError: an argument means nothing.
+        MissingExtra: If the MCP SDK is not installed.
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument has a wrong value.
     """
 
     def __init__(
@@ -117,17 +122,17 @@ class MCPToolset(Toolset):
             raise MissingExtra("MCPToolset", "mcp", "mcp")
         if not isinstance(cast("object", config), MCPServerConfig):
             raise TypeError(
-                f"config is an MCPServerConfig, e.g. MCPServerConfig('npx', ['-y', 'some-server']); got "
+                f"expected an MCPServerConfig, e.g. MCPServerConfig('npx', ['-y', 'some-server']); got "
                 f"{type(config).__name__}; mcp_servers(...) reads a file of servers"
             )
         if isinstance(tools, str):
-            raise TypeError(f"tools is a list of names: tools=[{tools!r}]")
+            raise TypeError(f"expected tools as a list of names: tools=[{tools!r}]")
         if sessions not in ("shared", "trajectory"):
-            raise ValueError(f"sessions is 'shared' or 'trajectory'; got {sessions!r}")
+            raise ValueError(f"expected sessions 'shared' or 'trajectory'; got {sessions!r}")
         if on_change not in get_args(OnChange):
-            raise ValueError(f"on_change is 'warn' or 'refuse'; got {on_change!r}")
+            raise ValueError(f"expected on_change 'warn' or 'refuse'; got {on_change!r}")
         if not isinstance(cast("object", fingerprints), Mapping | None):
-            raise TypeError(f"fingerprints is a mapping, {{tool: fingerprint}}; got {fingerprints!r:.80}")
+            raise TypeError(f"expected fingerprints as {{tool: fingerprint}}; got {fingerprints!r:.80}")
         check_count("max_result_bytes", max_result_bytes, optional=False)
         for what, seconds in (("request_timeout", request_timeout), ("start_timeout", start_timeout)):
             check_seconds(what, seconds)
@@ -152,7 +157,7 @@ class MCPToolset(Toolset):
 
         Raises:
             InfrastructureError: If the server cannot be started or reached, or does not speak MCP; the
-                message has its command, how it ended, and the last lines of its stderr.
+                message has its command, its exit status, and the last lines of its stderr.
             ValueError: If one of `tools` does not exist, or differs from `fingerprints` and is refused.
         """
         self._connections().users.join()
@@ -228,8 +233,8 @@ class MCPToolset(Toolset):
     def _tools_of(self, found: Sequence[mcp_types.Tool]) -> tuple[MCPTool, ...]:
         """Return our tools for the server's; known tools stay the same objects.
 
-        A refused tool that is new is left out. Others stay as they were approved, name included: names are
-        computed from the approved names alone, which the server cannot change.
+        If changes are refused, new tools are left out, and changed ones stay as they were approved. Their
+        names are computed from the approved names only, which the server cannot change.
         """
         kind = MCPTool if self.sessions == "shared" else SessionMCPTool
         listed = [definition.name for definition in found]
@@ -270,7 +275,14 @@ class MCPToolset(Toolset):
 
     @asynccontextmanager
     async def of_trajectory(self, trajectory: str) -> AsyncGenerator[Client]:
-        """Open the connection of a trajectory for one of its tools; the last tool that leaves closes it."""
+        """Open the connection of a trajectory for one of its tools; the last tool that leaves closes it.
+
+        Args:
+            trajectory: Name of the trajectory.
+
+        Returns:
+            An async context manager that yields the connection.
+        """
         members = self._connections().of_trajectories
         member = members.join(trajectory, lambda: _Connection(self))
         client = member.value.client
@@ -282,7 +294,11 @@ class MCPToolset(Toolset):
                 await client.close()
 
     def client(self, changed: Callable[[], None] | None = None) -> Client:
-        """Create a connection; the caller closes it."""
+        """Create a connection, which the caller closes.
+
+        Args:
+            changed: Called when the tools may have changed; None: `self.changed`.
+        """
         from torchrl_agentic.tools.mcp.mcp_client import Client
 
         return Client(
@@ -294,11 +310,11 @@ class MCPToolset(Toolset):
         )
 
     def changed(self) -> None:
-        """Note that the tools may have changed."""
+        """Increase the revision, because the tools may have changed."""
         self.revision += 1
 
     def _connections(self) -> _Connections:
-        """Return the connections of this process and event loop; start anew if they belong to others."""
+        """Return the connections of this process and event loop, new ones if there are none."""
         loop, found = asyncio.get_running_loop(), self._state.get()
         if found is not None and found.loop is loop:
             return found
