@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -145,6 +146,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not _needs_machine(item.nodeid), _place(item.path)))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what was imported from garbage collection: with torch, `gc.collect()` takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

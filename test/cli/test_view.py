@@ -112,6 +112,7 @@ def test_without_a_terminal_it_says_what_else_there_is(tmp_path: Path):
     assert "needs a terminal: --text prints the dump, --html FILE writes a page" in words
 
 
+@pytest.mark.slow
 def test_verls_command_opens_the_same_viewer(tmp_path: Path):
     write(tmp_path, trajectory("a"))
     script = Path(__file__).parents[2] / "scripts" / "rollout_viewer.py"

@@ -107,6 +107,11 @@ def test_folders_keep_the_group_of_the_one_above(tmp_path: Path, write):
     assert bits(tmp_path / "shared" / "run") == bits(tmp_path / "shared" / "run" / "dump") == 0o2750
 
 
+own_umask = pytest.mark.parametrize("umask", [0o022], indirect=True)
+"""For tests whose process sets its own."""
+
+
+@own_umask
 @pytest.mark.parametrize("error", ["EPERM", "EACCES", "ENOTSUP", "ENOSYS"])
 def test_file_systems_without_permissions_are_written_to_with_one_warning(tmp_path: Path, error: str):
     done = _write_where_permissions_fail(tmp_path, error)
@@ -116,6 +121,7 @@ def test_file_systems_without_permissions_are_written_to_with_one_warning(tmp_pa
     assert str(tmp_path / "run") in done.stderr
 
 
+@own_umask
 def test_other_failures_to_set_permissions_are_raised(tmp_path: Path):
     done = _write_where_permissions_fail(tmp_path, "EIO")
     assert done.returncode != 0
