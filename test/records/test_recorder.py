@@ -31,8 +31,8 @@ from torchrl_agentic.records import (
     as_hook,
     read_records,
 )
+from torchrl_agentic.records.line_writer import Writer
 from torchrl_agentic.records.recorder import last_run
-from torchrl_agentic.records.writer import Writer
 
 BOTH = pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
 

@@ -22,8 +22,8 @@ from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.records.hooks import Recording, TrajectoryHook
 from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets, json_line
 from torchrl_agentic.records.jsonl_index import JsonlIndex
+from torchrl_agentic.records.line_writer import ZSTD, Writer, require_zstd
 from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
-from torchrl_agentic.records.writer import ZSTD, Writer, require_zstd
 from torchrl_agentic.tools.private_files import PRIVATE, check_mode
 
 logger = logging.getLogger(__name__)
