@@ -115,10 +115,10 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path: Path):
     [
         (["search", "missing.jsonl"], "missing.jsonl"),
         (["search", ".", "--topk", "0"], "topk must be"),
-        (["sandbox", "--max-concurrency", "0"], "max_concurrency is 1 or more"),
+        (["sandbox", "--max-concurrency", "0"], "max_concurrency must be at least 1"),
         (["sandbox", "--memory-mb", "0"], "memory_total_bytes must be above 0"),
         (["search", ".", "--host", "no.such.host.invalid"], "cannot listen"),
-        (["search", ".", "--allowed-host", "a:80"], "'a:80' is no allowed host"),
+        (["search", ".", "--allowed-host", "a:80"], "'a:80' cannot be an allowed host"),
         (["search", ".", "--max-connections", "0"], "max_connections must be above 0"),
         (["sandbox", "--max-run-timeout", "0"], "max_run_timeout_s must be above 0"),
     ],

@@ -733,7 +733,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch):
 
 def test_packages_that_cannot_be_shown_are_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torchrl_agentic.repl.jupyter_repl.find_packages", dict)
-    with pytest.raises(SandboxError, match="for root alone"):
+    with pytest.raises(SandboxError, match="only root may read"):
         sandbox_for_kernels()
 
 

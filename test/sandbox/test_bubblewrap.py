@@ -167,7 +167,7 @@ async def test_the_environment_is_the_one_in_the_limits():
 
 @works
 async def test_roots_that_were_granted_are_there():
-    """In a folder below /tmp of its own: pytest's are for root alone."""
+    """In its own folder below /tmp, because only root may use those of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         with open(f"{folder}/f", "w") as file:

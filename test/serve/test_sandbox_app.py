@@ -273,7 +273,7 @@ def test_a_machine_without_a_sandbox_is_told_when_the_server_is_made(monkeypatch
 @no_sandbox
 @pytest.mark.parametrize("numbers", [(0, 1), (1, -1)])
 def test_numbers_that_make_no_sense_are_refused(numbers: tuple[int, int]):
-    with pytest.raises(ValueError, match="max_concurrency is 1 or more"):
+    with pytest.raises(ValueError, match="max_concurrency must be at least 1"):
         RequestQueue(max_concurrency=numbers[0], max_queue=numbers[1])
 
 
