@@ -9,7 +9,7 @@ from array import array
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchrl_agentic.records.writer import ZSTD, require_zstd
+from torchrl_agentic.records.line_writer import ZSTD, require_zstd
 
 _CHUNK = 4 << 20
 _FRAME = b"\x28\xb5\x2f\xfd"  # magic number of a zstd frame (RFC 8878, 3.1.1)

@@ -22,8 +22,8 @@ from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.records.hooks import Recording, TrajectoryHook
 from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets, json_line
 from torchrl_agentic.records.jsonl_index import JsonlIndex
+from torchrl_agentic.records.line_writer import ZSTD, LineWriter, require_zstd
 from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
-from torchrl_agentic.records.writer import ZSTD, Writer, require_zstd
 from torchrl_agentic.tools.private_files import PRIVATE, check_mode
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Recorder(TrajectoryHook):
         self.secrets = Secrets(secrets)
         self.max_pending = max_pending
         self.run = run or uuid.uuid4().hex[:8]
-        self._writer: Writer | None = None
+        self._writer: LineWriter | None = None
         self._variables = frozenset[str]()
         if self.file.suffix == ZSTD:
             require_zstd(f"A dump in {suffix}")
@@ -187,10 +187,10 @@ class Recorder(TrajectoryHook):
             if error is not None:
                 raise error
 
-    def _live(self) -> Writer:
+    def _live(self) -> LineWriter:
         """Return our writer; create it again after unpickling and after a fork."""
         if self._writer is None or self._writer.pid != os.getpid():
-            self._writer = Writer(self.max_pending, _OtherRuns(self.run), self.mode)
+            self._writer = LineWriter(self.max_pending, _OtherRuns(self.run), self.mode)
             self._variables = self.secrets.variables()
             weakref.finalize(self, self._writer.close)
         return self._writer

@@ -39,7 +39,7 @@ from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
 from torchrl_agentic.sandbox.process import CHUNK
 from torchrl_agentic.sandbox.remote.remote_process import Take
 from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
-from torchrl_agentic.sandbox.remote.service import request_with_retries, sdk_errors
+from torchrl_agentic.sandbox.remote.sdk_requests import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:

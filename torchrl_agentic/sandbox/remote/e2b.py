@@ -33,7 +33,7 @@ from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.remote.remote_process import START_S, Take
 from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
-from torchrl_agentic.sandbox.remote.service import request_with_retries, sdk_errors
+from torchrl_agentic.sandbox.remote.sdk_requests import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.remote.remote_process import Take
 from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
-from torchrl_agentic.sandbox.remote.service import sdk_errors
+from torchrl_agentic.sandbox.remote.sdk_requests import sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 if TYPE_CHECKING:

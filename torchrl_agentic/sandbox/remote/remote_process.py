@@ -11,7 +11,7 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.process import Capture, describe_exit, signed_exit_code
 from torchrl_agentic.sandbox.remote import scripts
-from torchrl_agentic.sandbox.remote.service import time_limit
+from torchrl_agentic.sandbox.remote.sdk_requests import time_limit
 
 Take: TypeAlias = Callable[[bytes], Awaitable[None]]
 START_S = 60.0

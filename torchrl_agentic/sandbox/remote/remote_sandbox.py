@@ -22,7 +22,7 @@ from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture
 from torchrl_agentic.sandbox.remote import scripts
 from torchrl_agentic.sandbox.remote.remote_process import START_S, Execution, RemoteProcess, Take
-from torchrl_agentic.sandbox.remote.service import time_limit
+from torchrl_agentic.sandbox.remote.sdk_requests import time_limit
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.workspace import MAX_READ
 
