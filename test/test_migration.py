@@ -121,7 +121,7 @@ def _():
     chat.step(call("python", code="x = 1"))
     assert chat.step(call("python", code="print(x)")) == [["1"]]
     chat.step(call("python", code="raise SystemExit"))
-    assert "is gone" in chat.step(call("python", code="print(2)"))[0][0]
+    assert "are lost" in chat.step(call("python", code="print(2)"))[0][0]
     chat.step(call("python", code="import sys; print('careful', file=sys.stderr)"))
     assert chat.errors() == [1]
     chat.compose.close()

@@ -53,7 +53,12 @@ def truncate_middle(text: str, max_chars: int) -> str:
 
 
 def shorten(value: Any, max_chars: int = 80) -> str:
-    """Return a text as it is, or the `repr` of another value, truncated for an error message."""
+    """Return a text, or the `repr` of another value, truncated for an error message.
+
+    Args:
+        value: A text or any other value.
+        max_chars: Length of the result at most, in characters.
+    """
     try:
         text = value if isinstance(value, str) else repr(value)
     except (ValueError, RecursionError):  # an integer of too many digits, or nested too deep
@@ -62,7 +67,12 @@ def shorten(value: Any, max_chars: int = 80) -> str:
 
 
 def one_line(text: str, max_chars: int) -> str:
-    """Return a text truncated to one line, with escapes in the place of characters that cannot be printed."""
+    """Return a text as one line, with escapes for characters that cannot be printed.
+
+    Args:
+        text: The text.
+        max_chars: Length of the line at most, in characters.
+    """
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:max_chars])
     line = line.encode("utf-8", "replace").decode()
     return line if len(line) <= max_chars and len(text) <= max_chars else f"{line[: max_chars - 1]}…"

@@ -34,7 +34,7 @@ class PoolMode(StrEnum):
 
 
 class _Workers(ABC):
-    """What runs functions, so many at once."""
+    """Workers that run a bounded number of functions at once."""
 
     @abstractmethod
     async def run(self, function: Callable[[], Any]) -> Any:
@@ -46,7 +46,12 @@ class _Workers(ABC):
 
 
 class Execute:
-    """`pool.execute`: runs a function on the workers of a pool, under a slot of its limiter."""
+    """`pool.execute`: runs a function on the workers of a pool, under a slot of its limiter.
+
+    Args:
+        workers: The workers.
+        limiter: Limiter that each call waits for, or None.
+    """
 
     def __init__(self, workers: _Workers, limiter: Limiter | None) -> None:
         self._workers = workers
@@ -72,6 +77,11 @@ class Execute:
     ) -> asyncio.Task[T] | Future[T]:
         """Start a call and return at once, as an actor of Ray does.
 
+        Args:
+            function: Function to run.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
         Returns:
             Inside an event loop an `asyncio.Task`, to be awaited. Elsewhere a `concurrent.futures.Future`,
             whose `result()` waits, as `ray.get` would.
@@ -90,6 +100,10 @@ class ExecutionPool:
     """Runs blocking functions on workers, each under a slot of the limiter; see `init_execution_pool`.
 
     An async context manager. Calls start in the order in which they came.
+
+    Args:
+        workers: The workers.
+        limiter: Limiter that each call waits for, or None.
 
     Attributes:
         execute: Runs a function: `await pool.execute(function, *args)`, or, written as for verl's pool,

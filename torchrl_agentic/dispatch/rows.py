@@ -97,7 +97,7 @@ class SessionRows(Generic[T]):
 
     @property
     def state(self) -> T:
-        """What the owner keeps per row; created anew with the dispatcher."""
+        """State that the owner keeps per row; created again with the dispatcher."""
         assert self.dispatcher
         return self._state
 
@@ -209,7 +209,7 @@ class SessionRows(Generic[T]):
 
 
 class _Process:
-    """What rows and their clones share in one process.
+    """State that rows and their clones share in one process.
 
     The tools are torn down when the last of them is gone.
     """

@@ -115,7 +115,7 @@ class _Owner:
 
 
 class SessionHost(Protocol):
-    """What a session needs of the dispatcher that created it."""
+    """The part of a dispatcher that a session uses."""
 
     @property
     def per_call_timeout(self) -> float | None:
@@ -154,12 +154,14 @@ class SessionHost(Protocol):
 class Session:
     """One trajectory's side of a dispatcher, from its reset to its end; created by `Dispatcher.session`.
 
-    An async context manager. `close` may be called any number of times; calls after it open everything anew.
+    An async context manager. `close` may be called any number of times; calls after it open everything again.
 
-    Attributes:
+    Args:
         dispatcher: The dispatcher.
         trajectory: Name of the trajectory, unique in a process.
         row: Index in the flattened batch.
+
+    Attributes:
         turn: Number of turns so far.
         n_calls: Number of calls so far, as the sources of a `TokenLedger` count them.
         data: Row of the data set.

@@ -42,7 +42,7 @@ class _Job:
         )  # whoever takes the item out decides: the worker "done", or we "given up"
 
     def decide(self) -> bool:
-        """Whether we are the first to say how this job ends. Atomic, without a lock."""
+        """Return True for the first caller, which decides how the job ends; atomic without a lock."""
         try:
             self.verdict.pop()
         except IndexError:
@@ -65,7 +65,10 @@ class _Job:
 
 
 class _Pool:
-    """What the threads share; it does not know its `WorkerThreads`, which can thus be garbage collected."""
+    """State that the threads share.
+
+    Without a reference to `WorkerThreads`, which can be garbage collected.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -166,5 +169,5 @@ class WorkerThreads:
             raise
 
     def close(self) -> None:
-        """Let the threads end once their work is done; a later call makes new ones."""
+        """End the threads once their work is done; a later call starts new ones."""
         self._finalizer()

@@ -118,7 +118,7 @@ class _RunClock:
                 self._timer.cancel()
 
     def go_on(self) -> float | None:
-        """Let the clock run again, and return the new deadline."""
+        """Resume the clock, and return the new deadline."""
         self._stops -= 1
         if self._stops == 0:
             self._count()
@@ -247,7 +247,7 @@ class TurnRun:
         return [entry.result for entry in self._entries if entry.result is not None]
 
     def expire(self) -> None:
-        """Give every call that has not finished a TIMEOUT result, because the time of the turn is over."""
+        """Set TIMEOUT results for all calls that have not finished, because the time of the turn is over."""
         for entry in self._entries:
             if entry.result is None:
                 seconds = self._options.per_turn_timeout
@@ -330,7 +330,7 @@ class TurnRun:
         self._stop(entry, model_messages.call_timeout(entry.call.tool, self._options.per_call_timeout))
 
     def _stop(self, entry: _Entry, result: ToolResult) -> None:
-        """Give a call that has not finished its result, and cancel its task."""
+        """Set the result of a call that has not finished, and cancel its task."""
         task = entry.task if entry.task is not None and not entry.task.done() else None
         if task is not None:
             self._session.lingering.add(task)

@@ -39,16 +39,12 @@ class PythonTool(Tool):
     """
 
     name: str = "python"
-    description: str = (
-        "Run Python code and return what it prints. Variables, functions and imports persist between calls."
-    )
+    # The tiny model of this package was trained with these texts.
+    description: str = "Run Python code. Variables stay from call to call. Print what you want to see."
     input_schema: Schema = {  # noqa: RUF012  read only
         "type": "object",
         "properties": {
-            "code": {
-                "type": "string",
-                "description": "Python code. Use print() to see values.",
-            }
+            "code": {"type": "string", "description": "The code to run."},
         },
         "required": ["code"],
     }

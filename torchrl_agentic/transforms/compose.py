@@ -159,7 +159,7 @@ class ToolCompose(ToolList):
 
     @property
     def recordings(self) -> Recordings:
-        """What is recorded of the rows."""
+        """The records of the rows."""
         return self._rows.state
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -271,6 +271,7 @@ class ToolCompose(ToolList):
         self._rows.close_rows(row for row, is_done in enumerate(rows) if is_done)
         if tensordict is not None:
             sessions = self._rows.sessions.items()
+            self.recordings.read_reasons(tensordict)
             specs.add_final_rewards(tensordict, {row: session.take_reward() for row, session in sessions})
 
     def _post_step_mdp_hooks(

@@ -229,7 +229,7 @@ def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
 def begin_rows(
     tools: Sequence[Tool], sessions: Sequence[Session], tensordict_reset: TensorDictBase, *, has_worlds: bool
 ) -> list[RowTurn]:
-    """Give new trajectories their rows of the data set, and open the tools that open at the reset.
+    """Begin trajectories: read their rows of the data set, and open the tools that open at the reset.
 
     Args:
         tools: The tools.

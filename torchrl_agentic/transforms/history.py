@@ -33,12 +33,17 @@ class AgentHistory(History):
 
     @classmethod
     def of(cls, rows: Sequence[Any], shape: Sequence[int] | None = None) -> AgentHistory:
-        """Make the history of a batch of conversations, flat; `shape` is the batch's, None for a flat one."""
+        """Return the history of a batch of conversations.
+
+        Args:
+            rows: Conversations of the flattened batch.
+            shape: Batch size, or None for [len(rows)].
+        """
         return cls.around(_nest(list(rows), list(shape) if shape else [len(rows)]))
 
     @classmethod
     def around(cls, td: TensorDictBase) -> AgentHistory:
-        """Make the history that a stack of messages is, without looking at them.
+        """Return a history around a stack of messages, without reading them.
 
         `_from_tensordict` would ask every message of the batch for its keys: 1.9 ms for 64 × 43 of them.
         """
@@ -48,7 +53,13 @@ class AgentHistory(History):
         return history
 
     def extend(self, history: History, *, inplace: bool = True, dim: int = 0) -> History:
-        """Extend along `dim`; along the messages of a batch, row by row, whatever the lengths."""
+        """Append another history; along the messages of a batch row by row, whatever the lengths.
+
+        Args:
+            history: History to append.
+            inplace: Whether this history changes; else a new one is returned.
+            dim: Dimension along which it is appended.
+        """
         if self.ndim < 2 or dim not in (-1, self.ndim - 1):
             return super().extend(history, inplace=inplace, dim=dim)
         shape = self.batch_size[:-1]
@@ -62,18 +73,23 @@ class AgentHistory(History):
 
 
 def require_list_to_stack() -> None:
-    """Let lists become stacks, which `History` cannot do without."""
+    """Set TensorDict's `list_to_stack`, which `History` requires."""
     if not tensordict.list_to_stack():
         tensordict.set_list_to_stack(True).set()
 
 
 def inner(history: Any) -> TensorDictBase:
-    """Give the TensorDict behind a history; a TensorClass costs many times more to index."""
+    """Return the TensorDict behind a history, because a TensorClass costs many times more to index."""
     return history._tensordict
 
 
 def conversations(history: History, batch_dims: int = 1) -> list[Conversation]:
-    """Give the conversations of a batch, flat."""
+    """Return the conversations of a flattened batch.
+
+    Args:
+        history: Batch of conversations.
+        batch_dims: Number of batch dimensions.
+    """
     level = [inner(history)]
     for _ in range(batch_dims):
         level = [below for item in level for below in _items(item)]
@@ -81,9 +97,13 @@ def conversations(history: History, batch_dims: int = 1) -> list[Conversation]:
 
 
 def prompts(td: TensorDictBase, part: str = "prompt") -> list[Conversation]:
-    """Give the conversations under ("history", part), flat, without touching their messages.
+    """Return the conversations under ("history", part) of a flattened batch, without reading messages.
 
-    Not through attributes: those ask every message for its keys.
+    Attributes are avoided, because they ask every message for its keys.
+
+    Args:
+        td: The batch, [*B].
+        part: "prompt", "response" or "full".
     """
     if _is_flat_stack(td):
         return [inner(inner(row.get("history")).get(part)) for row in td.tensordicts]
@@ -94,7 +114,12 @@ def prompts(td: TensorDictBase, part: str = "prompt") -> list[Conversation]:
 
 
 def set_prompts(td: TensorDictBase, rows: Sequence[Conversation]) -> None:
-    """Put conversations under ("history", "prompt"), ragged as they are."""
+    """Write conversations under ("history", "prompt"); they may differ in length.
+
+    Args:
+        td: The batch, [*B].
+        rows: One conversation per row of the flattened batch.
+    """
     if _is_flat_stack(td):
         for row, conversation in zip(td.tensordicts, rows, strict=True):
             inner(row.get("history")).set("prompt", AgentHistory.around(conversation))
@@ -108,7 +133,7 @@ def set_prompts(td: TensorDictBase, rows: Sequence[Conversation]) -> None:
 
 
 def messages(conversation: Conversation) -> list[TensorDictBase]:
-    """Give the messages of a conversation."""
+    """Return the messages of a conversation."""
     return list(_items(conversation))
 
 
@@ -118,12 +143,17 @@ def length(conversation: Conversation) -> int:
 
 
 def conversation(of: Sequence[TensorDictBase]) -> Conversation:
-    """Make a conversation of messages."""
+    """Return a conversation made of messages."""
     return LazyStackedTensorDict(*of, stack_dim=0)
 
 
 def extended(conversation: Conversation, new: Sequence[TensorDictBase]) -> Conversation:
-    """Give a conversation with messages added, on its device; the old one stays as it is."""
+    """Return a conversation with messages appended, on its device; the old one stays as it is.
+
+    Args:
+        conversation: The conversation, [L].
+        new: Messages to append.
+    """
     known = _items(conversation)
     device = known[0].device if known else None
     added = new if device is None else [message.to(device) for message in new]
@@ -146,7 +176,7 @@ def read_message(td: TensorDictBase) -> Message:
 
 
 def message_dict(td: TensorDictBase) -> dict[str, Any]:
-    """Give a message as chat templates take it."""
+    """Return a message in the form that chat templates take."""
     made: dict[str, Any] = {"role": str(_field(td, "role")), "content": _field(td, "content")}
     for name in ("name", "tool_call_id", "tool_calls"):
         value = _field(td, name)
@@ -156,7 +186,7 @@ def message_dict(td: TensorDictBase) -> dict[str, Any]:
 
 
 def write_message(message: Mapping[str, Any]) -> TensorDictBase:
-    """Make a message of a mapping with role, content and whatever else the family needs."""
+    """Return a message made of a mapping with role, content, and other keys that the model family needs."""
     fields: dict[str, Any] = {"is_complete": _constant(True)}
     for key, value in message.items():
         fields[key] = _constant(value) if key == "role" else _plain(value)
@@ -164,20 +194,25 @@ def write_message(message: Mapping[str, Any]) -> TensorDictBase:
 
 
 def with_content(td: TensorDictBase, content: Content) -> TensorDictBase:
-    """Give a message with another content; the old one stays as it is."""
+    """Return a copy of a message with another content.
+
+    Args:
+        td: The message.
+        content: The new content.
+    """
     changed = td.copy()
     changed.set("content", _plain(content))
     return changed
 
 
 def as_history(chats: Sequence[Sequence[Mapping[str, Any]]]) -> AgentHistory:
-    """Make a batch of conversations of lists of message dicts, for a reset."""
+    """Return a batch of conversations made of lists of message dicts, for a reset."""
     require_list_to_stack()
     return AgentHistory.of([conversation([write_message(message) for message in chat]) for chat in chats])
 
 
 def _plain(value: Any) -> NonTensorData:
-    """Make NonTensorData of a value, in 0.4 µs instead of 7: messages are made of it."""
+    """Return NonTensorData in 0.4 µs instead of 7; messages consist of it."""
     made = NonTensorData.__new__(NonTensorData)
     fields = {"data": value, "_is_non_tensor": True, "_metadata": None}
     made.__dict__.update(_tensordict=_EMPTY, _non_tensordict=fields, _is_initialized=True)
@@ -190,12 +225,15 @@ _EMPTY = TensorDict({})
 
 @functools.cache
 def _constant(value: Any) -> NonTensorData:
-    """Roles and flags are shared by all messages: they are half of what a message costs."""
+    """Return NonTensorData that all messages share: roles and flags are half the cost of a message."""
     return NonTensorData(value)
 
 
 def leaves(td: TensorDictBase) -> tuple[LazyStackedTensorDict, list[TensorDictBase]]:
-    """Give a batch as a stack that can be ragged, and its rows, flat; what is set in a row is set in it."""
+    """Return a batch as a lazy stack, and its rows, flat.
+
+    Entries that are set in a row are set in the stack.
+    """
     stack = td if isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0 else td.to_lazystack(0)
     if stack.batch_dims == 1:
         return stack, stack.tensordicts
@@ -215,13 +253,13 @@ def _items(td: TensorDictBase) -> Sequence[TensorDictBase]:
         return td.unbind(0)
     except AttributeError as error:
         raise RuntimeError(
-            "this history is no stack of messages any more: torchrl.envs.utils.step_mdp takes ragged ones "
-            "apart. Use env.step_mdp(td), or let a rollout or a collector do it"
+            "this history is not a stack of messages any more: torchrl.envs.utils.step_mdp splits ragged "
+            "histories. Use env.step_mdp(td), or let a rollout or a collector do it"
         ) from error
 
 
 def _stacked(items: Sequence[TensorDictBase]) -> TensorDictBase:
-    """Stack what is known to fit: all messages, or all stacks of messages, on one device.
+    """Stack items that are known to fit: all messages, or all stacks of messages, on one device.
 
     `LazyStackedTensorDict` would ask each item, and those all their messages, for batch size and device.
     """

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.messages import Message, Turn
 from torchrl_agentic.records import Recording, TrajectoryHook
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.specs import end_reasons
+from torchrl_agentic.transforms.specs import ENDED_BY, REASONS, end_reasons
 
 
 class Recordings:
@@ -24,6 +24,7 @@ class Recordings:
         self._open: dict[int, Recording] = {}
         self._ended: set[int] = set()
         self._lengths: dict[int, int] = {}
+        self._reasons: dict[int, str] = {}
 
     def recorded(self, row: int) -> int:
         """Return the number of messages of a row's conversation that are recorded."""
@@ -59,12 +60,25 @@ class Recordings:
         known, self._lengths[row] = self._lengths.get(row, length), length
         return list(map(border.read_message, border.messages(conversation)[known:]))
 
+    def read_reasons(self, next_tensordict: TensorDictBase) -> None:
+        """Remember why rows end, for a recording that the environment closes before its next step.
+
+        Args:
+            next_tensordict: The "next" of a step, [*B].
+        """
+        numbers = next_tensordict.get(ENDED_BY, None) if self._open else None
+        if numbers is not None and numbers.any():
+            for row, number in enumerate(numbers.reshape(-1).tolist()):
+                if number and row in self._open:
+                    self._reasons[row] = REASONS[number]
+
     def finish_done(self, next_tensordict: TensorDictBase) -> None:
         """End the recordings of the rows that are done, with the reasons that the TensorDict holds.
 
         Args:
             next_tensordict: The "next" of a step, [*B].
         """
+        self.read_reasons(next_tensordict)
         done = next_tensordict.get("done").reshape(-1).tolist()
         if any(done) and self._open:
             reasons = end_reasons(next_tensordict)
@@ -85,7 +99,7 @@ class Recordings:
             self._lengths.pop(row, None)
 
     def _finish(self, row: int, reason: str) -> None:
-        recording = self._open.pop(row, None)
+        recording, reason = self._open.pop(row, None), self._reasons.pop(row, reason)
         if recording is not None:
             self._ended.add(row)
             recording.finish(reason)

@@ -157,4 +157,4 @@ class TestBrowserTransform:
         assert chat.errors() == [1]
 
     def test_another_name_is_an_error_that_says_its_own(self):
-        assert "called 'browser'" in run(as_tool(Browser(), name="web"), {}).text
+        assert "available: browser" in run(as_tool(Browser(), name="web"), {}).text

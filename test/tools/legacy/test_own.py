@@ -113,7 +113,7 @@ class TestOwn:
     "thing", [None, "python", StepCounter(), object(), divide, functools.partial(divide, 1)]
 )
 def test_what_is_no_tool_transform_is_refused(thing):
-    with pytest.raises(TypeError, match="no tool transform"):
+    with pytest.raises(TypeError, match="not a tool transform"):
         as_tool(thing, name="x")
 
 

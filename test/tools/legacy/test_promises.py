@@ -117,7 +117,7 @@ class TestRows:
         chat.step(call("python", code="x = 1"), call("python", code="x = 2"))
         assert "terminated" in chat.step(call("python", code="import sys; sys.exit()"), "x")[0][0]
         first, second = chat.step(call("python", code="print(3)"), call("python", code="print(x)"))
-        assert first[0].endswith("what the old one knew is gone.\n3")
+        assert first[0].endswith("all variables from before are lost.\n3")
         assert second == ["2"]
 
     def test_rows_of_a_grid_are_reset_by_their_mask(self):

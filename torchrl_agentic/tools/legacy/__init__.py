@@ -1,8 +1,8 @@
 """Old TorchRL tool transforms as tools: `as_tool(PythonInterpreter(persistent=True), name="python")`.
 
-A legacy transform parses the message again; here its execution layer is called instead, so that the arguments
-arrive as the model wrote them: a code fence in the code, for one, cannot cut it. One file per layer, behind
-the `Layer` of `base`. Nothing here imports torch.
+A legacy transform parses the message itself. Here its execution layer is called instead, so that the
+arguments arrive as the model wrote them; a code fence inside of code, for example, cannot truncate it. Each
+kind of transform has a subclass of `Layer`. Nothing here imports torch.
 """
 
 from torchrl_agentic.tools.legacy.transform_tool import LegacyTool, as_tool

@@ -1,4 +1,4 @@
-"""The processes that a thread of ours has started; known on Linux only, elsewhere there seem to be none."""
+"""`Layer`, the base class that runs calls of a legacy transform, and the processes that its threads start."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from torchrl_agentic.tools.schema import Schema
 
 
 def children_of(thread: int) -> list[int]:
-    """Give the processes that a thread of this process, by its native id, has started and that still run."""
+    """Return the running child processes that a thread has started; empty on systems other than Linux.
+
+    Args:
+        thread: Native id of a thread of this process.
+    """
     return listed(Path(f"/proc/self/task/{thread}/children"))
 
 
 def end_trees(pids: Iterable[int]) -> None:
-    """Kill processes and all that they have started."""
+    """Kill processes and all their descendants."""
     for pid in pids:
         below = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in listed(path)]
         with contextlib.suppress(ProcessLookupError):
@@ -46,7 +50,13 @@ ANY: Schema = {"type": "object"}
 class Call:
     """One call of a transform.
 
+    Args:
+        name: Name of the tool.
+        args: Arguments of the call.
+        ctx: Context of the call.
+
     Attributes:
+        row: Index of the row in the batch.
         is_over: Whether the caller has stopped waiting for it.
     """
 
@@ -59,10 +69,15 @@ class Call:
 
 
 class Layer(ABC):
-    """What all tools made of one transform share: how to run it, and which trajectory owns which row.
+    """Runs the calls of one transform, for all its tools, and records which trajectory owns which row.
+
+    Args:
+        transform: The transform.
 
     Attributes:
-        rows_have_state: Whether a row keeps state from call to call, which a branch would have to copy.
+        transform: The transform.
+        lock: Lock for the state of the transform.
+        rows_have_state: Whether a row keeps state between calls, which a branch would have to copy.
     """
 
     rows_have_state: bool = True
@@ -76,24 +91,28 @@ class Layer(ABC):
 
     @abstractmethod
     async def run(self, call: Call) -> ToolResult:
-        """Answer one call; if it is cancelled, end what it waits for."""
+        """Run one call; on cancellation, end the processes that it waits for."""
 
     def offer(self, name: str) -> tuple[str, Schema]:
-        """Return the description and the input schema that the transform has for a tool."""
+        """Return the transform's description and input schema of a tool."""
         del name
         return "", ANY
 
     @property
     def names(self) -> list[str]:
-        """Names that the transform has for its tools; empty if it has none."""
+        """The transform's names of its tools; empty if it has none."""
         name = getattr(self.transform, "name", None)
         return [name] if isinstance(name, str) and name else []
 
     def claim(self, row: int, trajectory: object) -> None:
-        """Take a row for a trajectory.
+        """Make a trajectory the owner of a row.
+
+        Args:
+            row: Index of the row.
+            trajectory: The trajectory.
 
         Raises:
-            InfrastructureError: If a trajectory of another environment owns it.
+            InfrastructureError: If a trajectory of another environment owns the row.
         """
         if self._owners.setdefault(row, trajectory) is not trajectory:
             raise InfrastructureError(f"row {row} of {self._shared()}")
@@ -106,8 +125,12 @@ class Layer(ABC):
     def reset(self, tensordict: Any, tensordict_reset: Any) -> None:
         """Reset some rows of the transform.
 
+        Args:
+            tensordict: TensorDict of the reset, with the mask "_reset".
+            tensordict_reset: TensorDict after the reset.
+
         Raises:
-            RuntimeError: If a trajectory of another environment owns one of them.
+            RuntimeError: If a trajectory of another environment owns one of the rows.
         """
         chosen: list[bool] = tensordict.get("_reset").reshape(-1).tolist()
         taken = [row for row in list(self._owners) if row < len(chosen) and chosen[row]]
@@ -117,7 +140,13 @@ class Layer(ABC):
             self.reset_rows(chosen, tensordict, tensordict_reset)
 
     def reset_rows(self, chosen: list[bool], tensordict: Any, tensordict_reset: Any) -> None:
-        """Reset rows; called with the lock held."""
+        """Reset rows; called with the lock held.
+
+        Args:
+            chosen: Whether to reset the row, for each row.
+            tensordict: TensorDict of the reset.
+            tensordict_reset: TensorDict after the reset.
+        """
         del chosen
         reset = getattr(self.transform, "_reset", None)
         if reset is not None:
@@ -139,26 +168,26 @@ class Layer(ABC):
                 self.close_transform()
 
     def reopen(self) -> None:  # noqa: B027  most transforms open what they need when they are called
-        """Make a closed transform usable."""
+        """Make a closed transform usable again."""
 
     def close_transform(self) -> None:
-        """Close what the transform holds open."""
+        """Close the transform."""
         close = getattr(self.transform, "close", None)
         if callable(close):
             close()
 
     def _shared(self) -> str:
         return (
-            f"{type(self.transform).__name__} is in use by another environment: what it keeps would leak from"
-            " one to the other; make a transform and an as_tool for each"
+            f"{type(self.transform).__name__} is in use by another environment, and its state would leak"
+            " between the two; create a transform and an as_tool for each environment"
         )
 
 
 class ThreadLayer(Layer):
-    """A layer whose transform blocks: each call has a thread."""
+    """A layer for a blocking transform: each call runs on a thread."""
 
     async def run(self, call: Call) -> ToolResult:
-        """Run one call on a thread; if it is stopped, end the processes that it started."""
+        """Run one call on a thread; on cancellation, end the processes that it started."""
         thread: list[int] = []
         before: set[int] = set()
 
@@ -174,7 +203,7 @@ class ThreadLayer(Layer):
             return await call.ctx.in_thread(work)
         except BaseException:
             call.is_over = True
-            # Processes that earlier calls on this thread have left running are not ours to end.
+            # Not the processes that earlier calls on this thread have left running.
             for ident in thread[:1]:
                 end_trees(pid for pid in children_of(ident) if pid not in before)
             self.stop(call)
@@ -185,4 +214,4 @@ class ThreadLayer(Layer):
         """Run one call, on a thread."""
 
     def stop(self, call: Call) -> None:
-        """End what a call holds besides the processes that its thread has started, without blocking."""
+        """Close other resources of a cancelled call, without blocking."""

@@ -1,4 +1,4 @@
-"""`BrowserTransform`: one Chromium for all rows, and for each row a context of its own in it."""
+"""`BrowserLayer`: runs `BrowserTransform` with one Chromium for all rows and a browser context per row."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ T = TypeVar("T")
 
 
 class BrowserLayer(NamedLayer):
-    """Runs the actions on a loop of its own thread, each on the page of its row.
+    """Runs actions on an event loop of its own thread, each on the page of its row.
 
-    The transform has one page, which its `_reset` closes for all rows, and cannot be cloned. So each row gets
-    a stand-in: the transform's own attributes and methods, with another page. The transform itself never
-    opens anything.
+    The transform has a single page, which its `_reset` closes for all rows, and cannot be cloned. So each row
+    gets a stand-in with the transform's attributes and methods, and its own page. The transform itself never
+    opens a page.
+
+    Args:
+        transform: The transform.
     """
 
     rows_have_state = True
 
     @property
     def names(self) -> list[str]:
-        """What it is called here."""
+        """The name "browser"."""
         return ["browser"]
 
     def __init__(self, transform: Any) -> None:
@@ -43,9 +46,9 @@ class BrowserLayer(NamedLayer):
         self._stale: list[Any] = []
 
     async def run(self, call: Call) -> ToolResult:
-        """Perform one action; the rows overlap."""
+        """Run one action; actions of different rows overlap."""
         if call.name != "browser":
-            return ToolResult.from_text(f"Tool {call.name} not found: it is called 'browser'", is_error=True)
+            return ToolResult.from_text(f"no tool named {call.name!r}; available: browser", is_error=True)
         _check_address(self.transform.allowed_domains, call.args)
         with self.lock:
             loop = self._loop = self._loop or _Loop()
@@ -56,7 +59,7 @@ class BrowserLayer(NamedLayer):
         try:
             return await row._execute_browser_action_async(**call.args)
         except KeyError as error:
-            raise ToolError(f"the action {call.args.get('action')!r} needs {error}") from None
+            raise ToolError(f"the action {call.args.get('action')!r} needs the argument {error}") from None
 
     async def _row(self, index: int) -> Any:
         async with self._launching:
@@ -75,7 +78,7 @@ class BrowserLayer(NamedLayer):
             await launched._init_browser()
         except ImportError as error:
             raise InfrastructureError(
-                f"BrowserTransform needs playwright and Chromium: {error}; pip install playwright"
+                f"BrowserTransform needs playwright and Chromium: {error}; run: pip install playwright"
             ) from error
         except Exception as error:
             raise InfrastructureError(f"the browser cannot be started: {error}") from error
@@ -96,13 +99,13 @@ class BrowserLayer(NamedLayer):
         return copy
 
     def reset_rows(self, chosen: list[bool], tensordict: Any, tensordict_reset: Any) -> None:
-        """Forget the pages of these rows alone; their contexts are closed with the next call."""
+        """Remove the pages of these rows; their contexts are closed at the next call."""
         del tensordict, tensordict_reset
         for row in [row for row in self._rows if row < len(chosen) and chosen[row]]:
             self._stale.append(self._rows.pop(row))
 
     def close_transform(self) -> None:
-        """Close the browser, and end the driver that playwright leaves running."""
+        """Close the browser, and end the driver process of playwright."""
         loop, self._loop = self._loop, None
         launched, self._launched = self._launched, None
         self._rows.clear()
@@ -113,28 +116,28 @@ class BrowserLayer(NamedLayer):
 
 
 class _OwnsNothing:
-    """What comes before the transform's class in its stand-ins: nothing is theirs to close."""
+    """First base class of a stand-in, because a stand-in must not close the shared browser."""
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing."""
 
     def __del__(self) -> None:
-        """Leave browser and loop alone."""
+        """Do nothing."""
 
 
 async def _close_contexts(rows: list[Any]) -> None:
     while rows:
         context = rows.pop().context
         if context is not None:
-            with contextlib.suppress(Exception):  # the browser may have gone with all its contexts
+            with contextlib.suppress(Exception):  # the browser may have ended with all its contexts
                 await context.close()
 
 
 def _check_address(allowed: list[str] | None, args: Any) -> None:
-    """Refuse what the transform lets through: files of this machine, `notexample.org` for `example.org`.
+    """Check an address more strictly than the transform, which allows local files and domain suffixes.
 
     Raises:
-        ToolError: it must not be visited.
+        ToolError: If the address is not allowed.
     """
     url = args.get("url")
     if args.get("action") != "navigate" or not isinstance(url, str):
@@ -142,16 +145,16 @@ def _check_address(allowed: list[str] | None, args: Any) -> None:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ToolError(f"{url[:80]!r} is no address: {error}") from None
+        raise ToolError(f"{url[:80]!r} is not a valid URL: {error}") from None
     if parts.scheme not in ("http", "https"):
-        raise ToolError(f"only http and https addresses can be visited; got {url[:80]!r}")
+        raise ToolError(f"only http and https URLs are allowed; got {url[:80]!r}")
     hosts = {parts.hostname or "", parts.netloc.rpartition("@")[2].lower()}
     if allowed and not any(h == d.lower() or h.endswith("." + d.lower()) for h in hosts for d in allowed):
         raise ToolError(f"Domain not allowed. Must be one of: {allowed}")
 
 
 class _Loop:
-    """An event loop on a thread of its own, and what it has started."""
+    """An event loop on its own thread, and the processes that it has started."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -163,7 +166,7 @@ class _Loop:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self, last: Coroutine[Any, Any, Any] | None) -> None:
-        """Do one last thing, and end all that runs here. Blocks."""
+        """Run a last coroutine, and end all processes and tasks of the loop. Blocks."""
         if last is not None:
             with contextlib.suppress(Exception):
                 asyncio.run_coroutine_threadsafe(last, self._loop).result(10)
@@ -174,7 +177,7 @@ class _Loop:
         self._loop.close()
 
     async def _cancel_others(self) -> None:
-        # asyncio tells of the end of a process on the loop that has started it, if that is still there.
+        # asyncio reports the end of a process to the loop that has started it, so the loop must still run.
         for _ in range(100):
             if not children_of(self.thread_id):
                 break

@@ -1,4 +1,4 @@
-"""What a legacy transform answered, as a `ToolResult`."""
+"""Layers for TorchRL's text, function, Python and service transforms, and the conversion of their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def outcome(report: Mapping[str, Any]) -> ToolResult:
-    """Read the transform's own report, `{"success", "result" or "error"}`, perhaps one inside another."""
+    """Convert a transform's report, `{"success", "result" or "error"}`, which may be nested, to a result."""
     result: Any = report.get("result")
     if report.get("success") and isinstance(result, Mapping) and "success" in result:
         return outcome(cast("Mapping[str, Any]", result))
@@ -37,9 +37,11 @@ RenderCall = Callable[[str, Mapping[str, JSON]], str]
 
 
 class TextLayer(ThreadLayer):
-    """Writes the call as text again, for the transform to parse.
+    """Writes a call as text, which the transform parses.
 
-    render_call: how to write it; None: in TorchRL's tags.
+    Args:
+        transform: The transform.
+        render_call: Writes the name and the arguments of a call as text; None: in TorchRL's tags.
     """
 
     def __init__(self, transform: Any, render_call: RenderCall | None = None) -> None:
@@ -47,12 +49,12 @@ class TextLayer(ThreadLayer):
         self.render_call = render_call
 
     def answer(self, call: Call) -> ToolResult:
-        """Let the transform read the call and answer."""
+        """Run a call that the transform parses."""
         rendered = self.render_call(call.name, call.args) if self.render_call else _rendered(call)
         found: Any = self.transform._process_batch_item(rendered, call.row)
         if found is None:
             raise ToolError(
-                f"the transform found no call in {rendered[:80]!r}; give as_tool a render_call that suits it"
+                f"the transform found no call in {rendered[:80]!r}; pass as_tool a render_call in its syntax"
             )
         written = getattr(self.transform, "_format_result", str)
         texts: list[str] = [written(item) for item in ([found] if isinstance(found, str) else found)]
@@ -66,7 +68,7 @@ def _rendered(call: Call) -> str:
 
 
 class NamedLayer(ThreadLayer):
-    """Calls `_execute_tool`; what its functions keep is shared by all rows, as it always was."""
+    """Calls `_execute_tool`; all rows share the state of its functions, as in the transform itself."""
 
     rows_have_state = False
 
@@ -83,20 +85,20 @@ class NamedLayer(ThreadLayer):
         )
 
     def offer(self, name: str) -> tuple[str, Schema]:
-        """Read `tool_schemas`, or else the signature of the function."""
-        known = _told(getattr(self.transform, "tool_schemas", None), name)
+        """Return the tool's entry of `tool_schemas`, or else the schema of the function's signature."""
+        known = _known_schema(getattr(self.transform, "tool_schemas", None), name)
         if known is not None:
             return known
         function: Any = _item(getattr(self.transform, "tools", None), name)
         try:
             read = schema_of(cast("Callable[..., Any]", function))
-        except TypeError:  # no function, or without annotations
+        except TypeError:  # not a function, or without annotations
             return "", ANY
         return read.description, read.input_schema
 
 
-def _told(schemas: Any, name: str) -> tuple[str, Schema] | None:
-    """Read a schema as people wrote them: of the arguments, or of a function with its parameters."""
+def _known_schema(schemas: Any, name: str) -> tuple[str, Schema] | None:
+    """Return the description and schema in an entry, which has the form of arguments or of a function."""
     schema = _item(schemas, name)
     if not isinstance(schema, Mapping):
         return None
@@ -113,13 +115,21 @@ def _item(mapping: Any, name: str) -> Any:
     return cast("Mapping[str, Any]", mapping).get(name) if isinstance(mapping, Mapping) else None
 
 
-_CODE: Schema = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+_CODE: Schema = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "Python code. Use print() to see values."}},
+    "required": ["code"],
+}
 _TIMED_OUT = ("Code execution timed out", "Code execution timed out - process restarted")
-_ANEW = "The interpreter had ended: a new one ran this, and what the old one knew is gone."
+_RESTARTED = "The interpreter had ended. This code ran in a new one; all variables from before are lost."
 
 
 class PythonLayer(ThreadLayer):
-    """Calls `_execute_python_code(code, row)`; a row whose interpreter has ended gets another."""
+    """Calls `_execute_python_code(code, row)`; a row whose interpreter has ended gets a new one.
+
+    Args:
+        transform: The transform.
+    """
 
     def __init__(self, transform: Any) -> None:
         super().__init__(transform)
@@ -129,7 +139,7 @@ class PythonLayer(ThreadLayer):
         """Run code."""
         was_lost = self.rows_have_state and self._make_process(call)
         done = self.transform._execute_python_code(str(call.args.get("code", "")), call.row)
-        parts = (_ANEW if was_lost else "", done.get("stdout", ""), done.get("stderr", ""))
+        parts = (_RESTARTED if was_lost else "", done.get("stdout", ""), done.get("stderr", ""))
         text = "\n".join(part.rstrip("\n") for part in parts if part and part.strip())
         if done.get("stderr") in _TIMED_OUT:
             return ToolResult.from_text(text, status=Status.TIMEOUT)
@@ -137,18 +147,18 @@ class PythonLayer(ThreadLayer):
 
     @property
     def names(self) -> list[str]:
-        """What it is called here."""
+        """The name "python"."""
         return ["python"]
 
     def offer(self, name: str) -> tuple[str, Schema]:
-        """Tell of the code."""
-        return "", _CODE
+        """Return the schema of the code."""
+        return "Run Python code and return its output.", _CODE
 
     def _make_process(self, call: Call) -> bool:
-        """Make the row's process, if it has none that runs. Whether one was lost.
+        """Start a process for the row unless one runs; return whether an earlier one was lost.
 
-        The transform makes its processes one after the other, and counts them: rows that start together make
-        too many. So a clone makes this one, which the row alone waits for.
+        The transform starts its processes one after the other and counts them, so rows that start at the same
+        time would start too many. A clone of the transform starts this one, and only this row waits for it.
         """
         with self.lock:
             process = self._slots(call.row)[call.row]
@@ -162,7 +172,7 @@ class PythonLayer(ThreadLayer):
                 self._slots(call.row)[call.row] = made
         if call.is_over:
             made.cleanup()
-            raise ToolError("the call is over")
+            raise ToolError("the call was cancelled")
         return process is not None
 
     def _slots(self, row: int) -> list[Any]:
@@ -171,7 +181,7 @@ class PythonLayer(ThreadLayer):
         return processes
 
     def stop(self, call: Call) -> None:
-        """End the row's process; without the lock, since this runs on the event loop."""
+        """End the row's process; without the lock, because this runs on the event loop."""
         processes: list[Any] = self.transform.processes or []
         if not self.rows_have_state or call.row >= len(processes):
             return
@@ -181,11 +191,15 @@ class PythonLayer(ThreadLayer):
 
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
-_UNRUN = "not run: an earlier call of this message failed, and stop_on_error is set"
+_SKIPPED = "not run, because an earlier call of the same message failed"
 
 
 class ServiceLayer(ThreadLayer):
-    """Calls `registry.get(name)(**args)`, with `_state` where the service can take it."""
+    """Calls `registry.get(name)(**args)`, with `_state` if the service has this parameter.
+
+    Args:
+        transform: The transform.
+    """
 
     rows_have_state = False
 
@@ -194,10 +208,10 @@ class ServiceLayer(ThreadLayer):
         self._failed: dict[int, tuple[str, int]] = {}  # row → trajectory and turn of its last failure
 
     def answer(self, call: Call) -> ToolResult:
-        """Call the service, unless an earlier one of this message has failed and that stops the others."""
+        """Call the service, unless `stop_on_error` is set and an earlier call of this message has failed."""
         here = call.ctx.trajectory, call.ctx.turn
         if self.transform.stop_on_error and self._failed.get(call.row) == here:
-            return ToolResult.from_text(_UNRUN, status=Status.SKIPPED)
+            return ToolResult.from_text(_SKIPPED, status=Status.SKIPPED)
         try:
             result = self._answer(call)
         except BaseException:
@@ -220,7 +234,7 @@ class ServiceLayer(ThreadLayer):
         except (ToolError, StopSignal, InfrastructureError):
             raise
         except Exception as error:
-            # The old transform showed the model what a service raised, and services were written for that.
+            # The transform shows exceptions of services to the model, and services were written for that.
             logger.warning("service %s raised (call %s)", call.name, ctx.call_id, exc_info=True)
             raise ToolError(f"{call.name} failed: {error}") from error
         if isinstance(output, Mapping) and "error" in cast("Mapping[str, Any]", output):
@@ -229,24 +243,24 @@ class ServiceLayer(ThreadLayer):
 
     @property
     def names(self) -> list[str]:
-        """The services of the registry, which has no public list of them."""
+        """Names of the services, from a private attribute, because the registry has no public list."""
         return list(map(str, getattr(self.transform.registry, "_svc", ())))
 
     def offer(self, name: str) -> tuple[str, Schema]:
-        """Read `schema_in`: a JSON Schema, or names with Python's types."""
+        """Return the description of a service and its `schema_in`, a JSON Schema or names with types."""
         registry = self.transform.registry
         if name not in registry:
             return "", ANY
         service: Any = registry.get(name)
-        told: Any = getattr(service, "description", None) or inspect.getdoc(service) or ""
-        return str(told), _schema(getattr(service, "schema_in", None))
+        description: Any = getattr(service, "description", None) or inspect.getdoc(service) or ""
+        return str(description), _schema(getattr(service, "schema_in", None))
 
 
-def _schema(told: Any) -> Schema:
-    """Make a schema in which nothing is required: `schema_in` does not tell what has a default."""
-    if not isinstance(told, Mapping):
+def _schema(schema_in: Any) -> Schema:
+    """Return a schema without required properties, because `schema_in` does not tell which have a default."""
+    if not isinstance(schema_in, Mapping):
         return ANY
-    fields = cast("Mapping[str, Any]", told)
+    fields = cast("Mapping[str, Any]", schema_in)
     if fields.get("type") == "object":
         return fields
     properties = {str(name): _property(kind) for name, kind in fields.items()}

@@ -1,4 +1,4 @@
-"""`MCPToolTransform`: the tools of MCP servers, as "server.tool"."""
+"""`MCPLayer`: runs `MCPToolTransform`, whose tools have names of the form "server.tool"."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchrl_agentic.tools.legacy.layers import outcome
 from torchrl_agentic.tools.schema import Schema
 
 _WHY = (
-    "MCPToolTransform needs the 'mcp' package, has logged what went wrong when it was made, and never sends"
-    " 'initialize', without which servers made with the Python SDK refuse to talk: use MCPToolset instead"
+    "MCPToolTransform needs the 'mcp' package, has logged why it could not connect, and never sends"
+    " 'initialize', which servers made with the Python SDK require: use MCPToolset instead"
 )
 
 
 class MCPLayer(Layer):
-    """Calls the server on the transform's own loop, from which it can be called off.
+    """Calls servers on the transform's event loop, where calls can be cancelled.
 
-    The servers are shared by all rows, as they always were.
+    All rows share the servers, as in the transform itself.
     """
 
     rows_have_state = False
@@ -50,28 +50,28 @@ class MCPLayer(Layer):
         return loop
 
     async def _work(self, server: str, tool: str, args: dict[str, Any]) -> ToolResult:
-        """Call it; on the transform's loop."""
+        """Call a tool; runs on the transform's loop."""
         transform = self.transform
         if _overrides(transform):
             return outcome(await transform._execute_tool_async(server, tool, json.dumps(args)))
         if server not in transform._sessions:
             raise InfrastructureError(f"MCP server {server!r} is not connected: {_WHY}")
-        # Its own way of calling drops whether the server reports an error.
+        # Not the transform's own method, which drops the server's error flag.
         answer = await transform._sessions[server]["session"].call_tool(tool, arguments=args)
         is_error = getattr(answer, "isError", False) or getattr(answer, "is_error", False)
         return ToolResult(tuple(map(_part, answer.content)), bool(is_error))
 
     @property
     def names(self) -> list[str]:
-        """The tools of all servers that are connected, as "server.tool"."""
+        """The tools of all connected servers, as "server.tool"."""
         return [f"{server}.{tool}" for server, tools in self.transform._tools_cache.items() for tool in tools]
 
     def offer(self, name: str) -> tuple[str, Schema]:
-        """Read what the server has told of the tool when it was connected."""
+        """Return the server's description and schema of the tool."""
         server, tool = self._server_and_tool(name)
-        told: Any = self.transform._tools_cache.get(server, {}).get(tool)
-        schema: Any = getattr(told, "inputSchema", None) or getattr(told, "input_schema", None) or ANY
-        return str(getattr(told, "description", None) or ""), schema
+        listed: Any = self.transform._tools_cache.get(server, {}).get(tool)
+        schema: Any = getattr(listed, "inputSchema", None) or getattr(listed, "input_schema", None) or ANY
+        return str(getattr(listed, "description", None) or ""), schema
 
     def reopen(self) -> None:
         """Connect to the servers again."""
@@ -82,7 +82,7 @@ class MCPLayer(Layer):
             transform._start_mcp_thread()
 
     def close_transform(self) -> None:
-        """Close the connections, and end the servers that have not ended with them."""
+        """Close the connections, and end the servers that still run."""
         thread = self.transform._thread
         servers = [] if thread is None else children_of(thread.native_id)
         super().close_transform()
@@ -94,7 +94,7 @@ class MCPLayer(Layer):
 
 
 def _overrides(transform: Any) -> bool:
-    """Whether somebody has written the calling anew: then that is what they want called."""
+    """Return whether a subclass overrides one of the two methods that call tools; then it is used."""
     names = ("_execute_tool_async", "_execute_tool_sync")
     definers = [next(kind for kind in type(transform).__mro__ if name in vars(kind)) for name in names]
     return definers[0] is not definers[1]

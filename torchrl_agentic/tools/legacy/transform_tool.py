@@ -1,4 +1,4 @@
-"""`as_tool`, and the Tool that it makes."""
+"""`as_tool`, which creates a `LegacyTool` from a TorchRL tool transform."""
 
 from __future__ import annotations
 
@@ -28,40 +28,43 @@ def as_tool(
     wants_state: bool = False,
     render_call: RenderCall | None = None,
 ) -> LegacyTool:
-    """Make a tool of a TorchRL tool transform, or of anything with `_process_batch_item(content, index)`.
+    """Create a tool from a TorchRL tool transform, or any object with `_process_batch_item(content, index)`.
 
-    One transform may be made into several tools; it serves one environment.
+    Several tools can be created from one transform; it serves one environment.
 
     Args:
         transform: `PythonInterpreter`, `SimpleToolTransform`, `BrowserTransform`, `MCPToolTransform`,
-            `ExecuteToolsInOrder`, or one of your own. It must not be part of an environment as well.
-        name: what the model calls it. Where the transform holds several tools, this is the one that is meant:
-            the key of `SimpleToolTransform(tools=…)`, "server.tool" for MCP, the service of a registry. None:
-            the name of the only tool that the transform has; "python" and "browser" for TorchRL's own.
-        input_schema: what the model is told; None: what the transform knows (`tool_schemas`, the signature of
-            a function, `schema_in`, what an MCP server says), or else any object.
-        description: what the model is told; empty: what the transform knows.
-        wants_state: whether the environment's state is passed on, as `_state`, to a registry's service.
-        render_call: writes a call as the text that the transform parses; for transforms of your own whose
-            syntax is not `<tool name="…" tag="…">{json}</tool>`.
+            `ExecuteToolsInOrder`, or your own class. It must not also be part of an environment.
+        name: The name that the model calls. It selects one of several tools of the transform: a key of
+            `SimpleToolTransform(tools=…)`, "server.tool" for MCP, or a service of a registry. None: the name
+            of the transform's only tool; "python" and "browser" for TorchRL's own transforms.
+        input_schema: JSON Schema of the arguments; None: that of the transform (`tool_schemas`, the signature
+            of a function, `schema_in`, the MCP server), or else any object.
+        description: The description that the model reads; "": that of the transform.
+        wants_state: Whether a registry's service gets the environment's state, as `_state`.
+        render_call: Writes the name and the arguments of a call as the text that the transform parses; for
+            your own transforms whose syntax is not `<tool name="…" tag="…">{json}</tool>`.
+
+    Returns:
+        The tool.
 
     Raises:
-        TypeError: it is no tool transform; or no name is given, and the transform has several tools, or no
-            name.
-        ValueError: it is part of an environment.
+        TypeError: If the object is not a tool transform, or no name is given and the transform has several
+            tools or no name.
+        ValueError: If the transform is part of an environment.
     """
     kind = type(transform).__name__
     if isinstance(transform, type):
         raise TypeError(
-            f"{transform.__name__} is a class, no tool transform: write {transform.__name__}(...)"
+            f"{transform.__name__} is a class; a tool transform is an object: write {transform.__name__}(...)"
         )
     if not callable(getattr(transform, "_process_batch_item", None)):
-        raise TypeError(f"{kind} has no _process_batch_item: it is no tool transform of TorchRL")
+        raise TypeError(f"{kind} has no _process_batch_item, so it is not a tool transform of TorchRL")
     _check_free(transform)
     role = getattr(transform, "tool_role", "tool")
     if role != "tool":
         warnings.warn(
-            f"the role {role!r} of {kind} is not used here: say ToolCompose(..., tool_role={role!r})",
+            f"the role {role!r} of {kind} is ignored: write ToolCompose(..., tool_role={role!r})",
             stacklevel=2,
         )
     name = _only_name(transform, render_call) if name is None else name
@@ -72,7 +75,7 @@ def _only_name(transform: Any, render_call: RenderCall | None) -> str:
     """Return the name of the only tool that a transform has.
 
     Raises:
-        TypeError: If it has several, or does not tell.
+        TypeError: If it has several tools, or its tool has no name.
     """
     names = _layer_of(transform, render_call).names
     if len(names) == 1:
@@ -85,10 +88,17 @@ def _only_name(transform: Any, render_call: RenderCall | None) -> str:
 
 
 class LegacyTool(Tool):
-    """A TorchRL tool transform behind the Tool interface; made by `as_tool`.
+    """A TorchRL tool transform behind the `Tool` interface; created by `as_tool`.
 
-    The rows of a batch run side by side, the calls of one row to one transform one after the other. What
-    fails is marked as an error.
+    The rows of a batch run concurrently, the calls of one row to one transform one after the other.
+
+    Args:
+        transform: The transform.
+        name: The name that the model calls.
+        input_schema: JSON Schema of the arguments; None: that of the transform.
+        description: The description that the model reads; "": that of the transform.
+        wants_state: Whether a registry's service gets the environment's state.
+        render_call: Writes a call as the text that the transform parses; None: in TorchRL's tags.
     """
 
     def __init__(
@@ -105,24 +115,24 @@ class LegacyTool(Tool):
         self.render_call = render_call
         self.wants_state = wants_state
         self.layer = _layer_of(transform, render_call)
-        told, schema = self.layer.offer(name)
-        self.description = description or told
+        default, schema = self.layer.offer(name)
+        self.description = description or default
         self.input_schema = input_schema or schema
 
     @property
     def effects(self) -> Effects:  # pyright: ignore[reportIncompatibleVariableOverride]  follows the transform
-        """Writes the transform: whichever tool stands for it, its calls in a row wait for each other."""
+        """Writes the transform, so that the calls of a row to all its tools run one after the other."""
         return Effects(writes=[self.name, f"transform {id(self.transform)}"])
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
-        """Run one call; when it is stopped, what it started is ended too."""
+        """Run one call; on cancellation, end the processes that it started."""
         return await self.layer.run(Call(self.name, args, ctx))
 
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Tool]:
-        """Take the rows that a trajectory calls from, until it ends."""
+        """Own the rows from which a trajectory calls, until it ends."""
         del trajectory
-        # By hand there is no session, and what stands for the trajectory is this very use.
+        # A tool that is used by hand has no session; a new object takes its place.
         owner = current_session.get() or object()
         try:
             yield _Live(self, owner)
@@ -130,10 +140,10 @@ class LegacyTool(Tool):
             self.layer.release(owner)
 
     def branch(self, live: Tool, trajectory: str) -> AbstractAsyncContextManager[Tool]:
-        """Let another trajectory go on from here, where rows keep nothing of their own.
+        """Open the session of a new trajectory, if the rows of the transform have no state.
 
         Raises:
-            TypeError: they do.
+            TypeError: If they have state, which cannot be copied.
         """
         if self.layer.rows_have_state:
             raise TypeError(
@@ -142,20 +152,25 @@ class LegacyTool(Tool):
         return self.session(trajectory)
 
     async def setup(self) -> None:
-        """Open again what was closed.
+        """Reopen the transform if it was closed.
 
         Raises:
-            ValueError: the transform has become part of an environment.
+            ValueError: If the transform has become part of an environment.
         """
         _check_free(self.transform)
         await asyncio.to_thread(self.layer.open)
 
     async def teardown(self) -> None:
-        """Close the transform, with the last of its tools."""
+        """Close the transform after the last of its tools."""
         await asyncio.to_thread(self.layer.close)
 
     def reset_rows(self, tensordict: Any, tensordict_reset: Any) -> None:
-        """Hand on the reset of some rows; `ToolCompose` calls it with the mask, one row per conversation."""
+        """Reset some rows of the transform; called by `ToolCompose`.
+
+        Args:
+            tensordict: TensorDict of the reset, with the mask "_reset", one row per conversation.
+            tensordict_reset: TensorDict after the reset.
+        """
         self.layer.reset(tensordict, tensordict_reset)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,7 +194,7 @@ class _Live(Tool):
 
 
 _layers: WeakValueDictionary[tuple[int, int], Layer] = WeakValueDictionary()
-"""By transform and `render_call`: tools of one transform share its layer. A layer keeps both alive."""
+"""Layers by the ids of transform and `render_call`, which a layer keeps alive; tools share them."""
 _looking_up = threading.Lock()
 
 
@@ -193,7 +208,7 @@ def _layer_of(transform: Any, render_call: RenderCall | None) -> Layer:
 
 
 def _new_layer(transform: Any, render_call: RenderCall | None) -> Layer:
-    """Give the layer that a transform has, from the most particular on."""
+    """Return a layer for a transform, of the most specific class that fits."""
     if render_call is not None:
         return TextLayer(transform, render_call)
     kinds: tuple[tuple[str, type[Layer]], ...] = (
@@ -210,6 +225,6 @@ def _check_free(transform: Any) -> None:
     if getattr(transform, "container", None) is not None:
         kind = type(transform).__name__
         raise ValueError(
-            f"this {kind} is part of an environment, where it would run each call once more: leave it out of"
-            " there, and give as_tool one of its own"
+            f"this {kind} is part of an environment, which would run each call a second time: remove it from"
+            " the environment, or pass as_tool a new one"
         )
