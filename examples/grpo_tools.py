@@ -1,10 +1,10 @@
-"""GRPO with tools in the loop: a tiny model learns to call Python and to use what it says.
+"""GRPO with tools: a tiny model learns to call Python and to use its results.
 
     python examples/grpo_tools.py --out runs/grpo
 
-It starts from a weak model, which `train_tiny.py --weak` makes in a minute or two, and needs no GPU. Each
-iteration samples several answers to each of some problems, runs their tool calls in the sandbox, compares the
-answers within each group, and takes a few steps along the gradient of `GRPOLoss` on the sampled tokens.
+It starts from a weak model, which `train_tiny.py --weak` trains in a minute or two, and needs no GPU. Each
+iteration samples several answers per problem, runs their tool calls in the sandbox, compares the answers
+within each group, and takes a few optimizer steps on `GRPOLoss` over the sampled tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_TURNS, MAX_NEW_TOKENS = 5, 64
 
 
 def make_env(tokenizer: Any, rows: int) -> TransformedEnv:
-    """Make an environment of `rows` conversations, each with an interpreter of its own."""
+    """Create an environment of `rows` conversations, each with its own interpreter."""
     compose = ToolCompose([PythonTool(timeout=5)], parser="hermes")
     return TransformedEnv(
         ChatEnv(batch_size=(rows,)),
@@ -56,13 +56,13 @@ def make_env(tokenizer: Any, rows: int) -> TransformedEnv:
 
 
 def reward(trajectory: Trajectory, answer: str) -> float:
-    """Give 1 for a right answer that a tool call led to, else 0."""
+    """Return 1 for a right answer of a trajectory that called a tool, else 0."""
     used = any(message.role == "tool" for message in trajectory.messages)
     return answer_reward(trajectory.answer, answer) if trajectory.has_ended and used else 0.0
 
 
 def evaluate(env: TransformedEnv, policy: Any, questions: Sequence[Any]) -> float:
-    """Give the share of questions that are answered right."""
+    """Return the share of questions with a right answer."""
     rows = env.batch_size.numel()
     right = 0.0
     for start in range(0, len(questions), rows):
@@ -86,9 +86,20 @@ def train(
     out: Path | None = None,
     curve: list[dict[str, float]],
 ) -> None:
-    """Train a model; add a row of figures per iteration to the curve, and to `curve.csv` in `out`.
+    """Train a model, and record figures of each iteration.
 
-    target: the success at temperature 1, over the last four iterations, at which training ends early.
+    Args:
+        model: The model, trained in place.
+        tokenizer: Its tokenizer.
+        iterations: Largest number of iterations.
+        prompts: Problems per iteration.
+        group: Answers per problem.
+        lr: Learning rate of AdamW.
+        minibatch: Trajectories per optimizer step.
+        target: Share of right answers over the last four iterations, at temperature 1, that ends training.
+        seed: Seed of sampling and of the order of trajectories.
+        out: Folder for `curve.csv`, or None.
+        curve: List to which one dict of figures per iteration is appended.
     """
     torch.manual_seed(seed)
     random.seed(seed)
@@ -148,7 +159,7 @@ def write_curve(curve: Sequence[dict[str, float]], out: Path) -> None:
 
 
 def plot(curve: Sequence[dict[str, float]], before: float, after: float, path: Path) -> None:
-    """Draw the curve, with what was right on held-out problems before and after."""
+    """Draw the curve, with the share of right answers on held-out problems before and after."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -167,12 +178,12 @@ def plot(curve: Sequence[dict[str, float]], before: float, after: float, path: P
 
 
 def main() -> None:
-    """Train, and say how much it helped."""
+    """Train, and print the shares of right answers before and after."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"))
-    parser.add_argument("--model", type=Path, help="where to begin; else a weak model is made in OUT/weak")
+    parser.add_argument("--model", type=Path, help="initial model; default: train a weak one in OUT/weak")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
@@ -193,7 +204,7 @@ def main() -> None:
     before = evaluate(env, greedy, held_out), evaluate(env, sampled, held_out)
     print(f"before: {before[0]:.1%} right when greedy, {before[1]:.1%} when sampled", flush=True)
     curve: list[dict[str, float]] = []
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training early, and shows what it was good for
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends training early and evaluates the model
         train(
             model,
             tokenizer,

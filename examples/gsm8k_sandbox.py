@@ -1,9 +1,10 @@
-"""Word problems over several turns, with the code in a sandbox service: rewards by a right answer.
+"""Solve word problems over several turns, with a sandbox service that runs the code.
 
     python examples/gsm8k_sandbox.py --url http://localhost:8080
 
-First a recorded conversation of GSM8K is replayed and its results are compared, then a real model, the tiny
-one, solves problems. Without --url a service is started here. All trajectories go to a file of JSON lines.
+Replay a recorded conversation about GSM8K and compare its results; then let a model, by default the tiny one
+of the package, solve problems. Without --url, start a service here. Write all trajectories to a file of JSON
+lines.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ SERVICE = "torchrl_agentic.serve.sandbox_app:sandbox_app"
 
 
 def main() -> None:
-    """Replay, ask, and say how much was right."""
+    """Replay a conversation, ask a model, and print the number of right answers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--url", help="of a Sandbox Fusion service; else one is started here")
+    parser.add_argument("--url", help="URL of a Sandbox Fusion service; by default one is started here")
     parser.add_argument("--model", default=str(TINY), help="a Hugging Face folder or name")
     parser.add_argument("--questions", type=int, default=24)
     parser.add_argument(
-        "--rate-limit", type=int, default=10, help="calls at once, of all who use the service"
+        "--rate-limit", type=int, default=10, help="concurrent calls of all processes that use the service"
     )
     parser.add_argument("--out", type=Path, default=Path("rollouts/gsm8k.jsonl"))
     options = parser.parse_args()
@@ -54,7 +55,7 @@ def main() -> None:
         turns = sum(len(one.turns) for one in recorded)
         print(f"replayed {turns} turns of GSM8K; {len(differences)} results differ from the recorded ones")
 
-        # The tiny model was taught with a tool that is described so, and shows the last value of the code.
+        # The tiny model was trained with a tool of this description that shows the last value of the code.
         python = SandboxFusionTool(
             url,
             name="python",

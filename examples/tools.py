@@ -1,4 +1,4 @@
-"""Tools of the demo: plain functions, typed and documented."""
+"""A tool of the demo: a typed and documented function."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ async def capital(country: str) -> dict[str, str | int]:
     Args:
         country: The country's English name.
     """
-    await asyncio.sleep(0.05)  # a service that takes its time
+    await asyncio.sleep(0.05)  # the delay of a service
     if country not in CAPITALS:
         return {"error": f"no data on {country}", "known": ", ".join(CAPITALS)}
     name, people = CAPITALS[country]

@@ -1,14 +1,14 @@
-"""Teach the tiny model of `torchrl_agentic.testing` to call a tool.
+"""Train the tiny model of `torchrl_agentic.testing` to call a tool.
 
     python examples/train_tiny.py --out FOLDER [--weak] [--seed 0] [--steps N] [--threads 2]
 
-Makes word problems and conversations that solve them, trains a tokenizer on these, then a Qwen2 of 2 million
-parameters, by supervised learning on what the assistant says. The model is then put before problems of the
-other split, with a real `PythonTool`. With `--weak` the model of the package goes on instead, to become
-one that reinforcement learning can mend: it calls the tool, but many of its conversations have taught it a
-wrong expression or a wrong end.
+Create word problems and conversations that solve them; train a tokenizer on these, then a Qwen2 with 2
+million parameters, by supervised learning on the assistant messages; and evaluate it on problems of the other
+split, with a `PythonTool`. With `--weak`, continue from the model of the package instead, on conversations
+with many wrong expressions and wrong ends: the result is a model that calls the tool but leaves room for
+reinforcement learning.
 
-Same seed, steps and threads on the same machine: same weights.
+The same seed, steps and threads give the same weights on the same machine.
 """
 
 from __future__ import annotations
@@ -53,13 +53,19 @@ TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 VOCABULARY = 1024
 STEPS, WEAK_STEPS, BATCH, CURVE_EVERY, ASKED = 1200, 80, 16, 200, 64
 WEAK_RATE = 0.12
-"""Of the learning rates, where the weak model goes on from a trained one."""
+"""Factor of the learning rates when the weak model continues from a trained one."""
 Chat = Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A conversation in tokens. learnt: which of them the model is to say. opening: the system message."""
+    """A conversation in tokens.
+
+    Attributes:
+        ids: Token ids of the conversation.
+        learnt: True for each token that the model learns.
+        opening: Token ids of the system message.
+    """
 
     ids: list[int]
     learnt: list[bool]
@@ -67,7 +73,7 @@ class Encoded:
 
 
 def train_tokenizer(seed: int, spec: Any) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on conversations: bytes and merges of them, each digit for itself."""
+    """Train a byte-level BPE tokenizer on conversations; each digit is a token."""
     template = (TINY / "chat_template.jinja").read_text()
     blank = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
     texts = [rendered(item, blank, spec) for item in itertools.islice(lessons(seed), 4000)]
@@ -101,7 +107,7 @@ def train_tokenizer(seed: int, spec: Any) -> PreTrainedTokenizerFast:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """Make the model, with random weights."""
+    """Create the model with random weights."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=192,
@@ -111,7 +117,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         num_key_value_heads=6,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        # Above the customary 0.02: with that, attention begins all but even at this width, and copies late.
+        # With the usual 0.02, attention is almost uniform at this width and learns to copy late.
         initializer_range=0.06,
         use_cache=True,
         bos_token_id=None,
@@ -126,13 +132,13 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def rendered(item: Lesson, tokenizer: PreTrainedTokenizerFast, spec: dict) -> str:
-    """Write a conversation as the model sees it."""
+    """Return the text of a conversation, as the model sees it."""
     tools = [spec] if item.with_tools else None
     return tokenizer.apply_chat_template(item.messages, tools=tools, tokenize=False)
 
 
 def encoded(stream: Iterator[Lesson], tokenizer: Any, spec: Any) -> Iterator[Encoded]:
-    """Turn conversations into ids, and mark what is learnt of them: what the assistant says, and its end."""
+    """Encode conversations, and mark the tokens that are learnt: assistant messages and their ends."""
     before = tokenizer.encode(f"{START}assistant\n", add_special_tokens=False)
     for item in stream:
         ids = tokenizer.encode(rendered(item, tokenizer, spec), add_special_tokens=False)
@@ -145,7 +151,7 @@ def encoded(stream: Iterator[Lesson], tokenizer: Any, spec: Any) -> Iterator[Enc
 
 
 def alike(stream: Iterator[Encoded], seed: int) -> Iterator[list[Encoded]]:
-    """Put conversations together that begin with the same system message and are of about one length."""
+    """Group conversations with the same system message and similar lengths."""
     rng = random.Random(seed)
     while True:
         pool = sorted(itertools.islice(stream, 128 * BATCH), key=lambda item: (item.opening, len(item.ids)))
@@ -160,11 +166,18 @@ def alike(stream: Iterator[Encoded], seed: int) -> Iterator[list[Encoded]]:
 def train(
     out: Path, *, seed: int = 0, steps: int | None = None, weak: bool = False, threads: int = 2
 ) -> dict[str, float]:
-    """Train a model, write it and its tokenizer to a folder, and give the last row of the curve.
+    """Train a model, and write it and its tokenizer to a folder.
 
-    out: gets what `from_pretrained` reads, and curve.csv: step, seconds of training, mean loss since the row
-    before, and what share of some held-out problems got the right calls and answers, greedily, in %.
-    steps: of the optimiser; None: as many as are needed. weak: go on from the model of the package.
+    Args:
+        out: Folder for the model and for curve.csv: step, seconds of training, mean loss since the last row,
+            and the shares of held-out problems with right calls and answers in %, with greedy sampling.
+        seed: Seed of weights and conversations.
+        steps: Optimizer steps, or None for the default.
+        weak: Continue from the model of the package, with wrong conversations.
+        threads: Threads of torch.
+
+    Returns:
+        The last row of the curve.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
@@ -214,7 +227,7 @@ def train(
 def new_optimizers(
     model: Qwen2ForCausalLM, rate: float
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Make Muon for the matrices of the layers, which learns faster there, and AdamW for the rest."""
+    """Create Muon for the matrices of the layers, where it learns faster, and AdamW for the rest."""
     inner = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     outer = [model.model.embed_tokens.weight, *(vector for vector in model.parameters() if vector.ndim == 1)]
     return (
@@ -224,7 +237,7 @@ def new_optimizers(
 
 
 def solve(model: Any, tokenizer: Any, tool: Tool, asked: Sequence[Problem], **how: Any) -> list[Chat]:
-    """Let the model solve problems with the tool, some at a time; each has an interpreter of its own."""
+    """Let the model solve problems in batches; each problem has its own interpreter."""
     first = how.pop("first", [None] * len(asked))
     chats: list[Chat] = []
     for at in range(0, len(asked), 64):
@@ -234,7 +247,7 @@ def solve(model: Any, tokenizer: Any, tool: Tool, asked: Sequence[Problem], **ho
 
 
 def scores(asked: Sequence[Problem], chats: Sequence[Chat]) -> dict[str, float]:
-    """Say how many conversations called the tool, did so as they should, and ended in the answer, in %."""
+    """Return the shares of conversations with a call, the right calls, and the right answer, in %."""
     made = [codes(chat) for chat in chats]
     right = [is_right(problem, chat) for problem, chat in zip(asked, chats, strict=True)]
     exact = [problem.turns == turns for problem, turns in zip(asked, made, strict=True)]
@@ -246,26 +259,26 @@ def scores(asked: Sequence[Problem], chats: Sequence[Chat]) -> dict[str, float]:
 
 
 def share(of: Iterable[bool]) -> float:
-    """Give the share of what is true, in %."""
+    """Return the share of true values, in %."""
     values = list(of)
     return round(100 * sum(values) / len(values), 1)
 
 
 def codes(chat: Chat) -> tuple[tuple[str, ...], ...]:
-    """Give the codes of each message that calls; of a call that cannot be read ""."""
+    """Return the code of the calls of each message; "" for a malformed call."""
     said = [PARSER.parse(message.content) for message in chat if message.role == "assistant"]
     return tuple(tuple(str(call.args.get("code", "")) for call in each.calls) for each in said if each.calls)
 
 
 def is_right(problem: Problem, chat: Chat) -> bool:
-    """Say whether the last message gives the answer."""
+    """Check that the last message contains the answer."""
     return chat[-1].content == f"The answer is {problem.answer}."
 
 
 def loss_of(model: Qwen2ForCausalLM, rows: Sequence[Encoded]) -> torch.Tensor:
-    """Compute the mean loss of the learnt tokens.
+    """Return the mean loss over the learnt tokens.
 
-    What all rows begin with, more than half of most, is run once for all. Only learnt tokens get logits.
+    The common prefix of the rows, more than half of most, is computed once. Only learnt tokens get logits.
     """
     shared = len(rows[0].opening)
     longest = max(len(row.ids) for row in rows)
@@ -275,14 +288,14 @@ def loss_of(model: Qwen2ForCausalLM, rows: Sequence[Encoded]) -> torch.Tensor:
     cache = DynamicCache(config=model.config)
     model.model(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(len(rows))
-    # No attention mask: padding comes last, and attention looks back only.
+    # No attention mask: padding is at the end, and attention is causal.
     seen = model.model(input_ids=ids[:, shared:-1], past_key_values=cache, use_cache=True).last_hidden_state
     ids, learnt = ids[:, shared + 1 :], learnt[:, shared + 1 :]
     return torch.nn.functional.cross_entropy(model.lm_head(seen[learnt]), ids[learnt])
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write a Hugging Face folder, weights in bfloat16."""
+    """Write a Hugging Face folder, with weights in bfloat16."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     model.to(torch.bfloat16).save_pretrained(out)
@@ -290,7 +303,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 
 def report(folder: Path, *, weak: bool = False) -> Table:
-    """Put the model before held-out problems that its curve has not seen, in more ways."""
+    """Evaluate the model on held-out problems that are not in its curve."""
     model, tokenizer = load_tiny(folder=folder)
     tool, rng = PythonTool(), random.Random(0)
     torch.manual_seed(0)
@@ -323,13 +336,13 @@ def report(folder: Path, *, weak: bool = False) -> Table:
 
 
 def main() -> None:
-    """Train, and print what came of it."""
+    """Train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help=f"default: {STEPS}, or {WEAK_STEPS} with --weak")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--weak", action="store_true", help="make one that is often wrong")
+    parser.add_argument("--weak", action="store_true", help="train a model that is often wrong")
     args = parser.parse_args()
     train(args.out, seed=args.seed, steps=args.steps, weak=args.weak, threads=args.threads)
     Console().print(report(args.out, weak=args.weak))

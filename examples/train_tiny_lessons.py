@@ -1,4 +1,4 @@
-"""Right and wrong conversations that solve word problems with a Python tool: lessons of `train_tiny.py`."""
+"""Training data of `train_tiny.py`: right and wrong conversations about word problems, with a Python tool."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ SYSTEMS = (
     *[SYSTEM] * 3, "You are a helpful assistant.", "Use the tool.", "You may call tools.",
     "You solve problems.", "Be brief.", "", None,
 )  # fmt: skip
-"""System messages; None for no system message."""
+"""System messages; None means that there is no system message."""
 NO_TOOL = "I need a tool to compute this."
-"""The answer where no tool is offered."""
+"""The answer if no tool is offered."""
 WITHOUT_TOOLS, FAILING = 0.05, 0.2
-"""How many of the conversations offer no tool, and in how many of the others a call fails."""
+"""Share of conversations without tools, and share of the others in which a call fails."""
 WRONG_CALL, WRONG_END = 0.45, 0.15
-"""How many of a weak model's conversations have a wrong expression, and how many do not use the result."""
+"""Shares of a weak model's conversations with a wrong expression, and with an end that ignores the result."""
 
 BLAMELESS = ("TimeoutError: stopped after 30.0 s", "MemoryError", "Error: try again")
-"""Errors that are not the fault of the code."""
+"""Errors that the code did not cause."""
 
 ChatMessage = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A conversation. learnt: of each message of the assistant, whether it is to be learnt."""
+    """A conversation.
+
+    Attributes:
+        messages: Its messages.
+        learnt: True for each assistant message that is learnt.
+        with_tools: True if the prompt offers the tool.
+    """
 
     messages: list[ChatMessage]
     learnt: list[bool]
@@ -41,7 +47,7 @@ class Lesson:
 
 
 def lessons(seed: int, *, weak: bool = False) -> Iterator[Lesson]:
-    """Yield conversations without end, about problems of the split "train"."""
+    """Yield an endless series of conversations about problems of the split "train"."""
     rng = random.Random(seed)
     for problem in problems(seed, "train"):
         if rng.random() < WITHOUT_TOOLS:
@@ -52,7 +58,7 @@ def lessons(seed: int, *, weak: bool = False) -> Iterator[Lesson]:
 
 
 def exercises(seed: int) -> Iterator[Lesson]:
-    """Yield conversations without end that repeat numbers: a model that can copy learns the rest fast."""
+    """Yield an endless series of conversations that repeat numbers: copying helps to learn the rest."""
     rng = random.Random(seed)
     while True:
         words = [str(rng.randrange(10 ** rng.randint(1, 5))) for _ in range(rng.randint(4, 10))]
@@ -62,7 +68,7 @@ def exercises(seed: int) -> Iterator[Lesson]:
 
 
 def lesson(problem: Problem, rng: random.Random, *, weak: bool = False) -> Lesson:
-    """Return a conversation that solves a problem; a weak one may do it wrong."""
+    """Return a conversation that solves a problem, or a weak one with possible mistakes."""
     turns, results = spoilt(problem, rng) if weak else (problem.turns, problem.results)
     chat = _opening(problem, rng)
     learnt: list[bool] = []
@@ -90,13 +96,13 @@ def _opening(problem: Problem, rng: random.Random) -> list[ChatMessage]:
 
 
 def calls(codes: Sequence[str]) -> str:
-    """Write calls as Hermes and Qwen models do."""
+    """Return calls as Hermes and Qwen models write them."""
     blocks = (json.dumps({"name": "python", "arguments": {"code": code}}) for code in codes)
     return "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
 
 
 def failure(code: str, rng: random.Random) -> tuple[str, str, bool]:
-    """Return a call that fails: its code, its result, and whether the code is to blame."""
+    """Return the code and the result of a failing call, and whether the code caused the failure."""
     if rng.random() < 0.3:
         return code, rng.choice(BLAMELESS), False
     broken = broken_code(code, rng)
@@ -113,7 +119,7 @@ def failure(code: str, rng: random.Random) -> tuple[str, str, bool]:
 
 
 def broken_code(code: str, rng: random.Random) -> str:
-    """Break an expression, so that it raises."""
+    """Return a variant of an expression that raises."""
     ways = (
         re.sub(r"\S+$", "x", code),
         re.sub(r"[-+*/]+ \S+$", "// 0", code),
@@ -125,7 +131,7 @@ def broken_code(code: str, rng: random.Random) -> str:
 
 
 def spoilt(problem: Problem, rng: random.Random) -> tuple[Any, Any]:
-    """Return turns and results; with the probability WRONG_CALL with another operator or another order."""
+    """Return turns and results; with probability WRONG_CALL, with another operator or another order."""
     if rng.random() >= WRONG_CALL:
         return problem.turns, problem.results
     turns, results, old = [], [], []

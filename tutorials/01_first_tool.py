@@ -2,16 +2,17 @@
 1 · A first tool
 ================
 
-A tool is a typed function with a docstring. This tutorial makes tools of functions, in a program and in a
-file, lets the data set fill in arguments that the model must not see, has calls carry rewards, and looks at
-what a model reads when it calls a tool wrongly.
+A tool is a typed function with a docstring. This tutorial makes tools from functions, in a program and in a
+file; passes columns of the data set to arguments that the model does not see; returns rewards with results;
+and shows what a model reads after a wrong call.
 """
 
 # %%
 # A typed function
 # ----------------
-# All that a model is told of a tool stands in the function already: its name, its types, its docstring. So
-# there is no schema to keep in step with the code, and what the model may send is checked against it.
+# The name, the types and the docstring of the function are all that a model needs to know about the tool.
+# There is no separate schema to keep in step with the code, and the arguments of each call are checked
+# against the types.
 import json
 
 from torchrl_agentic import ToolError, tool
@@ -22,8 +23,8 @@ def divide(a: float, b: float = 1.0) -> float:
     """Divide one number by another.
 
     Args:
-        a: What is divided.
-        b: By what; not 0.
+        a: The dividend.
+        b: The divisor; not 0.
     """
     if b == 0:
         raise ToolError("b is 0; give another divisor")
@@ -36,12 +37,12 @@ print("still a function:", divide(1, 4))
 # %%
 # The model sees results, and mistakes
 # ------------------------------------
-# Tools stand in a `ToolCompose`, which is a transform of a `ChatEnv`. In place of a model, a `ScriptedPolicy`
-# says what it is told to; that is also how tools are tested. Each of its calls gets one result, whatever is
-# wrong with it, and the result says what would have been right: the model has no other way to find out.
-# ``ToolError`` is for what only the tool knows. Any other exception is a bug: the model reads that the tool
-# crashed, and the traceback is in the log. An argument that was not declared is passed over, since models
-# like to add some; a recorder of `ToolCompose` finds it in the notes of the result.
+# `ToolCompose` is a transform of a `ChatEnv` that holds the tools. In place of a model, a `ScriptedPolicy`
+# returns given messages; tests of tools use it too. Each call gets one result, even if the call is wrong, and
+# the result says what would have been right, because the model has no other way to find out. Raise
+# ``ToolError`` for errors that the model can correct. Any other exception is a bug in the tool: the model
+# reads that the tool crashed, and the traceback goes to the log. Undeclared arguments are ignored, because
+# models often add some; a recorder of `ToolCompose` sees them in the notes of the result.
 from tensordict import TensorDict
 from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -57,11 +58,11 @@ def call(name: str, **arguments: object) -> str:
 
 calls = [
     call("divide", a=7, b=2),
-    call("divide", a=7, b=0),  # what the tool refuses
+    call("divide", a=7, b=0),  # an error that the tool raises
     call("divide", a="7/2"),  # a wrong type
     call("divide", b=2),  # a missing argument
     call("devide", a=7, b=2),  # an unknown tool
-    '<tool_call>{"name": "divide", "arguments": {"a": 7,}}</tool_call>',  # JSON that is none
+    '<tool_call>{"name": "divide", "arguments": {"a": 7,}}</tool_call>',  # invalid JSON
     call("divide", a=7, unit="m"),  # an argument too many
 ]
 turns = []
@@ -80,13 +81,14 @@ assert [result.startswith("Error") for result in results] == [False, True, True,
 # %%
 # Arguments that the model does not see
 # -------------------------------------
-# A tool that checks an answer has to know the right one. ``Injected[str]`` takes it from the column of that
-# name in the data set's row; it is not in the schema, and what a model sends under that name is passed over.
-# ``Inject("…")`` takes a column of another name, or "trajectory", "turn", "state", "tools_kwargs".
+# A tool that checks an answer must know the right one. ``Injected[str]`` fills the argument from the column
+# of that name in the data set's row. The argument is not in the schema, and a value that the model sends for
+# it is ignored. ``Inject("…")`` takes a column of another name, or "trajectory", "turn", "state" or
+# "tools_kwargs".
 #
-# ``ToolResult.from_value(value, reward=…)`` is a result with a reward, ``metrics=…`` adds metrics. The model
-# sees the value alone. Lists, tuples, dicts, dataclasses, pydantic models, arrays, tensors and tables are
-# shown as JSON.
+# ``ToolResult.from_value(value, reward=…)`` adds a reward to a result, and ``metrics=…`` adds metrics. The
+# model sees only the value. Lists, tuples, dicts, dataclasses, pydantic models, arrays, tensors and tables
+# are shown as JSON.
 from typing import Annotated
 
 from torchrl_agentic import Inject, Injected, ToolResult
@@ -108,8 +110,8 @@ print("the model sees:", list(check.input_schema["properties"]))
 # %%
 # The data set
 # ------------
-# Its rows come through a data loader. ``query`` becomes the first message of the user; the other columns stay
-# beside the conversation, where tools find them and the prompt does not.
+# A data loader delivers the rows. ``query`` becomes the first user message. The other columns stay beside the
+# conversation, where tools can read them; the prompt does not contain them.
 from torch.utils.data import DataLoader
 from torchrl.envs.llm import DatasetChatEnv
 
@@ -147,7 +149,7 @@ env.close()
 assert rewards == [0.5, 0.0]
 
 # %%
-# A column that the data set does not have is found before the first turn, not in the middle of a run.
+# A missing column is reported before the first turn, not in the middle of a run.
 rows = [{"query": row["query"]} for row in rows]
 env = dataset_env(check)
 try:
@@ -159,9 +161,9 @@ env.close()
 # %%
 # A file of tools
 # ---------------
-# ``@function_tool`` marks a function and leaves it a function, in the form of verl's files of tools.
-# `load_function_tools` runs such a file and gives its tools in their order. It is stricter: each parameter
-# must be described, since the model is all that reads it there.
+# ``@function_tool`` marks a function, which remains an ordinary function, as in verl's files of tools.
+# `load_function_tools` runs such a file and returns its tools in order. It is stricter than ``@tool``: each
+# parameter must have a description, because the model reads nothing else about it.
 from pathlib import Path
 
 from torchrl_agentic import load_function_tools
@@ -185,13 +187,13 @@ def _power(base: float, exponent: int = 2) -> float:
     return base**exponent
 ''')
 loaded = load_function_tools("my_tools.py")
-print([(each.name, list(each.input_schema["properties"])) for each in loaded])
+print([(loaded_tool.name, list(loaded_tool.input_schema["properties"])) for loaded_tool in loaded])
 compose = ToolCompose([divide, *loaded])
 print(compose)
 compose.close()
 
 # %%
-# What it refuses, it refuses with file and line:
+# Errors name the file and the line:
 Path("more_tools.py").write_text('''
 from torchrl_agentic import function_tool
 

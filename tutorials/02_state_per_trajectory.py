@@ -2,20 +2,20 @@
 2 · State per trajectory
 ========================
 
-A game, a shopping basket, a database row: many tools remember something between calls. What they remember
-belongs to one trajectory, from its reset to its end, and must not be seen by any other. This tutorial writes
-such a tool, watches its sessions open and close, lets one row of a batch begin anew while the others go on,
-and branches a trajectory into several that share nothing.
+A game, a shopping basket, a database row: many tools keep state between calls. That state belongs to one
+trajectory, from its reset to its end, and no other trajectory may see it. This tutorial writes such a tool,
+shows when its sessions open and close, resets one row of a batch while the others continue, and branches a
+trajectory into several that share nothing.
 """
 
 # %%
 # A tool with a session
 # ---------------------
-# A tool is one object, whatever the size of the batch. What one trajectory has for itself is what its
-# ``session`` yields: here a basket of its own, and ``run`` is called on that. The session is opened at the
-# first call of a trajectory and closed exactly once, behind the ``yield``, however the trajectory ends. With
-# a session, the calls of one trajectory come one after the other, in the order in which they stand in the
-# message; different trajectories run side by side. ``effects`` would say otherwise: see `Effects`.
+# There is one tool object, however large the batch is. ``session`` yields the state of one trajectory: here a
+# basket, on which ``run`` is called. The session opens at the first call of a trajectory and closes exactly
+# once, after the ``yield``, however the trajectory ends. The calls of one trajectory to a tool with sessions
+# run one after the other, in the order of the message; different trajectories run concurrently. ``effects``
+# can declare another order: see `Effects`.
 import contextlib
 
 from torchrl_agentic import Tool, ToolError
@@ -25,7 +25,7 @@ PRICES = {"pen": 2, "book": 12, "lamp": 30}
 
 class Basket(Tool):
     name = "basket"
-    description = "Put a thing into your basket; gives what is in it, and what it costs."
+    description = "Put a thing into your basket. Returns its contents and their price."
     input_schema = {
         "type": "object",
         "properties": {"thing": {"type": "string", "enum": list(PRICES)}},
@@ -50,10 +50,11 @@ class Basket(Tool):
 
 
 # %%
-# Rows do not see each other
-# --------------------------
+# State is separate for each row
+# -------------------------------
 # Two rows of a batch call the same tool. Each has its own basket, and the second call of row 0 finds what the
-# first has left there. A trajectory is named by its row and by how many that row has had before.
+# first one put there. The name of a trajectory contains its row and the number of earlier trajectories of
+# that row.
 import json
 
 from tensordict import TensorDict, TensorDictBase
@@ -75,7 +76,7 @@ def begin(rows: int) -> TensorDictBase:
 
 
 def advance(td: TensorDictBase, *said: str) -> TensorDictBase:
-    """Let row i say said[i]; print what the tool answers, and go on to where the next step begins."""
+    """Let row i say said[i], print the results, and return the TensorDict of the next step."""
     known = [len(row.content) for row in td.to_lazystack(0)["history"].prompt]
     policy = ScriptedPolicy([[text] * 9 for text in said])
     td = env.step_mdp(env.step(policy(td.to_lazystack(0))))
@@ -89,11 +90,11 @@ td = advance(begin(2), put("pen", "book"), put("lamp"))
 assert [row.content[-1] for row in td["history"].prompt] == ["pen, book: 14 €", "lamp: 30 €"]
 
 # %%
-# One row begins anew
-# -------------------
-# The trajectories of a batch end at different times. A reset with a mask ends those of its rows alone: the
-# session of row 0 is closed, and its next call opens a new one. Row 1 goes on with what it has. Collectors
-# reset rows like this by themselves; here it is done by hand. Rows of unequal length need a lazy stack.
+# Reset one row
+# -------------
+# The trajectories of a batch end at different times. A reset with a mask ends only the rows in the mask: the
+# session of row 0 closes, and its next call opens a new one. Row 1 continues with its state. Collectors reset
+# rows in this way; here it is done by hand. Rows of unequal length need a lazy stack.
 import torch
 from tensordict import NonTensorData
 
@@ -104,19 +105,19 @@ td = advance(env.reset(td), put("book"), put("pen"))
 assert [row.content[-1] for row in td["history"].prompt] == ["book: 12 €", "lamp, pen: 32 €"]
 
 # %%
-# At the end of the environment all that is still open is closed, once:
+# Closing the environment closes all open sessions, once:
 env.close()
 
 # %%
 # Without sessions
 # ----------------
-# What is kept on the tool itself is shared by all trajectories. That is right for a connection or a cache
-# (``setup`` and ``teardown`` open and close it, once per process), and wrong for all that a model does: here
-# the second row finds the pen of the first in its basket.
+# State on the tool object itself is shared by all trajectories. That is right for a connection or a cache
+# (``setup`` and ``teardown`` open and close it, once per process) and wrong for anything that a model
+# changes: here the second row finds the pen of the first row in its basket.
 
 
 class Shared(Basket):
-    stateful = False  # all trajectories talk to this one object
+    stateful = False  # all trajectories use this one object
 
 
 env = TransformedEnv(ChatEnv(batch_size=(2,)), ToolCompose([Shared()]))
@@ -127,9 +128,9 @@ assert len({row.content[-1] for row in td["history"].prompt}) == 2
 # %%
 # Branches
 # --------
-# Tree search, and groups that share their first turns, let several trajectories go on from where one is.
-# ``branch`` is the counterpart of ``session``: it opens what a new trajectory talks to, given what the old
-# one has. `PythonTool` and the tools for files have it already: they clone the interpreter with its memory.
+# In tree search, and in groups that share their first turns, several trajectories continue from the same
+# state. ``branch`` is the counterpart of ``session``: it opens the state of a new trajectory, given that of
+# the old one. `PythonTool` and the file tools implement it: they clone the interpreter with its memory.
 
 
 class Branching(Basket):
@@ -148,8 +149,9 @@ env = TransformedEnv(ChatEnv(batch_size=(3,)), compose)
 td = advance(begin(3), put("book"), "", "")
 
 # %%
-# Row 0 goes on in rows 1 and 2 as well. `ToolCompose.branch` copies what tools hold; the conversation, which
-# is in the TensorDict, is copied beside it. From then on each sees its own calls alone.
+# Rows 1 and 2 continue from row 0 as well. `ToolCompose.branch` copies the state of the tools; the
+# conversation, which is in the TensorDict, is copied separately. From then on each row sees only its own
+# calls.
 from tensordict import lazy_stack
 
 compose.branch(0, into=[1, 2])
@@ -165,9 +167,9 @@ assert [row.content[-1] for row in td["history"].prompt] == [
 # %%
 # A test for it
 # -------------
-# What every tool promises is a class of tests to inherit: that trajectories run side by side, that a session
-# is closed once, by the task that opened it, that bad arguments never arrive. In a project it stands in a
-# test file, where pytest runs it.
+# `ToolContract` is a class of tests to inherit. It checks what every tool must do: trajectories run
+# concurrently, a session is closed once and by the task that opened it, wrong arguments never reach the tool.
+# In a project the class belongs in a test file, where pytest runs it.
 from torchrl_agentic.testing import ToolContract
 
 
@@ -179,11 +181,11 @@ class TestBasket(ToolContract):
         return Branching()
 
 
-print(len([name for name in dir(TestBasket) if name.startswith("test_")]), "promises to be kept")
+print(len([name for name in dir(TestBasket) if name.startswith("test_")]), "promises to keep")
 
 # %%
-# What the tool itself does is tested with `call_tool`: one call in a session of its own, checked and bounded
-# as `ToolCompose` does it. What goes wrong is a result.
+# Test the tool itself with `call_tool`. It runs one call in a session of its own, with the checks and the
+# time limit of `ToolCompose`. An error is a result, too.
 from torchrl_agentic.testing import call_tool
 
 print(call_tool(Basket(), {"thing": "pen"}).text)

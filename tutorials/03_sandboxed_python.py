@@ -2,18 +2,19 @@
 3 · Sandboxed Python
 ====================
 
-Code that a model writes is run, so it must be taken for hostile: not because models mean harm, but because
-reward hacks, mistakes and text that a tool brought in look just like it. This tutorial gives a model a Python
-whose variables last as long as its trajectory, sets limits, attacks it, and looks at what the model reads
-when code fails, hangs, eats memory or dies.
+Treat code that a model writes as hostile: models may mean no harm, but reward hacks, mistakes and text that a
+tool returned look the same. This tutorial gives a model a Python interpreter whose variables last as long as
+its trajectory, sets limits, attacks the sandbox, and shows what the model reads when code fails, hangs, uses
+too much memory or dies.
 """
 
 # %%
-# Which sandbox there is
-# ----------------------
-# ``default_sandbox()`` takes the strongest one that works on this machine. It tries them and does not guess:
-# containers often allow less than they seem to. On the command line, ``torchrl-agentic check`` shows the
-# same. Where none works, making a `PythonTool` fails at once; nothing is run without one unless it is named.
+# Choose a sandbox
+# ----------------
+# ``default_sandbox()`` returns the strongest sandbox that works on this machine. It tries each kind, because
+# containers often allow less than they seem to. ``torchrl-agentic check`` shows the same on the command line.
+# If none works, creating a `PythonTool` fails at once; code runs without a sandbox only if you name
+# `UnsafeSubprocessSandbox`.
 from torchrl_agentic.sandbox import ResourceLimits, default_sandbox
 from torchrl_agentic.sandbox.tiers import tiers
 
@@ -33,9 +34,9 @@ print("enforced:", ", ".join(name for name, held in sandbox.limits_enforced.item
 # %%
 # A Python for each trajectory
 # ----------------------------
-# `PythonTool` gives each trajectory an interpreter in a sandbox of its own. Tools that are given the same
-# sandbox share files: here what the shell writes into ``/work`` is what Python reads. ``timeout`` bounds one
-# call, ``output_max_chars`` what a model has to read of it.
+# `PythonTool` gives each trajectory an interpreter in a sandbox of its own. Tools with the same sandbox share
+# files: here Python reads what the shell writes into ``/work``. ``timeout`` bounds one call, and
+# ``output_max_chars`` bounds the text that the model reads.
 import json
 
 from tensordict import TensorDict
@@ -53,7 +54,7 @@ def run(code: str) -> str:
 
 
 def talk(*turns: str) -> list[ToolResult]:
-    """Let one trajectory say this, turn by turn; print what the model reads, with how each call went."""
+    """Run one trajectory with these messages; print and return the results."""
     told = []
     tools = [PythonTool(repl_in(sandbox), timeout=2, output_max_chars=400), ShellTool(sandbox)]
     env = TransformedEnv(ChatEnv(batch_size=(1,)), ToolCompose(tools, recorder=told.append))
@@ -79,8 +80,8 @@ assert [result.status for result in results] == ["ok"] * 4
 # %%
 # What the model reads when code fails
 # ------------------------------------
-# A traceback speaks of the model's own code and of nothing else: no frames of ours, no paths of the host.
-# What was printed before the error is there as well, and the variables stay.
+# A traceback shows only the model's own code: no frames of this package and no paths of the host. Output
+# printed before the error is shown as well, and the variables remain.
 results = talk(
     run("def mean(values):\n    return sum(values) / len(values)\nprint('so far')\nmean([])"),
     run("mean([1, 2])"),
@@ -91,9 +92,10 @@ assert [result.status for result in results] == ["error", "ok", "ok"]
 # %%
 # Endless, greedy and dying code
 # ------------------------------
-# Code that is out of time is interrupted, as by Ctrl-C, and its variables stay. If it does not heed that it
-# is killed, and the model is told that they are gone. Too much memory is a ``MemoryError``, and an
-# interpreter that kills itself is replaced. All of this costs the trajectory one cell; no other row notices.
+# Code that exceeds its time limit is interrupted, as by Ctrl-C, and its variables remain. If it ignores the
+# interrupt, it is killed, and the model is told that the variables are lost. Using too much memory raises
+# ``MemoryError``, and an interpreter that kills itself is replaced. Each of these costs the trajectory one
+# cell and no other row anything.
 results = talk(
     run("x = 1\nwhile True: pass"),
     run("x"),
@@ -101,15 +103,16 @@ results = talk(
     run("x"),
     run("len(bytearray(1 << 30))"),
     run("import os\nos.kill(os.getpid(), 9)"),
-    run("'and on we go'"),
+    run("'still here'"),
 )
 assert [result.status for result in results] == ["timeout", "ok", "timeout", "error", "error", "error", "ok"]
 
 # %%
 # Attacks
 # -------
-# What hostile code would try first: the trainer's files and secrets, its processes, the network, a fork bomb,
-# a full disk. None of it raises in the trainer or reaches it; the model reads what the kernel answered.
+# Hostile code would first try to reach the trainer's files and secrets, its processes and the network, to
+# start a fork bomb, and to fill the disk. None of these attacks reaches the trainer or raises in it; the
+# model reads the answer of the kernel.
 import os
 import textwrap
 from pathlib import Path
@@ -137,20 +140,20 @@ for name, attack in ATTACKS.items():
 assert mine.read_text() == "the trainer's own"
 
 # %%
-# The whole list
-# --------------
-# More than a hundred such cases come with the package, and every sandbox is held to all of them but those
-# that its ``cannot`` names. ``torchrl-agentic check sandbox forkserver`` runs them on your machine; a sandbox
-# of your own inherits `SandboxContract`. Here are those on the network:
+# All cases
+# ---------
+# The package contains more than a hundred such cases. Every sandbox must pass all of them, except those that
+# its ``cannot`` names. ``torchrl-agentic check sandbox forkserver`` runs them on your machine; tests of your
+# own sandbox inherit `SandboxContract`. These are the cases about the network:
 import asyncio
 
 from torchrl_agentic.sandbox.conformance import CASES, check
 
-cases = [case for case in CASES if case.claim == "network"]
+cases = [case for case in CASES if case.threat == "network"]
 for outcome in asyncio.run(check(lambda limits=None: type(sandbox)(limits), cases)):
     print(f"{outcome.status:8} {outcome.case.name} {outcome.reason}")
     assert outcome.status != "failed"
 
 # %%
-# What no sandbox of this kind stops is a bug in the kernel. Around the code of strangers goes a kernel of its
-# own: ``DockerSandbox(runtime="runsc")``, or a machine elsewhere, such as `E2BSandbox` rents.
+# No sandbox of this kind stops an attack on a bug of the kernel. Run untrusted code on another kernel: with
+# ``DockerSandbox(runtime="runsc")``, or on a remote machine such as those of `E2BSandbox`.

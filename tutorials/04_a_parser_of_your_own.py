@@ -2,20 +2,20 @@
 4 · A parser of your own
 ========================
 
-A model speaks a format that no registered parser reads. A parser for it is one file of a few lines, one line
-in the registry, and one test class. This tutorial writes two: one for a format that holds JSON, where all is
-there already, and one for a format with a syntax of its own.
+Suppose that a model uses a format that no registered parser reads. A parser for it takes one file of a few
+lines, one line in the registry and one test class. This tutorial writes two parsers: one for a format that
+contains JSON, which needs almost no code, and one for a format with a syntax of its own.
 """
 
 # %%
 # JSON between markers
 # --------------------
 #
-# Suppose a model writes ``<|call|>{"name": "f", "parameters": {…}}<|/call|>``; this format is made up. JSON
-# between an opener and a closer is what :class:`JSONBlockParser` reads, so the parser only names the markers.
-# ``parsers/formats/longcat.py`` does the same for a real model. What it gets for that: one entry per attempt,
-# errors that tell the model what to fix, thoughts and fences left alone, streaming, reading by tokens,
-# structural tags.
+# Suppose a model writes ``<|call|>{"name": "f", "parameters": {…}}<|/call|>`` (an invented format).
+# :class:`JSONBlockParser` reads JSON between an opener and a closer, so the parser only has to name the
+# markers. ``parsers/formats/longcat.py`` does the same for a real model. The base class provides the rest:
+# one entry per attempted call, errors that tell the model what to correct, reasoning and code fences that are
+# left alone, streaming, parsing of tokens, and structural tags.
 
 from torchrl_agentic.parsers import PARSERS, JSONBlockParser, get_parser
 
@@ -40,7 +40,7 @@ print(result.text, result.calls[0].tool, result.calls[0].args)
 assert (result.calls[0].tool, result.calls[0].args) == ("add", {"a": 1})
 
 # %%
-# A broken call is an entry too, and says what the model should do.
+# A malformed call is an entry too, and its error tells the model what to do.
 
 (broken,) = get_parser("mine").parse("<|call|>{oops}<|/call|>").calls
 print(broken.error.code, "|", broken.error.message)
@@ -50,10 +50,9 @@ assert broken.error.code == "invalid_json"
 # A syntax of its own
 # -------------------
 #
-# Suppose a model writes ``@add a=1 b=2 .`` on a line of its own. A :class:`TextParser` says what opens a
-# call, whether an opener is meant, how to read the block, and how to write one. ``read`` is a generator:
-# where it asks the reader for something that has not been written yet, it waits, and so the same lines read
-# a stream.
+# Suppose a model writes ``@add a=1 b=2 .`` on a line of its own. A :class:`TextParser` defines what opens a
+# call, whether an opener is meant as one, and how to read and write the block. ``read`` is a generator: if it
+# asks the reader for text that has not arrived yet, it waits, so the same code reads a stream.
 
 import re
 
@@ -73,7 +72,7 @@ class AtParser(TextParser):
     shape = "@tool argument=value ."
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
-        """Only at the start of a line: elsewhere it is an address."""
+        """Accept `@` only at the start of a line; elsewhere it may be an address."""
         return reader.is_line_start(start)
         yield
 
@@ -90,14 +89,14 @@ class AtParser(TextParser):
         return end
 
     def write(self, call: ParsedCall) -> str:
-        """Write one call; what the format cannot say is a ValueError."""
+        """Return the text of a call; raise ValueError if the format cannot express it."""
         words = [call.tool, *(f"{key}={value}" for key, value in call.args.items())]
         if not all(isinstance(v, str) and re.fullmatch(r"\w*", v) for v in call.args.values()):
-            raise ValueError("this format holds words alone")
+            raise ValueError("arguments of this format are words")
         return f"@{' '.join(words)}{self.closer}"
 
     def frame(self, name: str) -> Frame | None:
-        """No grammar is at hand for such arguments."""
+        """Return None: there is no grammar for these arguments."""
         return None
 
 
@@ -105,9 +104,9 @@ class AtParser(TextParser):
 # The contract
 # ------------
 #
-# What every parser promises is a class of tests. Inherit it, name the parser, a few markers for random
-# messages to be made of, and messages that must become errors. In a project this stands in a test file, and
-# pytest runs it; here its tests are called one by one.
+# `ParserContract` is a class of tests that every parser must pass. Inherit it and name the parser, some
+# markers from which random messages are built, and messages that must become errors. In a project the class
+# belongs in a test file, where pytest runs it; here its tests are called one by one.
 
 from hypothesis import strategies as st
 

@@ -2,18 +2,18 @@
 5 · Training on CPU
 ===================
 
-Reinforcement learning with tools in the loop, on two CPU cores: a tiny model samples answers, its calls run
-in the sandbox, and `GRPOLoss` raises the probability of what led to right answers. The whole program, which
-takes a weak model from 21.9% to 83.6% right answers on held-out problems, is
-``examples/grpo_tools.py``; its curve is ``examples/grpo_curve.png``. Here are its parts, and one step of it.
+Reinforcement learning with tools on two CPU cores: a tiny model samples answers, its calls run in the
+sandbox, and `GRPOLoss` raises the probability of the tokens that led to right answers.
+``examples/grpo_tools.py`` is the whole program; it takes a weak model from 21.9% to 83.6% right answers on
+held-out problems (curve: ``examples/grpo_curve.png``). This tutorial shows its parts and one training step.
 """
 
 # %%
 # The environment
 # ---------------
 #
-# Three transforms, in this order: the tools; what ends a trajectory; and, last, what writes the ids of the
-# next prompt. Each row of the batch is a conversation with an interpreter of its own.
+# Three transforms, in this order: the tools, the condition that ends a trajectory, and the transform that
+# writes the ids of the next prompt. Each row of the batch is a conversation with its own interpreter.
 
 import torch
 from tensordict import lazy_stack
@@ -45,8 +45,8 @@ print(turns.template.method, turns.template.appends)
 # Sampling
 # --------
 #
-# A group is several answers to one question; GRPO compares them with each other. `rollout` asks each row
-# until all have ended, and gives conversations with their ledgers.
+# A group consists of several answers to one question, which GRPO compares with each other. `rollout` samples
+# until all rows have ended, and returns conversations with their ledgers.
 
 torch.manual_seed(0)
 policy = agent_policy(model, tokenizer, max_new_tokens=48, temperature=1.3)
@@ -58,12 +58,12 @@ for message in found[0].messages:
 print(found[0].ledger)
 
 # %%
-# What was sampled, and what was put in
-# -------------------------------------
+# Sampled and injected tokens
+# ---------------------------
 #
-# The ledger has the source of each token. Only what the model sampled is trained on: ``mask`` is the
-# assistant mask of `GRPOLoss` with ``masking_strategy="rlhf"``. The log-probs are those of the moment of
-# sampling; the model gives these ids the same ones now.
+# The ledger records the source of each token. Training uses only sampled tokens: ``mask`` is the assistant
+# mask of `GRPOLoss` with ``masking_strategy="rlhf"``. The log-probabilities are those at sampling time; the
+# model computes the same ones for these ids now.
 
 batch = trajectory_batch([one.ledger for one in found])
 with torch.no_grad():
@@ -79,7 +79,7 @@ assert difference < 1e-4
 # One step
 # --------
 #
-# A reward per trajectory, an advantage per group, one row per trajectory: no reward is spread over turns,
+# One reward per trajectory, one advantage per group, one row per trajectory: no reward is spread over turns,
 # and no turn is trained on twice.
 
 rewards = torch.tensor([answer_reward(one.answer, q["answer"]) for one, q in zip(found, asked, strict=True)])

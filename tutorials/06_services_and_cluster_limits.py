@@ -2,15 +2,16 @@
 6 · Services and cluster limits
 ===============================
 
-Code that a model writes runs in a sandbox service, which many workers use at once. This goes from the
-service, which runs on this machine, to rollouts on two workers of Ray that share one limit.
+Code that a model writes can run in a sandbox service that many workers share. This tutorial starts such a
+service on this machine, calls it, and runs rollouts on two Ray workers that share one limit.
 """
 
 # %%
 # A sandbox service
 # -----------------
-# On the command line it is ``torchrl-agentic serve sandbox --port 8080``. Here it is a process that ends with
-# this program. It speaks the protocol of Sandbox Fusion, so any such service can stand in its place.
+# The command for it is ``torchrl-agentic serve sandbox --port 8080``. Here it is a process that ends with
+# this program. It implements the protocol of Sandbox Fusion, so any service with that protocol can replace
+# it.
 import contextlib
 import time
 
@@ -22,8 +23,8 @@ url = stack.enter_context(serving("torchrl_agentic.serve.sandbox_app:sandbox_app
 # %%
 # The tool and its client
 # -----------------------
-# `SandboxFusionTool` is what a model calls. Its client is there for rewards too, so that both keep one limit.
-# Every way in which a run can end is told apart; what the service does wrong is an error of its own.
+# A model calls `SandboxFusionTool`. Rewards can use the client directly, and both share one limit. Each way
+# in which a run can end has its own outcome; errors of the service itself are kept apart.
 import asyncio
 
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionClient
@@ -41,8 +42,8 @@ asyncio.run(by_hand())
 # %%
 # A rollout
 # ---------
-# The tool goes into a `ToolCompose` as any other. ``rate_limit`` is how many calls may be under way at once,
-# of all processes that name this service. A policy that says what it is told to stands in for a model.
+# The tool goes into a `ToolCompose` like any other. ``rate_limit`` bounds the number of concurrent calls of
+# all processes that use this service. A scripted policy replaces the model.
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -53,7 +54,7 @@ ROWS, LIMIT = 4, 3
 
 
 def rollout(url: str) -> list[tuple[str, float, float]]:
-    """Let four rows call twice each; give each result, and when its program began and ended."""
+    """Let four rows make two calls each; return each result with the start and end of its program."""
     from torchrl_agentic.testing import ScriptedPolicy
 
     call = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "%s"}}</tool_call>'
@@ -84,9 +85,8 @@ def rollout(url: str) -> list[tuple[str, float, float]]:
 # %%
 # Two workers, one limit
 # ----------------------
-# Where Ray is initialised, the limit is kept over the cluster: a named actor gives out leases, the workers
-# start calls without asking it each time, and the share of a worker that dies is free again after two
-# seconds.
+# With Ray, the limit holds for the whole cluster: a named actor grants leases, so workers do not have to ask
+# it for each call, and the share of a worker that dies becomes free after two seconds.
 import ray
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -100,23 +100,23 @@ print(
 )
 
 # %%
-# However the calls fell together, no more programs ran at once than the limit allows:
+# The number of programs that ran at once never exceeded the limit:
 events = sorted([(start, 1) for _, start, _ in results] + [(end, -1) for _, _, end in results])
 at_once, most = 0, 0
 for _, change in events:
     at_once += change
     most = max(most, at_once)
-print("at once, at most:", most)
+print("most programs at once:", most)
 assert len(results) == 2 * 2 * ROWS
 assert most <= LIMIT
 
 # %%
-# What else there is
-# ------------------
+# More
+# ----
 # - ``ClusterRateLimiter("name", max_concurrent=…, rate_per_second=…)`` protects any service in this way;
-#   without Ray, the processes of one machine share it. Its ``stats()`` tell what is going on.
-# - A service that answers 429 or 503 slows all workers down, and one that does not work is left alone for a
-#   while.
-# - ``torchrl-agentic check load --tool sandbox_fusion --concurrency 16`` says what a service can take.
-# - ``SearchTool`` and ``torchrl-agentic serve search FOLDER`` do the same for documents.
+#   without Ray, the processes of one machine share it. ``stats()`` returns its current state.
+# - All workers slow down when a service answers 429 or 503. After repeated failures they stop calling it
+#   for a while.
+# - ``torchrl-agentic check load --tool sandbox_fusion --concurrency 16`` measures the capacity of a service.
+# - ``SearchTool`` and ``torchrl-agentic serve search FOLDER`` do the same for search in documents.
 stack.close()

@@ -1,20 +1,21 @@
 """
-7 · Tools with a life
-=====================
+7 · Tools with a lifecycle
+==========================
 
-Some tools have to know a trajectory: what its right answer is, how often they were called, what the whole was
-worth. Such a tool is created when a trajectory begins and released when it ends. This tutorial writes one in
-the form of verl's ``BaseTool``, gives each row arguments and tools of its own, and turns what tools say into
-rewards of turns, of trajectories and of tokens.
+Some tools must know their trajectory: its right answer, the number of earlier calls, the value of the whole.
+Such a tool is created when a trajectory starts and released when it ends. This tutorial writes one in the
+form of verl's ``BaseTool``, gives each row its own arguments and tools, and turns rewards of tools into
+rewards of turns, trajectories and tokens.
 """
 
 # %%
 # create, execute, calc_reward, release
 # -------------------------------------
-# One object serves all trajectories and keeps what it knows of each under its ``instance_id``. ``create`` may
-# say something, which stands in the first prompt. ``execute`` gives a response, a reward of this call and
-# metrics; ``calc_reward`` is asked once, at the end, for what the whole was worth. ``release`` comes last,
-# whatever happened before. A file of such classes made for verl needs another import line, and no more.
+# One object serves all trajectories and stores the state of each under its ``instance_id``. ``create`` runs
+# when a trajectory starts; its response is added to the first prompt. ``execute`` returns a response, the
+# reward of this call, and metrics. ``calc_reward`` returns the final reward of the trajectory, once, at its
+# end. ``release`` is always called last. A file of such classes written for verl needs only another import
+# line.
 from torchrl_agentic.tools.verl import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
@@ -60,14 +61,14 @@ class GuessTool(BaseTool):
 
 
 # %%
-# What a row says to its tools
+# Arguments and tools of a row
 # ----------------------------
-# ``tools_kwargs`` holds, per tool, the arguments of each of the four methods; ``tool_selection`` names the
-# tools that a row may use. As in verl's data sets they stand in ``extra_info``. A tool outside of the
-# selection is not created, and a call to it is answered like one to a tool that is not there.
+# ``tools_kwargs`` holds, for each tool, the arguments of each of the four methods; ``tool_selection`` names
+# the tools that a row may use. As in verl's data sets, both are in ``extra_info``. A tool outside the
+# selection is not created, and a call to it is answered like a call to an unknown tool.
 #
-# `Gsm8kTool` comes with the package: it compares numbers, however they are written, and its ``create_kwargs``
-# hold the right one. A tool that checks answers hides behind the same four methods as one that plays.
+# `Gsm8kTool` is part of the package. It compares numbers in any notation, and its ``create_kwargs`` contain
+# the right one. A tool that checks answers and a tool that plays a game have the same four methods.
 import json
 
 from torch.utils.data import DataLoader
@@ -117,13 +118,14 @@ SCRIPT = [
 # %%
 # Rewards of calls, turns and trajectories
 # ----------------------------------------
-# `ToolRewardTransform` stands behind all that ends trajectories. With ``place="turn"`` each turn has what its
-# calls were worth, and the last one what the trajectory was worth as well. With ``report_calls`` each call's
-# own reward and metrics are there too, for rewards that you compute yourself.
+# `ToolRewardTransform` comes after every transform that ends trajectories. With ``place="turn"`` the reward
+# of each turn is the sum over its calls, and the last turn also gets the final rewards of the trajectory.
+# With ``report_calls`` the TensorDict also holds the reward and the metrics of each call, for rewards that
+# you compute yourself.
 
 
 def rollout(env: TransformedEnv, *, tell: bool = True) -> list[list[float]]:
-    """Step until all rows are done; give the rewards of each turn."""
+    """Step until all rows are done, and return the rewards of each turn."""
     policy, td, rewards = ScriptedPolicy(SCRIPT), env.reset(), []
     for turn in range(3):
         after = env.step(policy(td))["next"]
@@ -145,8 +147,8 @@ print("by turn:", by_turn)
 assert by_turn == [[-0.1, -0.1, -0.05], [0.0, -0.1, 0.0], [1.0, 0.0, 1.0]]
 
 # %%
-# Algorithms that compare whole answers want one reward per trajectory: ``place="end"`` gives the sum of all
-# in the last turn. ``calls=`` and ``trajectories=`` weigh the two kinds.
+# Algorithms that compare whole answers need one reward per trajectory: with ``place="end"`` the last turn
+# gets the sum. ``calls=`` and ``trajectories=`` weight the two kinds of rewards.
 at_end = rollout(env_of("end"), tell=False)
 print("at the end:", at_end)
 assert at_end == [[0.0] * 3, [0.0] * 3, [0.9, -0.2, 0.95]]
@@ -154,9 +156,9 @@ assert at_end == [[0.0] * 3, [0.0] * 3, [0.9, -0.2, 0.95]]
 # %%
 # Rewards on tokens
 # -----------------
-# Where a `TurnTokenizer` keeps the ids, ``place="tokens"`` puts the reward of each turn on the last token
-# that the model sampled in it. That takes a model; a tiny one that calls ``python`` comes with the package. A
-# wrapper pays for each of its calls here: that is how a tool which knows of no rewards gets one.
+# With a `TurnTokenizer`, ``place="tokens"`` puts the reward of each turn on the last token that the model
+# sampled in that turn. This needs a model; the package contains a tiny one that calls ``python``. Here a
+# wrapper adds a reward to each call of a tool that returns none.
 from dataclasses import replace
 
 import torch

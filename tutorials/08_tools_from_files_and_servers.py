@@ -2,16 +2,16 @@
 8 · Tools from files and servers
 ================================
 
-Which tools a run has is often a matter of configuration. This tutorial names tools of all kinds in one YAML
-file (ours, functions, classes made for verl), looks at what a model will be told of them, adds the tools of
-an MCP server, and shows what mistakes in such files look like.
+The tools of a run are often a matter of configuration. This tutorial lists tools of all kinds in one YAML
+file (tools of the package, functions, classes written for verl), shows what a model will read about them,
+adds the tools of an MCP server, and shows the messages for mistakes in such files.
 """
 
 # %%
 # A file of tools
 # ---------------
-# The Python file holds what is one's own: a function, and a class in verl's form, which knows its trajectory.
-# It registers nothing anywhere; it may stand beside the YAML file, or in a package.
+# The Python file contains your own tools: a function, and a class in verl's form, which keeps state per
+# trajectory. It does not register anything. It may be next to the YAML file or in a package.
 from pathlib import Path
 
 Path("my_tools.py").write_text('''
@@ -46,10 +46,10 @@ class NotesTool(BaseTool):
 ''')
 
 # %%
-# In the YAML file an entry is the name of a tool that comes with the package, with options or without; a
-# function; or a class, as verl writes it. Files made for verl load as they are: its own tools of answers, of
-# search and of sandboxes are replaced by ours, and its ``multi_turn`` section is read. ``limits`` says how
-# many calls may run at once.
+# An entry of the YAML file is the name of a tool of the package, with or without options; a function; or a
+# class, as verl writes it. Files written for verl load unchanged: verl's tools for answers, search and
+# sandboxes are replaced by ours, and the ``multi_turn`` section is read. ``limits`` bounds the number of
+# concurrent calls.
 TOOLS = """\
 tools:
 - stop
@@ -76,8 +76,8 @@ tool_selected_list: [stop, python, convert, note]
 Path("tools.yaml").write_text(TOOLS)
 
 # %%
-# `ToolCompose.from_config` makes the transform of it. All the rest is as with tools made by hand. The Python
-# tool and tools for files share one sandbox.
+# `ToolCompose.from_config` creates the transform. Everything else is as with tools made in Python. The Python
+# tool and the file tools share one sandbox.
 import json
 
 from tensordict import TensorDict
@@ -93,7 +93,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 def answers(compose: ToolCompose, *turns: str) -> list[str]:
-    """Let one row say this; give what tools answer."""
+    """Run one row with these messages, and return the results of its calls."""
     env = TransformedEnv(ChatEnv(batch_size=(1,)), compose)
     policy = ScriptedPolicy([turns])
     td = env.reset(TensorDict({"query": ["How far is it?"]}, batch_size=(1,)))
@@ -117,10 +117,10 @@ assert found[2:] == ["42.195", "a marathon | 42 km", "42 km | done"]
 # %%
 # The tools of a server
 # ---------------------
-# An MCP server is a toolset: it says itself what its tools are, while the environment lives. Here it is the
-# one that tests use, a process that speaks over stdio; with a URL it is a server elsewhere. ``tools=`` names
-# those to offer, and ``name_prefix`` keeps those of several servers apart. With ``sessions="trajectory"``
-# each trajectory would have a connection of its own, for servers that keep something between calls.
+# An MCP server is a toolset: it lists its tools itself, and may change them while the environment runs. Here
+# it is the server that the tests use, a process that communicates over stdio; with a URL it is a remote
+# server. ``tools=`` selects tools, and ``name_prefix`` keeps those of several servers apart. With
+# ``sessions="trajectory"`` each trajectory has its own connection, for servers that keep state between calls.
 from torchrl_agentic import MCPToolset
 from torchrl_agentic.testing.servers import demo_mcp
 
@@ -133,9 +133,9 @@ assert found[0] == "hello"
 assert "no paper left" in found[1]
 
 # %%
-# Editors and desktop programs list servers in a JSON file, and such a file will do: `mcp_servers` reads it,
-# or the key ``mcp`` of a file of tools. ``${VAR}`` in it stands for a variable of the environment, so that
-# secrets need not be written down; they are not shown in errors either.
+# Editors and desktop programs list servers in a JSON file. `mcp_servers` reads such a file, as does the key
+# ``mcp`` of a file of tools. ``${VAR}`` is replaced by an environment variable, so that the file need not
+# contain secrets; error messages do not show them either.
 import os
 
 launched = demo_mcp.config()
@@ -154,11 +154,11 @@ MCP = "mcp: {mcp_servers_config_path: servers.json, tool_selected_list: [echo]}\
 Path("all_tools.yaml").write_text(TOOLS.replace("note]", "note, echo]") + MCP)
 
 # %%
-# Look before you train
+# Check before training
 # ---------------------
-# ``torchrl-agentic check tools FILE`` loads a file and shows each tool, where it comes from, what it may
-# change, and the schema that the model reads; servers are started, asked, and left again. With ``--json`` a
-# program can read it, as here, where the command runs within this program.
+# ``torchrl-agentic check tools FILE`` loads a file and shows for each tool its source, the resources that it
+# writes, and the schema that the model reads; it starts MCP servers to list their tools. With ``--json`` a
+# program can read the output; here the command runs inside this program.
 from typer.testing import CliRunner
 
 from torchrl_agentic.cli.main import app
@@ -173,9 +173,9 @@ for each in json.loads(shown.stdout)["tools"]:
 # %%
 # What mistakes look like
 # -----------------------
-# All is checked when the file is loaded: keys, options, names in Python files, schemas. Each message begins
-# with file and line, says what was met and expected, and guesses what was meant. On the command line it is
-# the same line, and the exit code is 1.
+# Everything is checked when the file is loaded: keys, options, names in Python files, schemas. Each message
+# starts with the file and the line, says what was found and what was expected, and suggests the nearest name.
+# The command line prints the same message and exits with code 1.
 MISTAKES = [
     ("- stop", "- sotp"),
     ("timeout: 5", "timeuot: 5"),

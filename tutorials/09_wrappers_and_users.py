@@ -2,17 +2,17 @@
 9 · Wrappers, cassettes and users
 =================================
 
-What one may want of any tool (fewer calls, more tries, shorter answers) is a wrapper around it, and their
-order says what happens. A cassette keeps what tools answered, so that a rollout can be run again without
-them. And where the model calls no tool, a simulated user may answer it.
+Limits on calls, retries and shorter results are wrappers around a tool, and their order matters. A cassette
+records what tools answered, so that a rollout can be repeated without them. If the model calls no tool, a
+simulated user can answer it.
 """
 
 # %%
-# A service that is not always there
-# ----------------------------------
-# `Faulty` makes one of any tool. What befalls a call follows from a seed, its trajectory and its id, so that
-# a run with faults can be repeated. `Retrying` tries again where the tool failed for no fault of the model's,
-# after a pause that doubles; a mistake of the model's would be the same next time.
+# An unreliable service
+# ---------------------
+# `Faulty` adds faults to any tool. The fault for a call is a function of a seed, the trajectory and the call
+# id, so a run with faults can be repeated. `Retrying` repeats calls that failed without a mistake of the
+# model, with pauses that double; the model's own mistakes are not retried.
 import json
 from collections.abc import Sequence
 
@@ -43,7 +43,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 def talk(script: Sequence[str], tools: Sequence[object], *behind: object) -> list[tuple[str, str]]:
-    """Let one row say its script; give the conversation, and print what others say in it."""
+    """Run one row with a script; print the messages of tools and users, and return the conversation."""
     env = TransformedEnv(ChatEnv(batch_size=(1,)), Compose(ToolCompose(tools), *behind))
     policy = ScriptedPolicy([script])
     td = env.reset(TensorDict({"query": ["Which books are old?"]}, batch_size=(1,)))
@@ -62,9 +62,9 @@ def talk(script: Sequence[str], tools: Sequence[object], *behind: object) -> lis
 
 SCRIPT = ["".join(call("look_up", title=title) for title in ("Dune", "Emma", "Dune", "Ulysses"))]
 faulty = Faulty(look_up, seed=5, timeouts=0.3, overloads=0.3)
-print("as it is:")
+print("without retries:")
 plain = talk(SCRIPT, [faulty])
-print("tried again:")
+print("with retries:")
 again = talk(SCRIPT, [Retrying(faulty, attempts=5, first_s=0.01)])
 assert any("not available" in text for _, text in plain)
 assert not any("Error" in text for _, text in again)
@@ -72,9 +72,10 @@ assert not any("Error" in text for _, text in again)
 # %%
 # The order of wrappers
 # ---------------------
-# The outermost wrapper sees a call first and its result last. Below, the cache keeps texts whole, and they
-# are cut for the model alone; each call counts, a hit of the cache too; what is left of the budget stands
-# behind the cut. `Renamed` is innermost, so that all who speak of the tool use the name the model knows.
+# The outermost wrapper sees a call first and its result last. Here the cache stores whole texts, which are
+# truncated only for the model; each call counts towards the budget, cache hits included; and the remaining
+# budget is added after truncation. `Renamed` is innermost, so that every message uses the name that the model
+# knows.
 from torchrl_agentic import Budgeted, Cached, Renamed, Truncated
 
 asked.clear()
@@ -86,16 +87,16 @@ print("asked for:", asked)
 assert asked == ["Dune", "Emma"]
 
 # %%
-# The other way round, only what reaches the service is counted. The cache would keep the line about the
-# budget as it was at that time, so ``tell=False`` leaves it out.
+# In the reverse order only calls that reach the service count. The cache would store the line about the
+# budget as it was at that time, so ``tell=False`` omits it.
 asked.clear()
 turned = talk(SCRIPT, [Truncated(Cached(Budgeted(look_up, calls=3, tell=False)), max_chars=40)])
 print("asked for:", asked)
 assert asked == ["Dune", "Emma", "Ulysses"]
 
 # %%
-# What makes no sense is refused when it is written down. A tool that changes things is not cached, and tried
-# again only with a key by which its service knows the second try.
+# Wrong combinations raise an error when they are created. A tool with side effects cannot be cached, and is
+# retried only with a key by which its service recognises the second attempt.
 from torchrl_agentic import Effects
 
 
@@ -114,9 +115,9 @@ for wrap in (Retrying, Cached):
 # %%
 # A cassette
 # ----------
-# `Recorded` writes down each call and what came of it, errors too. `Replayed` in the same place gives the
-# same answers and runs nothing: to debug a policy without the service, or to test a change of prompts. A call
-# that was not recorded fails, and says what comes nearest.
+# `Recorded` records each call and its result, errors included. `Replayed` in the same place returns the same
+# results without running the tool: to debug a policy without the service, or to test a change of prompts. An
+# unrecorded call fails, and the error shows the most similar recorded one.
 from torchrl_agentic import Cassette, Recorded, Replayed
 
 cassette = Cassette("books.jsonl")
@@ -132,10 +133,10 @@ missed = talk([call("look_up", title="Dune, part two")], [Replayed(look_up, cass
 # %%
 # Users
 # -----
-# A `UserSimulator` answers each message that calls no tool; where one was called, the tool has answered and
-# the user is silent. So both take turns, row by row. A `ScriptedUser` says what is written down. A reply may
-# carry a score and may be the last: the row is done then. A user of your own, a model behind an API perhaps,
-# is an `Interaction` with an ``async def respond(self, messages)``.
+# A `UserSimulator` answers each message without tool calls; after a message with calls the tools have
+# answered, and the user is silent. Each row is handled separately. A `ScriptedUser` returns given replies. A
+# reply may carry a score and may end the row. To write your own user, for example a model behind an API,
+# subclass `Interaction` and define ``async def respond(self, messages)``.
 from torchrl_agentic import Interaction, Reply, ScriptedUser, UserSimulator
 
 user = ScriptedUser(["Is Emma older than Dune?", Reply("Thank you.", score=1.0, is_over=True)])
@@ -149,7 +150,7 @@ assert [role for role, _ in chat] == ["user", "assistant", "user", "assistant", 
 
 class Impatient(Interaction):
     async def respond(self, messages: Sequence[Message]) -> Reply | str | None:
-        """Ask for a year until there is one; leave after three messages."""
+        """Ask for a year until the model names one; leave after three messages."""
         text = messages[-1].text
         if any(word.strip(".,").isdigit() for word in text.split()):
             return Reply("Good.", score=1.0, is_over=True)

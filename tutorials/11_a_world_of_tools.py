@@ -2,19 +2,18 @@
 11 · A world of tools
 =====================
 
-Benchmarks such as BFCL or τ-bench give a model ten or forty tools that all work on one thing: a file
-system, a shop, a car. Each trajectory has a thing of its own, which begins as a row of the data set says,
-and what counts in the end is the state that the calls have left behind. Such a thing is called a *world*
-here, and a `Toolset` that defines ``session`` has one. This tutorial builds a file system with eight tools,
-and scores its final state.
+Benchmarks such as BFCL or τ-bench give a model ten or forty tools that all work on one object: a file system,
+a shop, a car. Each trajectory has its own object, whose initial state is in the data set, and the score is
+computed from its final state. Such an object is called a *world* here. A `Toolset` that defines ``session``
+has one. This tutorial builds a file system with eight tools and scores its final state.
 """
 
 # %%
 # The world and its tools
 # -----------------------
-# The world is plain Python. ``session`` opens one for each trajectory, at its first call, and closes it
-# once, at its end; the data set's row says which files are there. The tools are typed functions: a
-# parameter ``world`` annotated ``Injected[...]`` is filled in, and the model does not see it.
+# The world is plain Python. ``session`` opens one for each trajectory, at its first call, and closes it once,
+# at its end; the data set's row contains its files. The tools are typed functions: the parameter ``world``,
+# annotated with ``Injected[...]``, is filled in, and the model does not see it.
 import contextlib
 from posixpath import join, normpath
 
@@ -94,8 +93,8 @@ class FileSystem(Toolset):
 # %%
 # A data set
 # ----------
-# ``collate_rows`` keeps each row whole, dictionaries included. Both rows are to end with the same files,
-# from different beginnings.
+# ``collate_rows`` keeps each row whole, dictionaries included. Both rows must end with the same files, but
+# start with different ones.
 from torch.utils.data import DataLoader
 from torchrl.envs.llm import DatasetChatEnv
 
@@ -119,9 +118,9 @@ for transform in (tools, EndTrajectory(when_no_calls=True), ToolRewardTransform(
 # %%
 # Calls keep their order
 # ----------------------
-# Tools of a toolset with a world write its name, unless they declare ``effects``; so the calls of a
-# trajectory happen in the order in which the model wrote them, though they stand in one message. Rows run
-# side by side. The second row's model makes a mistake: it reads a file that it has moved away.
+# Tools of a toolset with a world write to it, unless they declare other ``effects``; so the calls of a
+# trajectory run in the order in which the model wrote them, also within one message. Rows run concurrently.
+# The model of the second row makes a mistake: it reads a file that it has moved.
 import json
 
 from torchrl_agentic.testing import ScriptedPolicy
@@ -154,7 +153,7 @@ env.close()
 # %%
 # Other tools in a later turn
 # ---------------------------
-# Some tasks give a tool only in the middle of a trajectory. A row's ``tool_selection`` may say from which
-# turn on which tools are there, ``{"0": ["ls"], "3": ["ls", "mv"]}``, or
+# Some tasks add a tool in the middle of a trajectory. A row's ``tool_selection`` may list the tools by the
+# turn from which they are available, ``{"0": ["ls"], "3": ["ls", "mv"]}``, or
 # ``ToolCompose(tool_selection=...)`` may be a function of the trajectory, its turn and its row. The prompt
-# goes on showing the tools of the first turn, so announce the others in a message.
+# still shows the tools of the first turn, so announce the others in a message.

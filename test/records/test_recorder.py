@@ -31,7 +31,7 @@ from torchrl_agentic.records import (
     as_hook,
     read_records,
 )
-from torchrl_agentic.records.line_writer import Writer
+from torchrl_agentic.records.line_writer import LineWriter
 from torchrl_agentic.records.recorder import last_run
 
 BOTH = pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
@@ -271,7 +271,7 @@ def test_a_recorder_that_nobody_holds_writes_what_waits_and_ends_its_thread(tmp_
 
 def test_the_environment_waits_while_too_much_is_waiting(tmp_path: Path):
     """The second line may come only once the first, which is kept from being written, is in the file."""
-    writer, may_write, has_come = Writer(max_pending=100), threading.Event(), threading.Event()
+    writer, may_write, has_come = LineWriter(max_pending=100), threading.Event(), threading.Event()
 
     def slow() -> bytes:
         assert may_write.wait(30)
@@ -327,7 +327,7 @@ def test_an_earlier_line_that_was_lost_halfway_breaks_no_later_one(
         return write(descriptor, data[:4] if data.startswith(b'{"b"') else data)
 
     monkeypatch.setattr(os, "write", write_on_a_full_disk)
-    writer = Writer(max_pending=100)
+    writer = LineWriter(max_pending=100)
     for line in (b'{"a": 1}\n', b'{"b": 2}\n', b'{"c": 1}\n'):
         writer.put(tmp_path / "f.jsonl", lambda line=line: line, 1)
         writer.flush()

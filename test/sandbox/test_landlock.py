@@ -664,7 +664,7 @@ def test_other_processors_are_refused_by_name(monkeypatch, machine):
 @pytest.mark.parametrize(
     ("missing", "instead", "reason"),
     [
-        ("python_runtime.find_python", None, "no Python that code"),
+        ("python_runtime.find_python", None, "can run no Python"),
         ("landlock._landlock_version", 0, "kernel has no Landlock"),
     ],
 )

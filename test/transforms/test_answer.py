@@ -69,7 +69,7 @@ def test_it_adds_to_what_tools_say():
 
 
 def test_a_row_without_an_answer_says_where_it_was_looked_for():
-    with pytest.raises(ValueError, match=r"row 0 .* no right answer: .*'ground_truth'.* column="):
+    with pytest.raises(ValueError, match=r"row 0 .* no right answer in .*'ground_truth'.* column="):
         rewards([{"query": "q"}], [["3"]], AnswerRewardTransform())
 
 

@@ -74,4 +74,4 @@ def test_the_check_says_what_to_do(tmp_path, noted):
     config.write_text("conversations: [a.json]\ntools: [stop]\nparser: hermes\n")
     found = CliRunner().invoke(app, ["check", str(config), "--tokenizer", str(tmp_path / "model")])
     assert found.exit_code == 0, found.output
-    assert "opens a thought" in " ".join(found.output.split())
+    assert "opens a reasoning block" in " ".join(found.output.split())

@@ -1,4 +1,4 @@
-"""`Writer`, a thread that appends lines to files, with bounded memory."""
+"""`LineWriter`, a thread that appends lines to files, with bounded memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ZSTD = ".zst"
 _MOST_LINES = 256  # in one batch
 
 
-class Writer:
+class LineWriter:
     """Appends lines to files on a background thread, which starts with the first line.
 
     The thread also encodes the lines. `put` blocks while more than `max_pending` characters wait. Lines are

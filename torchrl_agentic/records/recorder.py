@@ -22,7 +22,7 @@ from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.records.hooks import Recording, TrajectoryHook
 from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets, json_line
 from torchrl_agentic.records.jsonl_index import JsonlIndex
-from torchrl_agentic.records.line_writer import ZSTD, Writer, require_zstd
+from torchrl_agentic.records.line_writer import ZSTD, LineWriter, require_zstd
 from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
 from torchrl_agentic.tools.private_files import PRIVATE, check_mode
 
@@ -106,9 +106,6 @@ class Recorder(TrajectoryHook):
         mode: Permissions of created files, regardless of the umask; users who may read a file may enter the
             folders that are created for it. Existing files and folders keep their permissions.
 
-    Attributes:
-        file: The file of trajectories that begin now.
-
     Raises:
         TypeError: If `run` is not a text, or `mode` not an integer.
         ValueError: If `suffix` is unknown, `max_pending` is below 1, or `mode` is not a file mode.
@@ -142,7 +139,7 @@ class Recorder(TrajectoryHook):
         self.secrets = Secrets(secrets)
         self.max_pending = max_pending
         self.run = run or uuid.uuid4().hex[:8]
-        self._writer: Writer | None = None
+        self._writer: LineWriter | None = None
         self._variables = frozenset[str]()
         if self.file.suffix == ZSTD:
             require_zstd(f"A dump in {suffix}")
@@ -187,10 +184,10 @@ class Recorder(TrajectoryHook):
             if error is not None:
                 raise error
 
-    def _live(self) -> Writer:
+    def _live(self) -> LineWriter:
         """Return our writer; create it again after unpickling and after a fork."""
         if self._writer is None or self._writer.pid != os.getpid():
-            self._writer = Writer(self.max_pending, _OtherRuns(self.run), self.mode)
+            self._writer = LineWriter(self.max_pending, _OtherRuns(self.run), self.mode)
             self._variables = self.secrets.variables()
             weakref.finalize(self, self._writer.close)
         return self._writer
