@@ -166,7 +166,7 @@ async def test_a_class_of_ones_own_lives_as_long_as_its_trajectory(
     ]
     assert said == ["3 in try 1", "3 in try 2"]
     await session.close()
-    assert session.worth == {"calc_gsm8k_reward": 1.0}
+    assert session.rewards == {"calc_gsm8k_reward": 1.0}
     await dispatcher.close()
 
 

@@ -78,7 +78,7 @@ async def test_a_better_answer_costs_nothing_and_the_last_one_counts(kind, right
     assert [result.reward for result in results] == [-0.05, 0.0, -0.05]
     assert [result.metrics["score"] for result in results] == [0.0, 1.0, 1.0]
     assert results[1].text == f"Current parsed answer={right} reward=1.0"
-    assert session.worth == {tool.name: 1.0}
+    assert session.rewards == {tool.name: 1.0}
 
 
 async def test_a_row_without_the_right_answer_says_where_it_belongs(caplog):

@@ -183,7 +183,7 @@ async def test_a_tool_is_created_once_asked_for_its_reward_once_and_released_onc
     assert [result.text for result in (*first, *second)] == ["12", "18", "20"]
     assert first[0].reward == 0.25
     assert first[0].metrics == {"n": 12}
-    assert session.worth == {"count": 10.0}
+    assert session.rewards == {"count": 10.0}
     assert counter.counts == {}
     assert [entry[0] for entry in counter.log] == ["create", *["execute"] * 3, "calc_reward", "release"]
     assert counter.log[0] == ("create", 10, {"create_kwargs": {"start": 10}})
@@ -266,7 +266,7 @@ async def test_methods_that_block_run_off_the_loop():
         assert (await session.run([call(1)]))[0].text == "mine"
     assert len(target.threads) == 4
     assert threading.get_ident() not in target.threads
-    assert session.worth == {}
+    assert session.rewards == {}
 
 
 @pytest.mark.parametrize("how", ["raise", "hang", "cancel"])
@@ -304,7 +304,7 @@ async def test_a_reward_that_fails_is_logged_and_the_release_comes_all_the_same(
     counter = Unsure()
     async with Dispatcher([LifecycleTool(counter)]).session("t7") as session:
         await session.run([call(1)])
-    assert session.worth == {}
+    assert session.rewards == {}
     assert counter.log[-1][0] == "release"
     assert "trajectory t7" in caplog.text
     assert "no idea" in caplog.text
@@ -323,7 +323,7 @@ async def test_a_text_as_reward_is_no_reward_and_logged_once_with_the_tool(caplo
         async with Dispatcher([tool]).session(trajectory) as session:
             for result in await session.run([call(1), call(2)]):
                 assert (result.status, result.text, result.reward) == (Status.OK, "42\n", None)
-        assert session.worth == {}
+        assert session.rewards == {}
     assert [record.getMessage() for record in caplog.records] == [
         "tool count: execute() returned a str as reward; expected a number or None; it is treated as None",
         "tool count: calc_reward() returned a list as reward; "
@@ -526,7 +526,7 @@ async def test_base_tool_itself_lives_and_dies():
     tool = LifecycleTool(BaseTool({}, SCHEMA))
     async with Dispatcher([tool]).session(uuid.uuid4().hex) as session:
         assert (await session.run([call(1)]))[0].status is Status.OK
-    assert session.worth == {"count": 0.0}
+    assert session.rewards == {"count": 0.0}
 
 
 async def test_none_of_columnar_files_is_no_argument():
