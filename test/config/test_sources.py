@@ -329,7 +329,7 @@ def test_bounds_of_servers_and_what_becomes_of_changes_reach_them(servers: Path)
     for loaded in _load(servers, text).toolsets:
         assert isinstance(loaded.toolset, MCPToolset)
         assert (loaded.toolset.max_result_bytes, loaded.toolset.on_change) == (1000, "refuse")
-    with pytest.raises(ConfigError, match="on_change is 'warn' or 'refuse'; got 'ask'"):
+    with pytest.raises(ConfigError, match="expected on_change 'warn' or 'refuse'; got 'ask'"):
         _load(servers, MCP_CLASS.replace("timeout: 60", "on_change: ask"))
 
 

@@ -151,7 +151,7 @@ def test_two_servers_with_tools_of_one_name_need_a_prefix_and_the_error_names_bo
 def test_a_limit_for_a_tool_that_the_server_has_not_is_refused_and_the_server_is_ended(raw):
     transform, toolset = ToolCompose([]), MCPToolset(raw(), tools=["first"])
     with pytest.raises(
-        ValueError, match=r"a rate limit for 'ecko', but the toolset has no such tool; .*: first"
+        ValueError, match=r"rate_limits names 'ecko', but the toolset has no such tool; .*: first"
     ):
         transform.add_toolset(toolset, rate_limits={"ecko": RateLimiter(max_concurrent=1)})
     assert len(transform) == 0
