@@ -15,7 +15,7 @@ import pytest
 
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Timing, ToolResult, Turn
 from torchrl_agentic.records import TrajectoryRecord, record_to_json
-from torchrl_agentic.viewer.app import Viewer
+from torchrl_agentic.viewer.app import RolloutViewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.query import parse
 from torchrl_agentic.viewer.reading import Reading
@@ -50,7 +50,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def first_screen(path: Path) -> int:
     """Start the viewer, and wait until a trajectory is on the screen."""
-    viewer = Viewer(Reading(Library(path)))
+    viewer = RolloutViewer(Reading(Library(path)))
     async with viewer.run_test(size=(80, 24)) as pilot:
         while not viewer.page.virtual_size.height or viewer.reading.row is None:
             await pilot.pause(0.005)

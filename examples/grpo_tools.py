@@ -183,9 +183,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"))
-    parser.add_argument(
-        "--model", type=Path, help="initial model; default: train a weak one in OUT/weak"
-    )
+    parser.add_argument("--model", type=Path, help="initial model; default: train a weak one in OUT/weak")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
