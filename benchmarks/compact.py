@@ -1,4 +1,4 @@
-"""Keep of a run what the site shows: `python benchmarks/compact.py results.json benchmarks.json`."""
+"""Keep the results that the site shows: `python benchmarks/compact.py results.json benchmarks.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from table import rows
 
 
 def compact(data: dict[str, Any]) -> dict[str, Any]:
-    """Give the medians in seconds by group, and what they were measured on."""
+    """Return the medians of each group, in seconds, and the machine on which they were measured."""
     machine = {
         "cores": data["machine_info"]["cpu"]["count"],
         "Python": data["machine_info"]["python_version"],

@@ -1,4 +1,4 @@
-"""What the benchmarks share: environments with so many rows, messages and calls, about to step."""
+"""Environments, tools and messages that several benchmarks use."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def noop(a: int = 0) -> str:
 
 @tool
 async def nap(a: int = 0) -> str:
-    """Wait for a service."""
+    """Wait like a call to a service."""
     await asyncio.sleep(NAP_S)
     return "ok"
 
 
 @tool
 def blocking_nap(a: int = 0) -> str:
-    """Wait for a service, and block the thread meanwhile."""
+    """Wait like a call to a service, and block the thread."""
     import time
 
     time.sleep(NAP_S)
@@ -43,17 +43,17 @@ def blocking_nap(a: int = 0) -> str:
 
 
 async def bare() -> str:
-    """What asyncio alone has to do for a no-op call."""
+    """Do what asyncio alone has to do for a no-op call."""
     return "ok"
 
 
 def limits() -> dict[str, RateLimiter]:
-    """A limiter that lets everything pass, at its full cost."""
+    """Return a limiter that admits every call, at its full cost."""
     return {"noop": RateLimiter(max_concurrent=1_000_000)}
 
 
 def message(calls: int, name: str = "noop") -> str:
-    """An assistant message with so many calls, which TorchRL's parser reads as well as ours."""
+    """Return an assistant message with `calls` calls that TorchRL's parser and ours can read."""
     return "".join(f'<tool name="{name}">{json.dumps({"a": index})}</tool>\n' for index in range(calls))
 
 
@@ -68,7 +68,7 @@ class Service:
         self.seconds = seconds
 
     def __call__(self, **_: Any) -> dict[str, Any]:
-        """Wait, and answer."""
+        """Wait and return a result."""
         if self.seconds:
             import time
 
@@ -78,20 +78,20 @@ class Service:
 
 @dataclass
 class Rig:
-    """An environment, and the TensorDict that a policy has just written into."""
+    """An environment, and a TensorDict with the answers of a policy."""
 
     env: TransformedEnv
     td: TensorDictBase
 
     def at_the_transform(self) -> tuple[TensorDictBase, TensorDictBase]:
-        """What `transform._step` gets: a fresh result of the base environment each time."""
+        """Return a fresh result of the base environment, the input of `transform._step`."""
         following = self.env.base_env._step(self.td)
         self.env.base_env._complete_done(self.env.base_env.full_done_spec, following)
         return self.td, following
 
 
 def rig(which: str, rows: int, messages: int, calls: int, name: str = "noop") -> Rig:
-    """Make an environment with our tools, with TorchRL's transform, or without any."""
+    """Create an environment with our tools, with TorchRL's transform, or without tools."""
     base = ChatEnv(batch_size=(rows,))
     if which == "ToolCompose":
         compose = ToolCompose([noop, nap, blocking_nap], "xml", rate_limits=limits())

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def rows(data: dict[str, Any]) -> dict[str, list[tuple[str, float]]]:
-    """Give per group the median seconds of each contender, in the order they were run."""
+    """Return the median of each contender by group, in seconds, in the order of the runs."""
     groups: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for item in data["benchmarks"]:
         params = item["params"] or {}
@@ -22,7 +22,7 @@ def rows(data: dict[str, Any]) -> dict[str, list[tuple[str, float]]]:
 
 
 def table(data: dict[str, Any]) -> str:
-    """Write the table in Markdown; the first contender of a group is 1."""
+    """Return the table in Markdown; ratios are relative to the first contender of a group."""
     lines = ["| question | contender | median | ratio |", "| --- | --- | ---: | ---: |"]
     for group, contenders in rows(data).items():
         first = contenders[0][1]
@@ -34,7 +34,7 @@ def table(data: dict[str, Any]) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Write a time with the unit that suits it."""
+    """Return a time with a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

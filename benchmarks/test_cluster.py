@@ -1,4 +1,4 @@
-"""How much of a limit four processes reach together, by leases or by asking an actor for each call."""
+"""The share of a limit that four processes use, with leases and with one request to an actor per call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrl_agentic.limits import ClusterRateLimiter
 
 PROCESSES, SECONDS = 4, 4.0
 LIMITS = {10: 0.005, 100: 0.01}
-"""Calls at once → seconds of a call."""
+"""Limit of concurrent calls → seconds of one call."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,25 +28,25 @@ def _cluster() -> Generator[None]:
 
 
 class SemaphoreActor:
-    """What others use: a count in one actor, and two messages per call."""
+    """The usual design: a counter in an actor, with two messages per call."""
 
     def __init__(self, limit: int) -> None:
         self.free = asyncio.Semaphore(limit)
 
     async def acquire(self) -> None:
-        """Wait for a place."""
+        """Wait for a slot."""
         await self.free.acquire()
 
     async def release(self) -> None:
-        """Give it back."""
+        """Free the slot."""
         self.free.release()
 
 
 class Caller:
-    """One of the processes."""
+    """A process that calls."""
 
     async def run(self, how: str, name: str, limit: int, call_s: float, actor: Any) -> tuple[int, int]:
-        """Call as often as allowed; give how many calls there were, and how many messages they took."""
+        """Call as often as the limit allows; return the numbers of calls and of messages."""
         over: Any = {"leases, Ray": "ray", "leases, socket": "machine"}.get(how)
         limiter = None if over is None else ClusterRateLimiter(name, max_concurrent=limit, over=over)
         calls = 0

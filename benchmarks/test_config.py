@@ -1,4 +1,4 @@
-"""How long does a configuration of many tools take to load, and does a dispatcher mind how many it has?"""
+"""The time to load a configuration of many tools, and the cost of a call among many tools."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NATIVE = """\
 
 
 def configuration(folder: Path, number: int) -> Path:
-    """A file of so many tools: a third each of functions, classes of the user's and tools of ours."""
+    """Write a file of `number` tools: a third each of functions, user classes, and tools of the package."""
     third = number // 3
     functions = "".join(FUNCTION.format(index) for index in range(number - 2 * third))
     (folder / "functions.py").write_text("from torchrl_agentic import function_tool\n" + functions)
@@ -81,7 +81,7 @@ def test_loading(benchmark: Benchmark, tmp_path: Path, number: int) -> None:
 
 @pytest.mark.parametrize("number", [1, 1000])
 def test_a_call_among_many_tools(benchmark: Benchmark, number: int) -> None:
-    """1,000 calls in a row, each in a turn of its own, of the tool in the middle."""
+    """Call the tool in the middle 1,000 times, once per turn."""
     benchmark.group = "dispatch: 1,000 turns of one call, by the number of tools"
 
     async def look(place: str, depth: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""What does a call cost in the dispatcher, and do slow tools overlap? Beside a bare `asyncio.gather`."""
+"""The cost of a call in the dispatcher, and the overlap of slow tools, compared with `asyncio.gather`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REPEATS = 20
 
 
 async def repeated(work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Many times inside one entry of the event loop, whose cost is the same for both."""
+    """Run many times within one entry of the event loop, which costs the same for both."""
     for _ in range(REPEATS):
         await work()
 

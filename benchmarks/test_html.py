@@ -1,4 +1,4 @@
-"""What do pages of 10,000 trajectories cost to write and to open? Beside `json.loads` of the dump."""
+"""The cost of writing and opening a page of 10,000 trajectories, compared with `json.loads` of the dump."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = [
 
 
 def _record(number: int) -> TrajectoryRecord:
-    """A conversation of 4 turns with a call each, of about 8 kB with its results."""
+    """Return a conversation of 4 turns with one call each, of about 8 kB with results."""
     chance = random.Random(number)
 
     def text(words: int) -> str:
@@ -86,7 +86,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.mark.parametrize("which", ["json.loads", "first list", "a trajectory", "a search"])
 def test_open(benchmark: Callable[..., Any], dump: Path, page: Path, browser: Any, which: str) -> None:
-    """`json.loads` is Python's; the rest happens in Chromium, in a new tab each time."""
+    """Compare Python's `json.loads` with opening the page in a new tab of Chromium."""
     benchmark.group = "html: open 10,000 trajectories"
 
     def fresh() -> tuple[tuple[Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What does `HttpTool` add to a request? Beside bare httpx, both over a connection that is kept."""
+"""The overhead of `HttpTool` over bare httpx, both with a persistent connection."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def port() -> Iterator[int]:
 
 
 class Rig:
-    """Both contenders: each over one connection that is kept, each gives the whole text in time."""
+    """Both contenders, each with one persistent connection; both return the whole text in time."""
 
     def __init__(self, port: int, size: str) -> None:
         self.url = f"http://127.0.0.1:{port}/{SIZES[size]}"
@@ -57,12 +57,12 @@ class Rig:
         self.tool = HttpTool(allowed_hosts=[f"127.0.0.1:{port}"], output_max_chars=1 << 20)
 
     async def bare(self) -> None:
-        """Ask as one would without a tool."""
+        """Send a request without a tool."""
         for _ in range(REPEATS):
             assert len((await self.client.get(self.url)).text) == self.size
 
     async def ours(self) -> None:
-        """Ask as the dispatcher does."""
+        """Send a request as the dispatcher does."""
         args, context = {"url": self.url}, ToolContext("c1")
         for _ in range(REPEATS):
             assert (await self.tool.run(args, context)).meta["bytes"] == self.size
@@ -87,7 +87,7 @@ def test_get(benchmark: Any, port: int, which: str, size: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_overhead(benchmark: Any, port: int, size: str) -> None:
-    """Turn by turn, so that what else the machine does slows down both: the median of 60 ratios."""
+    """Return the median of 60 ratios; the contenders alternate, so that other load affects both."""
     benchmark.group = f"HTTP: one GET of {size}, turn by turn"
 
     async def seconds(work: Callable[[], Coroutine[Any, Any, None]]) -> float:

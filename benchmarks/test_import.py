@@ -1,4 +1,4 @@
-"""What does the import cost? Fresh interpreters, with and without."""
+"""The cost of importing the package: new interpreters with and without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a slot cost when nobody waits?"""
+"""The cost of a slot without contention."""
 
 from __future__ import annotations
 

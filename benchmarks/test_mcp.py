@@ -1,4 +1,4 @@
-"""What does an MCP tool add to a call? Beside a bare `ClientSession.call_tool`, both over stdio."""
+"""The overhead of an MCP tool over `ClientSession.call_tool`, both over stdio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDS = 60
 
 
 class Rig:
-    """All contenders call the same tool of the same server program, each over a session that is kept."""
+    """The contenders: each calls the same tool of the same server program over its own open session."""
 
     async def open(self) -> None:
         """Start both servers."""
@@ -39,13 +39,13 @@ class Rig:
         self.dispatcher = Dispatcher([self.tool])
 
     async def close(self) -> None:
-        """End them."""
+        """Stop both servers."""
         await self.dispatcher.close()
         await self.toolset.teardown()
         await self._stack.aclose()
 
     async def bare(self) -> None:
-        """Call as one would without a tool."""
+        """Call without a tool."""
         result: Any = await self.session.call_tool("first", {"x": 1})
         assert result.content[0].text == "first"
 
@@ -54,14 +54,14 @@ class Rig:
         assert (await self.tool.run({"x": 1}, ToolContext("c1"))).text == "first"
 
     async def dispatched(self) -> None:
-        """Call by way of the dispatcher."""
+        """Call through the dispatcher."""
         async with self.dispatcher.session("t") as session:
             (result,) = await session.run([ParsedCall("first", {"x": 1}, "c1")])
         assert result.text == "first"
 
 
 async def _times(at_once: int) -> dict[str, list[float]]:
-    """Turn by turn, so that what else the machine does slows down all of them."""
+    """Alternate between the contenders, so that other load affects all of them."""
     rig = Rig()
     await rig.open()
     contenders = {"bare": rig.bare, "MCPTool": rig.ours, "Dispatcher": rig.dispatched}

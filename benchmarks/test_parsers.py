@@ -99,7 +99,7 @@ SIZES = (250_000, 500_000, 1_000_000)
 
 
 def hostile(name: str) -> dict[str, str]:
-    """Texts that have made parsers slow: a prefix and a repeated part."""
+    """Texts that made parsers slow, each as a prefix and a repeated part."""
     parser = get_parser(name)
     tool, args = {"tags": ("search", {"query": "x"}), "fence": ("python", CODE)}.get(name, ("f", CODE))
     one = parser.render_call(ParsedCall(tool, args, "call_0_0"))
@@ -123,7 +123,7 @@ def hostile(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [name for name in PARSERS if name not in ("openai", "anthropic")])
 def test_slope(benchmark: Callable[..., Any], name: str, size: int) -> None:
-    """All hostile texts of a format, one after the other; the input doubles from row to row."""
+    """Parse all hostile texts of a format; the input doubles from row to row."""
     benchmark.group = f"parse: {name}, hostile texts"
     benchmark.extra_info["which"] = f"{size // 1000} KB each"
     parser, texts = get_parser(name), list[str]()
@@ -139,7 +139,7 @@ def test_slope(benchmark: Callable[..., Any], name: str, size: int) -> None:
     [*contenders("hermes", ("sglang:qwen25",)), *contenders("qwen3_coder", ("sglang:qwen3_coder",))],
 )
 def test_stream(benchmark: Callable[..., Any], which: str, size: int) -> None:
-    """One call, in steps of four characters."""
+    """Stream one call in steps of four characters."""
     native = "hermes" if which in ("hermes", "sglang:qwen25") else "qwen3_coder"
     benchmark.group = f"stream: {native}, {size // 1000} KB in steps of 4 characters"
     text = get_parser(native).render_call(ParsedCall("f", {"code": BIG["code"][:size]}, "call_0_0"))

@@ -1,4 +1,4 @@
-"""What does it cost to record a rollout of tools that do nothing, beside the same one unrecorded?"""
+"""The cost of recording a rollout of no-op tools, compared with the same rollout without a recorder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS, TURNS, CALLS, ROUNDS = 64, 4, 4, 7
 
 
 def rollout(recorder: Recorder | None) -> Callable[[], None]:
-    """Make something that rolls out 64 rows over 4 turns with 4 calls each."""
+    """Create a function that rolls out 64 rows over 4 turns with 4 calls each."""
     end = EndTrajectory(max_turns=TURNS)
     behind = [] if recorder is None else [RecordTransform()]
     compose = ToolCompose([noop], "xml", recorder=recorder)
@@ -46,7 +46,7 @@ def rollout(recorder: Recorder | None) -> Callable[[], None]:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_rollout(benchmark: Benchmark, suffix: str, tmp_path: Path) -> None:
-    """All of it is in the file when the clock stops. Before each round the same runs without a recorder."""
+    """Measure until all records are in the file. Each round starts with a run without a recorder."""
     benchmark.group = f"records: {ROWS} rows, {TURNS} turns of {CALLS} calls"
     bare, seconds = rollout(None), list[float]()
 
@@ -75,7 +75,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("which", ["json, line by line", "read_records", "Dump, summaries"])
 def test_reading_a_dump(benchmark: Benchmark, which: str, dump: Path) -> None:
-    """Beside reading the same files by `json`."""
+    """Compare reading a dump with `json.loads` of its lines."""
     benchmark.group = "records: reading 1,280 trajectories"
 
     def by_json() -> None:

@@ -1,4 +1,4 @@
-"""What does an interpreter per trajectory cost: opening, a cell, a clone, and a thousand at once?"""
+"""The cost of an interpreter per trajectory: opening, a cell, a clone, and a thousand at once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_open(benchmark: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> No
 
 @pytest.mark.parametrize("code", ["1", IMPORT], ids=["plain", "libraries"])
 def test_start_of_a_bare_one(benchmark: Any, code: str) -> None:
-    """What others pay at least: bubblewrap around a Python that runs the code and ends."""
+    """The lower bound of other designs: bubblewrap around a Python process per cell."""
     benchmark.group = "REPL: until the first cell has run" + (", with numpy and pandas" * (code == IMPORT))
     benchmark.extra_info["which"] = "bubblewrap around a Python that only runs it"
     argv = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev"]
@@ -136,7 +136,7 @@ def test_fork(benchmark: Any, which: str, until: str) -> None:
 
 
 def test_bare_fork(benchmark: Any) -> None:
-    """What a copy costs that shares namespaces and files with the original: no isolation at all."""
+    """The cost of a fork that shares namespaces and files with the original, without isolation."""
     benchmark.group = "REPL: a state of 20 MB, in a cell"
     fork = "import os\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0); None"
     with asyncio.Runner() as runner:
@@ -146,7 +146,7 @@ def test_bare_fork(benchmark: Any) -> None:
 
 
 def test_a_thousand_at_once(benchmark: Any) -> None:
-    """Open 1,000, run 4,000 cells, close all; afterwards there are as many files and processes as before."""
+    """Open 1,000, run 4,000 cells, close all, and check that no file or process is left."""
     benchmark.group = f"REPL: {LIVE} live ones"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -181,7 +181,7 @@ def test_a_thousand_at_once(benchmark: Any) -> None:
 
 @pytest.mark.parametrize("preload", [(), LIBRARIES], ids=["plain", "libraries"])
 def test_memory_of_an_idle_one(benchmark: Any, preload: tuple[str, ...]) -> None:
-    """Proportional set size of 100 more of them, supervisor and worker, each after its first cell."""
+    """Measure the proportional set size of 100 more, supervisor and worker, after their first cell."""
     benchmark.group = "REPL: memory"
 
     async def run() -> float:
@@ -200,7 +200,7 @@ def test_memory_of_an_idle_one(benchmark: Any, preload: tuple[str, ...]) -> None
 
 @pytest.mark.parametrize("which", ["fork server", "bubblewrap"])
 def test_flood(benchmark: Any, which: str) -> None:
-    """1 GiB of output costs the trainer as much memory as is kept of it."""
+    """Check that 1 GiB of output costs the trainer only the memory of the part that is kept."""
     benchmark.group = "sandbox: 1 GiB of output"
     make = ForkServerSandbox if which == "fork server" else BubblewrapSandbox
 
@@ -240,7 +240,7 @@ def _processes() -> int:
 
 
 def _memory() -> int:
-    """The proportional set size of all processes behind this one, in bytes."""
+    """Return the proportional set size of all descendants of this process, in bytes."""
     total = 0
     for pid in _descendants()[1:]:
         try:

@@ -1,4 +1,4 @@
-"""How much of vLLM's speed is left in a rollout? 64 rows of 4 turns, beside the engine alone.
+"""The share of vLLM's speed that a rollout reaches: 64 rows of 4 turns, compared with the engine alone.
 
 Each answer is exactly as long as it says, and always calls a tool that does nothing. `.venv-vllm` has vLLM.
 """
@@ -35,7 +35,7 @@ pytestmark = [
 
 
 class Anything(ToolCallParser):
-    """Takes whatever the model writes for one call."""
+    """Reads any text as one call."""
 
     name: ClassVar[str] = "anything"
 
@@ -52,7 +52,7 @@ class Anything(ToolCallParser):
 
 
 class Loop:
-    """An environment and a policy whose answers have `size` tokens, the last of which ends them."""
+    """An environment, and a policy whose answers have `size` tokens with the stop token."""
 
     def __init__(self, engine: Any, tokenizer: Any, size: int) -> None:
         compose = ToolCompose([noop], Anything())
@@ -67,7 +67,7 @@ class Loop:
         self.size = size
 
     def run(self) -> list[TensorDictBase]:
-        """Roll out, from the reset on."""
+        """Run one rollout from the reset."""
         td, steps = self.env.reset(TensorDict({"query": self.queries}, batch_size=[ROWS])), []
         for _ in range(TURNS):
             steps.append(self.env.step(self.policy(td)))
@@ -78,7 +78,7 @@ class Loop:
 
 
 class Alone:
-    """The same engine, sampling in the same way behind the same prompts, to which ids are added by hand."""
+    """The engine alone, with the same sampling and prompts, to which ids are appended by hand."""
 
     def __init__(self, engine: Any, loop: Loop) -> None:
         self.engine, self.sampling = engine, loop.policy.module[0].sampling

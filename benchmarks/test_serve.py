@@ -1,4 +1,4 @@
-"""How many programs a second does the embedded server run, beside a bare Python for each of them?"""
+"""Programs per second of the embedded server, compared with a Python process per program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does ToolCompose add to a step? Beside a bare gather, TorchRL's transform, a step without tools."""
+"""The overhead of ToolCompose in a step, beside `asyncio.gather`, TorchRL's transform, and no tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the next prompt cost what is new in it, or what is old?"""
+"""The cost of the next prompt: proportional to the new tokens, not to all of them."""
 
 from __future__ import annotations
 

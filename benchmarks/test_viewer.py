@@ -1,4 +1,4 @@
-"""How soon does the viewer show a dump of 1 GB, and how long does it take from one trajectory to the next?
+"""The time until the viewer shows a dump of 1 GB, and the time from one trajectory to the next.
 
 The dump is written once, some 45 KB a trajectory, and removed at the end; json reads it line by line beside.
 """
@@ -15,7 +15,7 @@ import pytest
 
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Timing, ToolResult, Turn
 from torchrl_agentic.records import TrajectoryRecord, record_to_json
-from torchrl_agentic.viewer.app import Viewer
+from torchrl_agentic.viewer.app import RolloutViewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.query import parse
 from torchrl_agentic.viewer.reading import Reading
@@ -38,7 +38,7 @@ def _record(number: int) -> TrajectoryRecord:
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """1 GB of trajectories."""
+    """Write a dump of 1 GB."""
     path = tmp_path_factory.mktemp("dump") / "1.jsonl"
     size = 0
     with path.open("w") as file:
@@ -50,7 +50,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def first_screen(path: Path) -> int:
     """Start the viewer, and wait until a trajectory is on the screen."""
-    viewer = Viewer(Reading(Library(path)))
+    viewer = RolloutViewer(Reading(Library(path)))
     async with viewer.run_test(size=(80, 24)) as pilot:
         while not viewer.page.virtual_size.height or viewer.reading.row is None:
             await pilot.pause(0.005)
@@ -64,7 +64,7 @@ def test_first_screen(benchmark: Benchmark, dump: Path) -> None:
 
 
 def test_all_lines_by_json(benchmark: Benchmark, dump: Path) -> None:
-    """Each line is dropped as soon as it is read: a viewer would keep them."""
+    """Drop each line after reading it; a viewer would keep the lines."""
     benchmark.group = "viewer: the first screen of 1 GB"
 
     def read() -> int:
@@ -76,7 +76,7 @@ def test_all_lines_by_json(benchmark: Benchmark, dump: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reading(dump: Path) -> Iterator[Reading]:
-    """A dump that has been read to its end."""
+    """Return a dump that has been read completely."""
     library = Library(dump)
     found = Reading(library)
     while library.work():
@@ -124,7 +124,7 @@ def test_sort_and_filter(benchmark: Benchmark, reading: Reading) -> None:
 
 
 def test_next_trajectory(benchmark: Benchmark, reading: Reading) -> None:
-    """From the key to the lines of the page, which are drawn as far as they are seen."""
+    """Measure from the key press to the visible lines of the page."""
     benchmark.group = "viewer: from one trajectory to the next"
 
     def go() -> int:

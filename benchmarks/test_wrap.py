@@ -1,4 +1,4 @@
-"""What does a wrapper cost per call, and how much faster than life is a replay? Beside the bare tool."""
+"""The cost of a wrapper per call, and the speed of a replay, compared with the bare tool."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loop() -> Iterator[asyncio.Runner]:
 
 
 class Plain(Wrapped):
-    """Takes whatever arguments there are."""
+    """Accepts any arguments."""
 
     async def run(self, args: Any, ctx: ToolContext) -> str:
         """Return at once."""
@@ -62,7 +62,7 @@ class Plain(Wrapped):
 
 @pytest.mark.parametrize("which", WRAPPERS)
 def test_a_call_by_hand(benchmark: Benchmark, loop: asyncio.Runner, which: str, tmp_path: Path) -> None:
-    """The wrapper alone: its `run` around a tool that returns a text at once, and a result made of that."""
+    """Measure the wrapper alone: `run` around a tool that returns a text at once, and the result."""
     benchmark.group = "wrap: one call by hand"
     benchmark.extra_info["divide"] = CALLS
     tool = WRAPPERS[which](Plain(noop), tmp_path)
@@ -80,7 +80,7 @@ def test_a_call_by_hand(benchmark: Benchmark, loop: asyncio.Runner, which: str, 
 def test_a_call_of_a_dispatcher(
     benchmark: Benchmark, loop: asyncio.Runner, which: str, tmp_path: Path
 ) -> None:
-    """All that it costs there, with what the dispatcher does for a tool with sessions."""
+    """Measure a wrapped call in the dispatcher, which also handles the session of the tool."""
     benchmark.group = "wrap: one call of a dispatcher"
     benchmark.extra_info["divide"] = CALLS
     dispatcher = Dispatcher([WRAPPERS[which](Plain(noop), tmp_path)], validate_inputs=False)
@@ -100,7 +100,7 @@ def test_a_call_of_a_dispatcher(
 def test_a_trajectory_of_slow_tools(
     benchmark: Benchmark, loop: asyncio.Runner, which: str, tmp_path: Path
 ) -> None:
-    """20 turns of 4 calls, each of which takes 50 ms; the replay includes reading the cassette."""
+    """Run 20 turns of 4 calls of 50 ms each; the replay includes reading the cassette."""
     benchmark.group = f"wrap: {TURNS} turns of {WIDTH} calls of 50 ms"
     path = tmp_path / "cassette.jsonl"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from torchrl_agentic import PythonTool, Recorder, SandboxFusionTool, read_records
 from torchrl_agentic.cli.rollout_file import RolloutConfig, load_conversations, load_questions
 from torchrl_agentic.rollout import replay
-from torchrl_agentic.rollout.evaluate import ask, load_model
+from torchrl_agentic.rollout.evaluate import evaluate, load_model
 from torchrl_agentic.testing import TINY
 from torchrl_agentic.testing.servers.embedded import serving
 
@@ -69,7 +69,7 @@ def main() -> None:
         model, tokenizer = load_model(options.model)
         questions = load_questions(problems, HERE)[: options.questions]
         right = 0.0
-        for answer in ask(
+        for completion in evaluate(
             questions,
             [python],
             model,
@@ -79,7 +79,7 @@ def main() -> None:
             temperature=0.0,
             recorder=recorder,
         ):
-            right += answer.reward or 0.0
+            right += completion.reward or 0.0
         print(f"{right:.0f} of {len(questions)} problems solved with the code in {url}")
     print(f"{sum(1 for _ in read_records(options.out))} trajectories in {options.out}")
 

@@ -1,4 +1,4 @@
-"""What holds for all tests: signals, examples per property, what is slow, and who runs what in parallel."""
+"""Configuration of all tests: signals, examples per property, slow tests, and their order."""
 
 from __future__ import annotations
 
@@ -16,42 +16,41 @@ from hypothesis import settings
 HERE = Path(__file__).parent
 SLOW = (
     "sandbox",
-    "limits/test_ray_actor.py",
-    "tools/mcp",
-    "tools/legacy",
     "tools/test_sandbox_fusion.py",
-    "tools/test_capped.py",
-    "tools/http/test_body.py",
-    "tools/http/test_hostile.py",
-    "tools/http/test_page.py",
-    "repl",
-    "transforms/test_environments.py",
-    "transforms/test_hazards.py",
+    "limits/test_ray_actor.py",
     "transforms/test_control_tokens.py",
-    "records/test_jsonl_index.py",
-    "limits/test_cluster.py",
+    "rollout",
+    "repl",
+    "tools/mcp",
+    "test_docs.py",
+    "transforms/test_environments.py",
     "test_tutorials.py",
-    "testing",
-    "test_examples.py",
+    "serve",
     "viewer/test_app.py",
     "viewer/html",
-    "serve",
-    "rollout",
-    "config/test_sources.py",
-    "dispatch/test_execution_pool.py",
-    "tools/test_tools.py",
-    "transforms/test_cassette.py",
-    "test_documented_tools.py",
-    "cli/test_main.py",
-    "cli/test_load.py",
-    "cli/test_replay.py",
-    "cli/test_servers.py",
-    "test_docs.py",
-    "test_migration.py",
+    "tools/test_capped.py",
+    "testing",
     "test_deep_readers.py",
-    "test_readme.py",
+    "tools/legacy",
+    "tools/http/test_hostile.py",
+    "tools/http/test_body.py",
+    "tools/http/test_page.py",
+    "cli/test_servers.py",
+    "test_examples.py",
+    "transforms/test_hazards.py",
+    "tools/test_tools.py",
+    "cli/test_load.py",
+    "transforms/test_cassette.py",
+    "dispatch/test_execution_pool.py",
+    "records/test_jsonl_index.py",
+    "limits/test_cluster.py",
+    "config/test_sources.py",
+    "cli/test_main.py",
+    "cli/test_replay.py",
+    "test_migration.py",
+    "test_documented_tools.py",
 )
-"""Files and folders whose tests start sandboxes, servers, Ray or a model, longest first: all are `slow`."""
+"""Files and folders whose tests are `slow`: they start sandboxes, servers, Ray or a model. Longest first."""
 
 MACHINE = (
     "limits/test_ray_actor.py",
@@ -59,7 +58,7 @@ MACHINE = (
     "sandbox/test_forkserver_sandbox.py::test_a_zygote_that_cannot_fork",
     "test_tutorials.py::test_a_tutorial_runs[06_services_and_cluster_limits]",
 )
-"""Tests of which no two may run at once: they start Ray, or change the quotas of a user. Begun first."""
+"""Tests that start Ray or change quotas of a user, so that no two may run at once. They run first."""
 
 # Examples per property test, for `--hypothesis-profile`. Tests share the machine, hence no deadlines.
 # Runs of the same code try the same examples, so that a failure comes from the change.
@@ -68,7 +67,7 @@ settings.register_profile("default", max_examples=50, deadline=None, derandomize
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("default")
 
-# A shell's background job ignores these; tests, and what they start, are to be interrupted by them.
+# Background jobs of a shell ignore these signals; tests and their processes must not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -77,29 +76,29 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--quick`."""
-    text = "leave out the tests marked `slow`, and try few examples of each property"
+    text = "skip tests marked `slow`, and try few examples of each property"
     parser.addoption("--quick", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try few examples if that is asked for; keep the order of files for xdist."""
+    """Load the quick profile if `--quick` is given, and keep the order of files under xdist."""
     if config.getoption("--quick"):
         settings.load_profile("quick")
-    config.option.loadscopereorder = False  # we have an order, see below
+    config.option.loadscopereorder = False  # pytest_collection_modifyitems orders them
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import slow files if only quick tests are asked for."""
+    """Skip the import of slow files with `--quick`."""
     return True if config.getoption("--quick") and _place(collection_path) < len(SLOW) else None
 
 
 def _needs_machine(nodeid: str) -> bool:
-    """Return whether a test is one of `MACHINE`."""
+    """Check that a test is one of `MACHINE`."""
     return nodeid.removeprefix("test/").startswith(MACHINE)
 
 
 def _place(path: Path) -> int:
-    """Return the index in `SLOW` of what a file belongs to, or its length if it is quick."""
+    """Return the index of a file's entry in `SLOW`, or the length of `SLOW` for quick files."""
     name = path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else path.name
     places = (index for index, slow in enumerate(SLOW) if name == slow or name.startswith(f"{slow}/"))
     return next(places, len(SLOW))
@@ -107,7 +106,7 @@ def _place(path: Path) -> int:
 
 @pytest.fixture
 def own_environ() -> Iterator[None]:
-    """Undo what programs of readers do to the environment; whatever ends in _KEY is redacted, for example."""
+    """Restore environment variables after a program; records redact the values of names such as *_KEY."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -125,7 +124,7 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def own_ray() -> Iterator[None]:
-    """Give Ray a folder of its own, in which it finds no cluster of another test run that it would join."""
+    """Give Ray a folder of its own, so that it does not join the cluster of another test run."""
     short = tempfile.TemporaryDirectory(
         prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
     )  # for its sockets
@@ -136,7 +135,7 @@ def own_ray() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is slow; several processes begin with what takes longest, so that they end together."""
+    """Mark slow tests; under xdist, run the longest files first, so that the processes end together."""
     for item in items:
         if _place(item.path) < len(SLOW):
             item.add_marker("slow")
@@ -156,7 +155,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each file to one process, for its fixtures' sake, and all of `MACHINE` to one too."""
+    """Run each file in one process, because of its fixtures, and all of `MACHINE` in one process."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

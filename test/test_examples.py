@@ -1,23 +1,33 @@
-"""The examples run as programs, as the README says."""
+"""The examples run as programs, as the README says, and what they and the benchmarks import exists."""
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+PROGRAMS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py"))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_each_name_that_a_program_imports_from_the_package_exists(path: Path):
+    """Most of these programs take too long to be run by tests."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchrl_agentic"):
+            module = importlib.import_module(str(node.module))
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
 
 
 def test_gsm8k_with_a_sandbox_service(tmp_path: Path):
-    """A real model, and a real service over HTTP; whoever answers right has called it."""
-    words = [
-        sys.executable,
-        str(ROOT / "examples/gsm8k_sandbox.py"),
-        "--questions",
-        "8",
-        "--out",
-        "turns.jsonl",
-    ]
+    """With a model and a service over HTTP; only a trajectory with a tool call can have the right answer."""
+    program = str(ROOT / "examples/gsm8k_sandbox.py")
+    words = [sys.executable, program, "--questions", "8", "--out", "turns.jsonl"]
     found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert found.returncode == 0, found.stderr
     assert "replayed 2 turns of GSM8K; 0 results differ" in found.stdout

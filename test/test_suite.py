@@ -19,9 +19,6 @@ ELSEWHERE = {
 REPEATED_NAMES = {"__init__", "__main__", "base"}
 OWN = {"test_package.py": "__init__"}
 NOT_PUBLIC_YET = {
-    ("tools/http/test_hostile.py", "_has_left_over"),
-    ("tools/http/test_page.py", "_found"),
-    ("transforms/test_turn_tokenizer.py", "_form"),
     ("sandbox/test_e2b.py", "_unread"),  # how much output of a remote process waits on this side
     ("sandbox/test_modal.py", "_unread"),
 }

@@ -1,4 +1,4 @@
-"""Names in backticks become links: to the page of a public name, however short it is written."""
+"""Link public names in backticks to their pages, also in short forms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULES = (
 
 @functools.cache
 def public_names() -> dict[str, str]:
-    """Give public name → where its page is; a name of the top level has its page there."""
+    """Return the page of each public name; names of the top level have their page there."""
     found: dict[str, str] = {}
     for module in MODULES:
         for name in importlib.import_module(PACKAGE + module).__all__:
@@ -39,7 +39,7 @@ def public_names() -> dict[str, str]:
 def resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: TextElement
 ) -> Element | TextElement | None:
-    """Find what a reference means that Sphinx did not find; names that are nobody's stay code."""
+    """Resolve a reference that Sphinx could not resolve; other names remain code."""
     if node.get("refdomain") != "py":
         return None
     target: str = node["reftarget"].removesuffix("()")
@@ -54,7 +54,7 @@ def resolve(
 
 
 def _candidates(target: str, names: dict[str, str]) -> list[str]:
-    """Return where a name may have its page: `Tool`, `Tool.run`, `torchrl_agentic.tools.base.Tool`."""
+    """Return possible pages of a name such as `Tool`, `Tool.run` or `torchrl_agentic.tools.base.Tool`."""
     head, _, rest = target.partition(".")
     if head in names:
         return [f"{names[head]}.{rest}" if rest else names[head]]
@@ -64,6 +64,6 @@ def _candidates(target: str, names: dict[str, str]) -> list[str]:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Take part in the build."""
+    """Register with Sphinx."""
     app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""Docstrings are plain text with names in backticks: nothing else in them is markup."""
+"""Treat docstrings as plain text whose only markup is backticks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = re.compile(r"`~?\w+(\.\w+)*(\(\))?`")
 
 
 def as_rst(lines: list[str]) -> None:
-    """Escape what reST would take for markup, in place; code behind a "::" stays as it is."""
+    """Escape reST markup in place; leave code after "::" unchanged."""
     made: list[str] = []
     prose: list[str] = []
     code_in: int | None = None
@@ -44,7 +44,7 @@ def _escaped(lines: list[str]) -> list[str]:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Take part in the build, in front of napoleon."""
+    """Register with Sphinx, before napoleon."""
     app.connect(
         "autodoc-process-docstring",
         lambda app, what, name, obj, options, lines: as_rst(lines),

@@ -1,4 +1,4 @@
-"""Tables that are made of the code and of results: nobody writes them, so they cannot be out of date."""
+"""Tables generated from the code and from benchmark results, so that they are never out of date."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _QUOTED = re.compile(r"`([^`]+)`")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | nodes.Node]], kind: str) -> nodes.table:
-    """Make a table of nodes, and of texts in which backticks mean code."""
+    """Create a table from nodes and from texts in which backticks mark code."""
     group = nodes.tgroup(cols=len(header))
     group += [nodes.colspec(colwidth=1) for _ in header]
     head, body = nodes.thead(), nodes.tbody()
@@ -53,7 +53,7 @@ def _row(cells: Sequence[str | nodes.Node]) -> nodes.row:
 
 
 def text(words: str) -> nodes.paragraph:
-    """Make a paragraph of a text in which backticks mean code."""
+    """Create a paragraph from a text in which backticks mark code."""
     made = nodes.paragraph()
     for index, part in enumerate(_QUOTED.split(words)):
         made += nodes.literal(text=part) if index % 2 else nodes.Text(part)
@@ -61,7 +61,7 @@ def text(words: str) -> nodes.paragraph:
 
 
 def kinds() -> list[type[Sandbox]]:
-    """Give the sandboxes there are, as they stand on the page."""
+    """Return the sandboxes in the order of the page."""
     found = {getattr(sandbox, name) for name in sandbox.__all__}
     made = [one for one in found if isinstance(one, type) and issubclass(one, Sandbox) and one.name]
     return sorted(made, key=lambda kind: ORDER.index(kind.name))
@@ -71,7 +71,7 @@ class Threats(SphinxDirective):
     """Table of threats: how many cases test that a sandbox stops each of them."""
 
     def run(self) -> list[nodes.Node]:
-        """Count the cases that each must keep."""
+        """Count the cases that each sandbox must pass."""
         rows = [
             [f"`{threat}`: {meaning}", *(self.held(kind, threat) for kind in kinds())]
             for threat, meaning in THREATS.items()
@@ -79,7 +79,7 @@ class Threats(SphinxDirective):
         return [table(["code cannot …", *(kind.name for kind in kinds())], rows, "claims")]
 
     def held(self, kind: type[Sandbox], threat: str) -> str:
-        """Return how many cases test that a sandbox stops a threat, as a cell of the table."""
+        """Return a cell of the table: the number of cases that test one threat for one sandbox."""
         one = kind()
         held = [
             case
@@ -90,7 +90,7 @@ class Threats(SphinxDirective):
 
 
 class Limits(SphinxDirective):
-    """Which limits each sandbox enforces."""
+    """Table of the limits that each sandbox enforces."""
 
     def run(self) -> list[nodes.Node]:
         """Ask each sandbox."""
@@ -101,10 +101,10 @@ class Limits(SphinxDirective):
 
 
 class Calls(SphinxDirective):
-    """What the filter of the sandboxes on Linux does with each system call."""
+    """Table of system calls and their treatment by the filter of the sandboxes on Linux."""
 
     def run(self) -> list[nodes.Node]:
-        """Read the table that the filter is made of."""
+        """Read the table from which the filter is generated."""
         rows = [
             [calls.subject, calls.verdict, calls.why, ", ".join(f"`{name}`" for name in names(calls))]
             for calls in sorted(
@@ -115,12 +115,12 @@ class Calls(SphinxDirective):
 
 
 def names(calls: SystemCalls) -> list[str]:
-    """Return the names of calls on either processor."""
+    """Return the names of system calls on both architectures."""
     return list(dict.fromkeys(name for machine in MACHINES for name in calls.of(machine)))
 
 
 class Lists(SphinxDirective):
-    """The two lists with which the module of each sandbox begins."""
+    """The two lists at the start of each sandbox module's docstring."""
 
     def run(self) -> list[nodes.Node]:
         """Read the docstrings of the modules."""
@@ -136,7 +136,7 @@ class Lists(SphinxDirective):
 
 
 def _blocks(about: str) -> list[nodes.Node]:
-    """Make paragraphs and lists of a docstring, in which "- " begins an item."""
+    """Create paragraphs and lists from a docstring in which "- " starts an item."""
     made: list[nodes.Node] = []
     for line in about.splitlines():
         stripped = line.strip()
@@ -158,10 +158,10 @@ def _blocks(about: str) -> list[nodes.Node]:
 
 
 class Parsers(SphinxDirective):
-    """The formats: their names, and a call in each."""
+    """Table of the formats with their names and an example call."""
 
     def run(self) -> list[nodes.Node]:
-        """Let each parser write a call."""
+        """Render a call with each parser."""
         rows = []
         for name in REGISTERED:
             others = [alias for alias, meant in ALIASES.items() if meant == name]
@@ -180,13 +180,13 @@ def _call(parser: Any) -> str:
 
 
 class Benchmarks(SphinxDirective):
-    """The results of groups whose names begin in a certain way."""
+    """Table of the benchmark groups whose names have given prefixes."""
 
     required_arguments = 1
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        """Read the results; the first contender of a group is 1."""
+        """Read the results; ratios are relative to the first contender of a group."""
         self.env.note_dependency(str(RESULTS))
         found = json.loads(RESULTS.read_text("utf-8"))["groups"]
         groups = {name: rows for name, rows in found.items() if name.startswith(self.arguments[0])}
@@ -202,17 +202,17 @@ class Benchmarks(SphinxDirective):
 
 
 class Machine(SphinxDirective):
-    """What the results were measured on."""
+    """Description of the machine on which the results were measured."""
 
     def run(self) -> list[nodes.Node]:
-        """Read it from the results."""
+        """Read the description from the results."""
         self.env.note_dependency(str(RESULTS))
         machine = json.loads(RESULTS.read_text("utf-8"))["machine"]
         return [text(", ".join(f"{name} {value}" for name, value in machine.items()) + ".")]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Take part in the build."""
+    """Register with Sphinx."""
     for name, directive in {
         "sandbox-threats": Threats,
         "sandbox-limits": Limits,

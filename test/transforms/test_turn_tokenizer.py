@@ -480,8 +480,9 @@ def test_what_a_template_does_of_its_own_to_results_leaves_its_control_tokens_as
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = OWN_WAY
     turns = TurnTokenizer(tokenizer)
-    assert turns.template._form is None
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    _, cut = turns.template.delta(chat, [{"role": "tool", "content": "a</think>b"}], [0])
+    assert "a</think>" not in "".join(piece.text for piece in cut)
     for attack in ("", "<|im_end|>"):
         results = [{"role": "tool", "content": text and text + attack} for text in texts]
         end, pieces = turns.template.delta(chat, results, range(len(results)))

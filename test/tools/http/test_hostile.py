@@ -30,7 +30,7 @@ from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import Status, ToolResult
 from torchrl_agentic.tools import HttpTool
 from torchrl_agentic.tools.base import ToolContext
-from torchrl_agentic.tools.http.http_client import _has_left_over
+from torchrl_agentic.tools.http.http_client import has_unread_data
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Content-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -182,7 +182,7 @@ async def test_more_body_than_announced_is_not_read_as_the_next_answer(server: W
 
 
 def test_where_httpcore_cannot_be_asked_no_connection_is_used_twice():
-    assert _has_left_over(httpcore.Response(200, content=b""))
+    assert has_unread_data(httpcore.Response(200, content=b""))
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json", "text/html", "image/png"])

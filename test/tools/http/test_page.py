@@ -52,7 +52,7 @@ def _only(kinds: list[type[Sandbox]], monkeypatch: pytest.MonkeyPatch) -> None:
         [(kind, lambda kind=kind: None if kind in kinds else "switched off") for kind, _ in tiers()],
     )
     tiers.cache_clear()
-    http_client._found.cache_clear()
+    http_client.page_sandbox.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def _forget_tiers() -> Generator[None]:
     """Let the tests behind this one find the sandboxes of the machine; set up first, so ended last."""
     yield
     tiers.cache_clear()
-    http_client._found.cache_clear()
+    http_client.page_sandbox.cache_clear()
 
 
 @pytest.fixture(params=[*WORKING, None], ids=lambda kind: kind.name if kind else "none")
@@ -70,7 +70,7 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gen
     yield request.param
     monkeypatch.undo()
     tiers.cache_clear()
-    http_client._found.cache_clear()
+    http_client.page_sandbox.cache_clear()
 
 
 @pytest.mark.usefixtures("tier")
@@ -141,14 +141,14 @@ async def test_without_a_sandbox_one_warning_says_so(
     (record,) = [record for record in caplog.records if record.name == http_client.__name__]
     assert "without a sandbox" in record.getMessage()
     assert "switched off" in record.getMessage()
-    http_client._found.cache_clear()
+    http_client.page_sandbox.cache_clear()
     tiers.cache_clear()
 
 
 async def test_with_a_sandbox_there_is_no_warning(caplog: pytest.LogCaptureFixture):
     if not WORKING:
         pytest.skip("no sandbox works here")
-    http_client._found.cache_clear()
+    http_client.page_sandbox.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert await PageReader().text_of(HTML, 5) == "Trees"
     assert not [record for record in caplog.records if record.name == http_client.__name__]

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
@@ -30,7 +30,8 @@ from mcp_types import (
     ToolAnnotations,
 )
 
-from torchrl_agentic.tools.mcp import MCPServerConfig
+if TYPE_CHECKING:
+    from torchrl_agentic.tools.mcp import MCPServerConfig
 
 READS = ToolAnnotations(read_only_hint=True)
 PIXEL = base64.b64encode(b"\x89PNG one pixel").decode()
@@ -44,6 +45,8 @@ def config(*arguments: str, env: Mapping[str, str] | None = None, **options: Any
         env: Environment variables that are added to PYTHONPATH and the usual ones.
         options: Further fields of `MCPServerConfig`.
     """
+    from torchrl_agentic.tools.mcp import MCPServerConfig  # the server itself needs nothing of the package
+
     root = str(Path(__file__).parents[3])
     paths = {"PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
     options = {"name": "demo", **options}

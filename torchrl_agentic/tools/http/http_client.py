@@ -113,11 +113,12 @@ class PageReader:
 def _template() -> Sandbox | None:
     """Return the template of the sandboxes for pages, or None if no sandbox works."""
     with _choosing:
-        return _found()
+        return page_sandbox()
 
 
 @functools.cache
-def _found() -> Sandbox | None:
+def page_sandbox() -> Sandbox | None:
+    """Return the sandbox whose copies read web pages, or None, with a warning, if none works here."""
     from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, default_sandbox
 
     limits = ResourceLimits(
@@ -421,12 +422,12 @@ class _Stream(httpx.AsyncByteStream):
             yield chunk
 
     async def aclose(self) -> None:
-        if _has_left_over(self._response):
+        if has_unread_data(self._response):
             cast("CountedStream", self._response.extensions["network_stream"]).spoiled = True
         await self._response.aclose()
 
 
-def _has_left_over(response: httpcore.Response) -> bool:
+def has_unread_data(response: httpcore.Response) -> bool:
     """Return whether data follows a response, which would be read as the response to the next request.
 
     Reads private attributes of httpcore; if they are missing, no connection is used twice.
