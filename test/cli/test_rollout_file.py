@@ -67,7 +67,7 @@ def test_a_function_is_loaded_from_a_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("mine.py:g", "mine.py:g: .* has no 'g'"),
+        ("mine.py:g", "mine.py:g: .* has no attribute 'g'"),
         ("none.py:f", "no file 'none.py'"),
         ("no.such:f", "no.such:f: cannot import"),
         ("mine.py", "mine.py: .*expected"),

@@ -229,8 +229,8 @@ def test_a_sandbox_that_cannot_be_made_again_is_refused():
     locked, opened = Memory(), Memory()
     locked.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue]
     opened.is_open = True  # pyright: ignore[reportAttributeAccessIssue]
-    for sandbox, reason in ((locked, "cannot be copied"), (opened, "open already")):
-        with pytest.raises(TypeError, match=rf"lacks fresh, and .*{reason}.*define fresh\(\)"):
+    for sandbox, reason in ((locked, "cannot be copied"), (opened, "already open")):
+        with pytest.raises(TypeError, match=rf"has no fresh\(\), and .*{reason}.*define fresh\(\)"):
             ShellTool(sandbox)
         with pytest.raises(TypeError, match=reason):
             PythonTool(Plain(sandbox))
