@@ -101,8 +101,8 @@ def test_what_cannot_be_replayed_is_told_and_the_rest_is_replayed(dump: Path):
     told = " ".join(result.output.split())
     assert result.exit_code == 0, result.output
     assert "Results of 3 turns equal" in told
-    assert "1 left out: it holds secrets" in told
-    assert "1 left out: it holds texts only, no turns and calls: verl-1" in told
+    assert "1 left out: it holds redacted secrets" in told
+    assert "1 left out: it holds only texts, no turns and calls: verl-1" in told
     assert "0.jsonl, line 6" in told
 
 
