@@ -74,11 +74,11 @@ def test_numbers_are_accepted_if_they_are_above_zero(value: float):
     [
         ({"rate_limits": [1]}, r"rate_limits maps names of tools to limiters: .*; got \[1\] \(list\)"),
         ({"rate_limits": "search"}, "rate_limits maps names of tools"),
-        ({"tool_role": 5}, "tool_role is the role of messages with results, such as 'tool'; got 5"),
+        ({"tool_role": 5}, "tool_role is a role of messages, such as 'tool'; got 5"),
         ({"eos_strings": "</s>"}, r"eos_strings=\['</s>'\]"),
         ({"tools": None}, "tools is a list of tools; got NoneType"),
         ({"parser": None}, "a parser must be an object or a registered name; got None"),
-        ({"recorder": 5}, "recorder= takes a Recorder.*; got int"),
+        ({"recorder": 5}, "recorder must be a Recorder.*; got int"),
     ],
 )
 def test_a_wrong_option_of_tool_compose_is_a_type_error_that_says_what_is_expected(options: Any, words: str):
