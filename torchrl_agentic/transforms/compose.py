@@ -21,7 +21,6 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.tools.base import Tool
-from torchrl_agentic.tools.images import require_pillow
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -138,6 +137,8 @@ class ToolCompose(ToolList):
         self.tool_role = tool_role
         self.media = media
         if media:
+            from torchrl_agentic.tools.images import require_pillow
+
             require_pillow()
         self.report_calls = report_calls
         self.eos_strings = tuple(eos_strings)

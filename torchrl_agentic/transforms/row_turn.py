@@ -21,7 +21,6 @@ from torchrl_agentic.messages import (
     Turn,
 )
 from torchrl_agentic.parsers import ToolCallParser
-from torchrl_agentic.tokens.encoding import escaped_parts
 from torchrl_agentic.transforms import history as border
 
 logger = logging.getLogger(__name__)
@@ -193,6 +192,8 @@ def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> 
     content = message["content"]
     if not isinstance(content, list):
         return message
+    from torchrl_agentic.tokens.encoding import escaped_parts  # only media needs it
+
     return {**message, "content": escaped_parts(content, parser.control_escaper)}
 
 
