@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.messages import Message, Turn
 from torchrl_agentic.records import Recording, TrajectoryHook
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.specs import ENDED_BY, REASONS, end_reasons
+from torchrl_agentic.transforms.specs import ENDED_BY, REASONS
 
 
 class Recordings:
@@ -81,10 +81,11 @@ class Recordings:
         self.read_reasons(next_tensordict)
         done = next_tensordict.get("done").reshape(-1).tolist()
         if any(done) and self._open:
-            reasons = end_reasons(next_tensordict)
+            cut = next_tensordict.get("truncated", None)
+            truncated = [False] * len(done) if cut is None else cut.reshape(-1).tolist()
             for row, is_done in enumerate(done):
-                if is_done:
-                    self._finish(row, reasons[row])
+                if is_done:  # the flags tell only where no reason was read
+                    self._finish(row, "truncated" if truncated[row] else "terminated")
 
     def begin(self, rows: Iterable[int], reason: str) -> None:
         """Prepare rows for new trajectories.

@@ -128,22 +128,6 @@ def mark_ended(next_tensordict: TensorDictBase, rows: torch.Tensor, reason: str)
         next_tensordict.set(ENDED_BY, torch.where(rows.reshape(known.shape) & (known == 0), number, known))
 
 
-def end_reasons(next_tensordict: TensorDictBase) -> list[str]:
-    """Return for each row why it ended: one of `REASONS`, or "truncated" or "terminated" by the flags.
-
-    Args:
-        next_tensordict: The "next" of a step, [*B].
-    """
-    size = next_tensordict.batch_size.numel()
-    cut = next_tensordict.get("truncated", None)
-    truncated = [False] * size if cut is None else cut.reshape(size, -1).any(-1).tolist()
-    numbers = next_tensordict.get(ENDED_BY).reshape(-1).tolist()
-    return [
-        REASONS[number] or ("truncated" if is_cut else "terminated")
-        for number, is_cut in zip(numbers, truncated, strict=True)
-    ]
-
-
 def add_final_rewards(tensordict: TensorDictBase, rewards: Mapping[int, float]) -> None:
     """Add the final rewards of tools to ("agentic", "trajectory_reward").
 
