@@ -145,7 +145,7 @@ def role_is_the_compose_s(make, name, said):
     from torchrl_agentic.transforms import history as border
 
     (conversation,) = border.prompts(chat.td)
-    assert border.read_message(border.messages(conversation)[-1]).role == "observer"
+    assert conversation.messages[-1].read().role == "observer"
     chat.compose.close()
 
 

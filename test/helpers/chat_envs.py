@@ -122,7 +122,7 @@ def advance(env, td, *said):
 
 def conversations(td):
     """Return the conversations of a TensorDict's prompt, as a flat list of lists of `Message`."""
-    return [[border.read_message(m) for m in border.messages(row)] for row in border.prompts(td)]
+    return [[m.read() for m in row.messages] for row in border.prompts(td)]
 
 
 def results(td):

@@ -38,11 +38,11 @@ class LegacyEnv:
 
     def step(self, *said):
         """Make one step and return the tool messages of each row."""
-        before = [border.length(row) for row in border.prompts(self.td)]
+        before = [len(row.messages) for row in border.prompts(self.td)]
         stepped = self.env.step(ScriptedPolicy([[text] * 20 for text in said])(self.td))
         self.td = self.env.step_mdp(stepped)
         rows = zip(border.prompts(self.td), before, strict=True)
-        return [[border.read_message(m).content for m in border.messages(row)[n + 1 :]] for row, n in rows]
+        return [[m.read().content for m in row.messages[n + 1 :]] for row, n in rows]
 
     def reset(self, *mask):
         self.td["query"] = NonTensorData("again").expand(len(mask))

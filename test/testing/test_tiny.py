@@ -118,8 +118,7 @@ def test_the_assistants_mask_covers_what_it_says_and_nothing_else(tokenizer):
 def test_torchrl_takes_the_folders_template(tokenizer):
     """It does so only where it finds `{% generation %}`, letter by letter; else it uses one of its own."""
     plain = [*CHAT[:2], {"role": "assistant", "content": "5"}, {"role": "tool", "content": "6"}]
-    written = [border.write_message(message) for message in plain]
-    history = AgentHistory.of([border.conversation(written)])[0]
+    history = AgentHistory.of([border.Conversation.of(plain)])[0]
     shown = history.apply_chat_template(tokenizer=tokenizer, add_generation_prompt=True)
     assert shown == tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
     assert "<tool_response>" in shown

@@ -59,7 +59,7 @@ def asked(env, *contents):
 
 
 def asked_by(td, row=0):
-    return [border.message_dict(one) for one in border.messages(border.prompts(td)[row])]
+    return [one.for_template() for one in border.prompts(td)[row].messages]
 
 
 def items(chat, kind):

@@ -273,14 +273,14 @@ def test_a_rollout_with_turn_tokenizer_and_a_writer_by_hand_give_identical_ledge
     )  # fmt: skip
     encoder = ChatEncoder(tokenizer, tools=env.transform[0].tools, **options)
     td = begin(env)
-    chats = [[border.message_dict(one) for one in border.messages(row)] for row in border.prompts(td)]
+    chats = [[one.for_template() for one in row.messages] for row in border.prompts(td)]
     writers = [encoder.begin(chat) for chat in chats]
     for _ in range(3):
         step = env.step(sample(td, tokenizer, [said(), said()], family.stops))
         for row, root, conversation, writer in zip(
             step["next"].tensordicts, step.tensordicts, border.prompts(step["next"]), writers, strict=True
         ):
-            chat = [border.message_dict(one) for one in border.messages(conversation)]
+            chat = [one.for_template() for one in conversation.messages]
             known = len(writer.messages)
             writer.add_sampled(
                 root["tokens", "response"].tolist(), root["log_probs", "response"].clamp(max=0).tolist()

@@ -443,7 +443,7 @@ def test_a_problem_is_solved_in_three_turns_whoever_solves_others_meanwhile(serv
     env.close()
     assert bool(td["done"].all())
     for row, conversation in enumerate(border.prompts(td.to_lazystack(0))):
-        messages = [border.read_message(message) for message in border.messages(conversation)]
+        messages = [message.read() for message in conversation.messages]
         assert [message.role for message in messages] == [
             "user",
             "assistant",
@@ -469,7 +469,7 @@ async def test_an_answer_that_was_cut_off_runs_nothing():
             step = env.step(ScriptedPolicy([[cut]])(td))["next"]
             env.close()
             (row,) = border.prompts(step.to_lazystack(0))
-            return [border.read_message(message).text for message in border.messages(row)]
+            return [message.read().text for message in row.messages]
 
         texts = await asyncio.to_thread(run)
     assert texts == [PROBLEM, TURNS[0]]

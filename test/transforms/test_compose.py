@@ -771,8 +771,7 @@ env.close()
         class Nudge(Transform):
             def _step(self, td, next_td):
                 rows = [
-                    border.extended(row, [border.write_message({"role": "user", "content": "go on"})])
-                    for row in border.prompts(next_td)
+                    row.extended([{"role": "user", "content": "go on"}]) for row in border.prompts(next_td)
                 ]
                 border.set_prompts(next_td, rows)
                 return next_td

@@ -60,7 +60,7 @@ def prompted(format, result, said=None, **options):
 def chat_after(env, said):
     """The conversation after one turn of an environment."""
     after = step(env, begin(env), said)["next"]
-    return [border.message_dict(one) for one in border.messages(border.prompts(after)[0])]
+    return [one.for_template() for one in border.prompts(after)[0].messages]
 
 
 def steering(family, chat):

@@ -285,9 +285,9 @@ def test_h17_an_empty_list_of_calls_is_no_call_and_no_error():
     env = chat_env((1,), ToolCompose([add]))
     td = begin(env).to_lazystack(0)
     assistant = History(role="assistant", content=call("add", a=1, b=1), tool_calls=[])
-    row = [*border.messages(border.prompts(td)[0]), assistant._tensordict]
+    row = [*border.prompts(td)[0].messages, border.message_of(assistant)]
     history = td.get("history")
-    history.full = border.AgentHistory.of([border.conversation(row)])
+    history.full = border.AgentHistory.of([border.Conversation.of(row)])
     td.set("history", history)
     assert results(env.step(td)["next"]) == [["2"]]
 
@@ -345,7 +345,7 @@ def test_h24_a_reward_on_the_root_s_full_may_stand_anywhere():
     class Length(Transform):
         def _step(self, td, next_td):
             full = border.conversations(td["history"].full)
-            next_td["reward"] = torch.tensor([[float(border.length(row))] for row in full])
+            next_td["reward"] = torch.tensor([[float(len(row.messages))] for row in full])
             return next_td
 
         def transform_reward_spec(self, spec):

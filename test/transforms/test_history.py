@@ -33,11 +33,11 @@ def history(*rows):
 
 
 def texts(found):
-    return [[border.read_message(m).content for m in border.messages(r)] for r in border.conversations(found)]
+    return [[m.read().content for m in r.messages] for r in border.conversations(found)]
 
 
 def lengths(found):
-    return [border.length(row) for row in border.conversations(found)]
+    return [len(row.messages) for row in border.conversations(found)]
 
 
 class TestAgentHistory:
@@ -91,7 +91,7 @@ class TestAgentHistory:
             ]
         ]
         (row,) = border.conversations(border.as_history(rows))
-        user, assistant = map(border.read_message, border.messages(row))
+        user, assistant = (message.read() for message in row.messages)
         assert user == Message("user", "u")
         assert assistant.tool_calls == ({"x": 1},)
 
@@ -113,12 +113,12 @@ class TestAppending:
         assert lengths(td["history"].prompt) == [11, 6]
         assert results(td)[0] == ["0", "1", "2", "3", "4"]
 
-    def test_a_history_that_the_public_step_mdp_took_apart_is_refused_with_the_remedy(self):
-        """TorchRL's function turns ragged messages into lists, where `env.step_mdp` does not."""
+    def test_the_public_step_mdp_refuses_ragged_histories_and_names_the_remedy(self):
+        """TorchRL's function splits ragged messages into lists of fields, where `env.step_mdp` does not."""
         env = chat_env((2,), ToolCompose([add]))
-        td = step_mdp(step(env, begin(env), call("add", a=1, b=1), "no call"))
+        stepped = step(env, begin(env), call("add", a=1, b=1), "no call")
         with pytest.raises(RuntimeError, match=r"env\.step_mdp"):
-            step(env, td, "x", "x")
+            step_mdp(stepped)
 
     def test_results_come_in_the_order_of_the_calls_though_the_last_ends_first(self):
         """The first call cannot end before the second has: it waits for its event."""
@@ -217,9 +217,7 @@ class TestReading:
     def test_cutting_leaves_the_stored_full_alone(self):
         env = chat_env((1,), ToolCompose([add]))
         td = step(env, begin(env), "hi<|im_end|>")
-        assert border.read_message(
-            border.messages(border.conversations(td["history"].full)[0])[-1]
-        ).content == ("hi<|im_end|>")
+        assert border.conversations(td["history"].full)[0].messages[-1].read().content == ("hi<|im_end|>")
 
     @given(text=st.text(), endings=st.lists(st.sampled_from([*EOS_STRINGS, "\n", " "])))
     def test_cutting_gives_a_beginning_of_the_text_that_ends_in_no_eos_string(self, text, endings):
@@ -315,7 +313,7 @@ def answer_with(td, messages):
     found = td["history"]
     responses = border.conversations(border.as_history(messages))
     rows = zip(border.prompts(td), responses, strict=True)
-    found.full = AgentHistory.of([border.extended(old, border.messages(new)) for old, new in rows])
+    found.full = AgentHistory.of([old.extended(new.messages) for old, new in rows])
     return td.set("history", found)
 
 

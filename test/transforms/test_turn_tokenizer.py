@@ -377,7 +377,7 @@ def test_long_results_are_cut_in_the_tokens_and_in_the_history(side):
     tokenizer = qwen()
     env = token_env(tokenizer, [say], max_tool_response_chars=60, tool_response_truncate_side=side)
     talk = Rollout(env, tokenizer).turn(call(text="HEAD" + "x" * 500 + "TAIL"))
-    content = border.read_message(border.messages(border.prompts(talk.td)[0])[-1]).content
+    content = border.prompts(talk.td)[0].messages[-1].read().content
     assert len(content) <= 60
     assert ("HEAD" in content, "TAIL" in content) == {
         "left": (True, False), "middle": (True, True), "right": (False, True),

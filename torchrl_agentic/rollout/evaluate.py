@@ -230,7 +230,7 @@ class _ScoreTransform(Transform):
         conversations = border.prompts(next_tensordict)
         for row, over in enumerate(next_tensordict.get("done").reshape(-1).tolist()):
             if over:
-                self._records.score(row, border.read_message(border.messages(conversations[row])[-1]).text)
+                self._records.score(row, conversations[row].messages[-1].read().text)
         return next_tensordict
 
 

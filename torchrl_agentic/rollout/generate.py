@@ -36,8 +36,7 @@ def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> l
         MissingExtra: If an image must be opened and Pillow is not installed.
     """
     chats = [
-        [border.message_dict(message) for message in border.messages(conversation)]
-        for conversation in border.prompts(td)
+        [message.for_template() for message in conversation.messages] for conversation in border.prompts(td)
     ]
     return [[media.opened(part, kind) for part in media.parts_of(chat, kind)] for chat in chats]
 
@@ -127,7 +126,7 @@ def _silent(row: TensorDictBase) -> TensorDictBase:
 
 
 def _trajectory(row: TensorDictBase, conversation: Any) -> Trajectory:
-    messages = tuple(border.read_message(message) for message in border.messages(conversation))
+    messages = tuple(message.read() for message in conversation.messages)
     ledger = read_ledger(row) if row.get(TOKENS, None) is not None else None
     ended = row.get("terminated", None)
     return Trajectory(messages, ended is not None and bool(ended.any()), ledger)

@@ -61,7 +61,7 @@ class HistoryToTokens(TensorDictModuleBase):
         """Write the prompt of each row of a batch, [*B]."""
         td, rows = border.leaves(tensordict)
         for row, conversation in zip(rows, border.prompts(td), strict=True):
-            chat = [escaped(border.message_dict(one), self._control) for one in border.messages(conversation)]
+            chat = [escaped(one.for_template(), self._control) for one in conversation.messages]
             text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
             ids = torch.tensor(self.encoder.encode([text]).ids, device=row.device)
             row.set(TOKENS, ids)

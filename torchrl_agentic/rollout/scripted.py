@@ -60,7 +60,7 @@ class ScriptedPolicy(TensorDictModuleBase):
 
     def _answer(self, index: int, row: border.Conversation, turn: int) -> Message:
         if callable(self.script):
-            answer = self.script([border.read_message(message) for message in border.messages(row)])
+            answer = self.script([message.read() for message in row.messages])
         else:
             turns = self.script[index % len(self.script)]
             answer = turns[turn] if turn < len(turns) else ""
@@ -74,11 +74,12 @@ def add_answers(td: TensorDictBase, answers: Sequence[Message]) -> TensorDictBas
         td: The root of a step, [*B].
         answers: The assistant's message of each row, rows counted through the flattened batch.
     """
-    written = [border.write_message(message_fields(message)) for message in answers]
+    written = [message_fields(message) for message in answers]
     rows = zip(border.prompts(td), written, strict=True)
     history = td.get("history")
-    history.response = AgentHistory.of([border.conversation([answer]) for answer in written], td.batch_size)
-    history.full = AgentHistory.of([border.extended(row, [answer]) for row, answer in rows], td.batch_size)
+    responses = [border.Conversation.of([answer]) for answer in written]
+    history.response = AgentHistory.of(responses, td.batch_size)
+    history.full = AgentHistory.of([row.extended([answer]) for row, answer in rows], td.batch_size)
     return td.set("history", history)
 
 

@@ -173,7 +173,7 @@ class ToolCompose(ToolList):
             if not is_active:
                 rows[index] = before[index]
                 continue
-            lengths = border.length(before[index]), border.length(written[index])
+            lengths = len(before[index]), len(written[index])
             rows[index], message = read_turn(rows[index], *lengths, self.eos_strings)
             session = self._rows.session(index)
             if session.turn == 0:
@@ -187,12 +187,12 @@ class ToolCompose(ToolList):
         for turn in turns:
             if turn.calls:
                 turn.rendered = render(self.parser, turn, self.tool_role, media=self.media)
-                rows[turn.row] = border.extended(rows[turn.row], [*map(border.write_message, turn.rendered)])
+                rows[turn.row] = rows[turn.row].extended(turn.rendered)
             else:
                 turn.session.turn += 1
             if self.recordings.hook is not None:
                 record = as_record(turn, rows[turn.row], self.recordings.recorded(turn.row))
-                self.recordings.turn(record, border.length(rows[turn.row]))
+                self.recordings.turn(record, len(rows[turn.row]))
         border.set_prompts(next_tensordict, rows)
         specs.write_report(next_tensordict, self._rows, turns, calls=self.report_calls)
         self.end([], next_tensordict)
@@ -222,7 +222,7 @@ class ToolCompose(ToolList):
         sessions = [self._rows.session(row) for row in begun]
         for turn in begin_rows(self._tools, sessions, tensordict_reset, has_worlds=self._has_worlds):
             messages = render(self.parser, turn, self.tool_role, media=self.media)
-            rows[turn.row] = border.extended(rows[turn.row], [*map(border.write_message, messages)])
+            rows[turn.row] = rows[turn.row].extended(messages)
         border.set_prompts(tensordict_reset, rows)
         specs.write_report(tensordict_reset, self._rows, (), calls=self.report_calls)
         return tensordict_reset

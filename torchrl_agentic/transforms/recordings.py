@@ -56,9 +56,9 @@ class Recordings:
             row: Index in the flattened batch.
             conversation: The conversation of the row.
         """
-        length = border.length(conversation)
+        length = len(conversation)
         known, self._lengths[row] = self._lengths.get(row, length), length
-        return list(map(border.read_message, border.messages(conversation)[known:]))
+        return [message.read() for message in conversation.messages[known:]]
 
     def read_reasons(self, next_tensordict: TensorDictBase) -> None:
         """Remember why rows end, for a recording that the environment closes before its next step.

@@ -188,7 +188,7 @@ class AnswerRewardTransform(Transform):
         return add_reward(next_tensordict, reward)
 
     def _reward_of(self, conversation: border.Conversation, truth: str) -> float:
-        said = (border.read_message(message) for message in reversed(border.messages(conversation)))
+        said = (message.read() for message in reversed(conversation.messages))
         answer = next((message.text for message in said if message.role == "assistant"), "")
         return self.right if self.is_right(answer.rpartition("</think>")[2], truth) else self.wrong
 

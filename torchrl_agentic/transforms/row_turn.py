@@ -79,16 +79,16 @@ def read_turn(
     Returns:
         The repaired conversation, and its last message.
     """
-    messages = border.messages(conversation)
-    if written > known + 1 and border.read_message(messages[known]).role == "assistant":
+    messages = conversation.messages
+    if written > known + 1 and messages[known].read().role == "assistant":
         messages = [*messages[: known + 1], *messages[written:]]
-        conversation = border.conversation(messages)
-    message = border.read_message(messages[-1])
+        conversation = border.Conversation.of(messages)
+    message = messages[-1].read()
     if isinstance(message.content, str):
         plain = without_eos(message.content, eos_strings)
         if plain is not message.content:
             message = replace(message, content=plain)
-            conversation = border.conversation([*messages[:-1], border.with_content(messages[-1], plain)])
+            conversation = conversation.replaced(-1, {**messages[-1], "content": plain})
     return conversation, message
 
 
@@ -223,14 +223,14 @@ def as_record(turn: RowTurn, conversation: border.Conversation, recorded: int) -
         conversation: The conversation after the turn, [L].
         recorded: Number of its messages that earlier records contain.
     """
-    before = border.length(conversation) - len(turn.rendered) - 1
+    before = len(conversation) - len(turn.rendered) - 1
     return Turn(
         turn.session.trajectory,
         turn.session.turn - 1,
         turn.message,
         DispatchResult(turn.parsed.text, turn.calls, tuple(turn.results)),
         tuple(Message(m["role"], m["content"], tool_call_id=m.get("tool_call_id")) for m in turn.rendered),
-        tuple(map(border.read_message, border.messages(conversation)[recorded:before])),
+        tuple(message.read() for message in conversation.messages[recorded:before]),
         turn.parsed.notes,
         turn.row,
     )

@@ -202,7 +202,7 @@ def out_of_room(tensordict: TensorDictBase) -> list[bool]:
     answered = border.prompts(stack, "full")
     return [
         len(row.get(("tokens", "response"))) >= int(row.get(ROOM))
-        and not border.read_message(border.messages(conversation)[-1]).is_complete
+        and not conversation.messages[-1].read().is_complete
         for row, conversation in zip(rows, answered, strict=True)
     ]
 

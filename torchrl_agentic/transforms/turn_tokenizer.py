@@ -145,7 +145,7 @@ class TurnTokenizer(Transform):
         for row, conversation, is_new in zip(rows, border.prompts(stack), begins, strict=True):
             ledger = TokenLedger()
             if is_new:
-                chat = _chat(border.messages(conversation))
+                chat = _chat(conversation.messages)
                 ledger = self.chat_encoder.begin(chat, tools=tool_selection(row)).ledger
             self._write(row, None, ledger)
         drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
@@ -191,7 +191,7 @@ class TurnTokenizer(Transform):
         after: border.Conversation,
     ) -> tuple[TokenWriter, NextPrompt, border.Conversation]:
         """Write the next prompt of a row, and the injected messages as they were encoded."""
-        messages, n_before = border.messages(after), border.length(before)
+        messages, n_before = after.messages, len(before)
         # Most templates do not need the earlier messages: reading them would cost more with each turn.
         earlier = messages[:n_before] if self.chat_encoder.reads_whole_chat else []
         writer = self._writer(root, _chat(earlier))
@@ -199,12 +199,13 @@ class TurnTokenizer(Transform):
         prompt = writer.add_messages(answer, injected)
         self._write(row, None if self.chat_encoder.use_inference_chat_template else root, writer.ledger)
         fitted = {
-            index: border.with_content(messages[index], new["content"])
+            index: {**messages[index], "content": new["content"]}
             for index, (old, new) in enumerate(zip(injected, prompt.injected, strict=True), n_before + 1)
             if new is not old
         }
         if fitted:
-            after = border.conversation([fitted.get(i, message) for i, message in enumerate(messages)])
+            for index, message in fitted.items():
+                after = after.replaced(index, message)
             border.inner(row.get("history")).set("prompt", border.AgentHistory.around(after))
         return writer, prompt, after
 
@@ -256,7 +257,7 @@ class TurnTokenizer(Transform):
         """Return how many tokens of a row drift; warn of the first drift, or raise."""
         if self.chat_encoder.drift_mode == "disable":
             return 0
-        chat = _chat(border.messages(conversation))
+        chat = _chat(conversation.messages)
         drift = TokenWriter(self.chat_encoder, read_ledger(row), messages=chat, tools=tools).find_drift()
         if drift is None:
             return 0
@@ -325,4 +326,4 @@ def _context_length(root: TensorDictBase) -> int | None:
 
 
 def _chat(messages: Sequence[TensorDictBase]) -> list[dict[str, Any]]:
-    return [border.message_dict(message) for message in messages]
+    return [message.for_template() for message in messages]

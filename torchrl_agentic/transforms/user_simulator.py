@@ -144,8 +144,8 @@ class UserSimulator(Transform):
         self._users.converse(turns)
         for turn in turns:
             if turn.reply is not None and (turn.reply.text or not turn.reply.is_over):
-                message = border.write_message({"role": self.role, "content": escape(turn.reply.text)})
-                rows[turn.row] = border.extended(rows[turn.row], [message])
+                message = {"role": self.role, "content": escape(turn.reply.text)}
+                rows[turn.row] = rows[turn.row].extended([message])
         border.set_prompts(next_tensordict, rows)
         return self._report(next_tensordict, turns)
 
@@ -172,8 +172,8 @@ class UserSimulator(Transform):
             is_answer = not (done[row] or called[row]) and _is_from_model(conversation)
             is_last = is_answer and self.max_turns is not None and spoken.get(row, 0) >= self.max_turns
             is_asked, is_done = is_answer and not is_last, done[row] or is_last
-            read = border.messages(conversation) if is_asked or is_done else ()
-            turns.append(UserTurn(row, tuple(map(border.read_message, read)), is_asked, is_done))
+            read = conversation.messages if is_asked or is_done else ()
+            turns.append(UserTurn(row, tuple(message.read() for message in read), is_asked, is_done))
         return turns
 
     def _report(self, next_tensordict: TensorDictBase, turns: Sequence[UserTurn]) -> TensorDictBase:
@@ -277,7 +277,7 @@ class UserSimulator(Transform):
 
 def _is_from_model(conversation: border.Conversation) -> bool:
     """Return True if the last message is the model's."""
-    return border.read_message(border.messages(conversation)[-1]).role == "assistant"
+    return conversation.messages[-1].read().role == "assistant"
 
 
 def _zeros(size: int) -> dict[str, list[float]]:

@@ -154,6 +154,6 @@ class TestPythonInterpreter:
         td = env.reset(TensorDict({"query": [["a", "b"]]}, batch_size=(1, 2)))
         said = ScriptedPolicy([[call("python", code=f"x = {i}\nprint(x)")] for i in range(2)])
         td = env.step(said(td))
-        texts = [border.read_message(border.messages(row)[-1]).content for row in border.prompts(td["next"])]
+        texts = [row.messages[-1].read().content for row in border.prompts(td["next"])]
         compose.close()
         assert texts == ["0", "1"]
