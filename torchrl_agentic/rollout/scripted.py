@@ -46,17 +46,16 @@ class ScriptedPolicy(TensorDictModuleBase):
         Args:
             tensordict: The root of a step, [*B].
         """
-        td = tensordict if tensordict.batch_dims != 1 else tensordict.to_lazystack(0)
-        rows = border.prompts(td)
-        turns = td.get(("agentic", "turn"), None)
+        rows = border.prompts(tensordict)
+        turns = tensordict.get(("agentic", "turn"), None)
         turns_taken = [0] * len(rows) if turns is None else turns.reshape(-1).tolist()
-        done = td.get("done", None)
+        done = tensordict.get("done", None)
         ended = [False] * len(rows) if done is None else done.reshape(-1).tolist()
         answers = [
             Message("assistant", "") if ended[index] else self._answer(index, row, turns_taken[index])
             for index, row in enumerate(rows)
         ]
-        return add_answers(td, answers)
+        return add_answers(tensordict, answers)
 
     def _answer(self, index: int, row: border.Conversation, turn: int) -> Message:
         if callable(self.script):

@@ -211,6 +211,7 @@ class ToolCompose(ToolList):
         """Begin new trajectories in the rows of the mask; the others continue."""
         self._refresh_toolsets()
         self._meet_tokenizer()
+        tensordict_reset = border.dense(tensordict_reset)
         rows = border.prompts(tensordict_reset)
         chosen, self._mask = reset_rows(tensordict, self._mask, len(rows)), None
         begun = [row for row, is_chosen in enumerate(chosen) if is_chosen]

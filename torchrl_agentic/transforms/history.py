@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import tensordict
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torchrl.data.llm import History
 
 from torchrl_agentic.transforms.conversation import (
@@ -179,6 +179,26 @@ def as_history(chats: Sequence[Sequence[Mapping[str, Any]]]) -> AgentHistory:
     """
     require_list_to_stack()
     return AgentHistory.of([Conversation.of(chat) for chat in chats])
+
+
+def dense(td: TensorDictBase) -> TensorDictBase:
+    """Return a batch as a TensorDict rather than a lazy stack of its rows, if its entries can be stacked.
+
+    `ChatEnv` returns a stack from a reset, and each later step would handle row by row what it kept of it.
+
+    Args:
+        td: The batch, [*B].
+    """
+    if not is_flat_stack(td):
+        return td
+    rows = cast("LazyStackedTensorDict", td)
+    if any(set(row.keys()) != set(rows.tensordicts[0].keys()) for row in rows.tensordicts):
+        return td
+    try:
+        entries = {key: rows.get(key) for key in rows.keys()}
+    except RuntimeError:  # a column of the data set whose tensors differ in shape
+        return td
+    return TensorDict(entries, batch_size=td.batch_size, device=td.device)
 
 
 def leaves(td: TensorDictBase) -> tuple[LazyStackedTensorDict, list[TensorDictBase]]:
