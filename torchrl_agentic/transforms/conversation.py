@@ -1,42 +1,27 @@
 """`Conversation`: the messages of a trajectory as one immutable value that a TensorDict carries.
 
-TorchRL copies, selects, stacks and moves the entries of a batch several times per step. If messages were
-TensorDicts, each of these would cost O(messages). To TorchRL a `Conversation` is a stack of TensorDicts, but
-it holds a tuple of messages: copying it copies a reference, and the TensorDict of a message is made only when
-something reads it.
-
-The classes override methods of tensordict, private ones among them. `test/transforms/test_consumers.py`
-checks what TorchRL does with them, against the version of tensordict that is installed.
+If messages were TensorDicts, each copy that TorchRL makes of a batch would cost O(messages). A `Conversation`
+is a `ValueStack` of messages: the TensorDict of a message is made only when something reads it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self, cast
 
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-)
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tensordict.base import NO_DEFAULT
 from tensordict.utils import _parse_to
 
 from torchrl_agentic.messages import Message
+from torchrl_agentic.transforms.value_stack import ValueStack, is_flat_stack
 
 _COMPLETE = "is_complete"
 _MESSAGE = "_stored_message"
-_KEEP: Any = object()
 _EMPTY = TensorDict({})
 _SCALAR = torch.Size(())
-_NO_TENSORDICT = (
-    "this history is not a stack of messages any more: torchrl.envs.utils.step_mdp splits ragged histories. "
-    "Use env.step_mdp(td), or let a rollout or a collector do it"
-)
 
 
 class StoredMessage(Mapping[str, Any]):
@@ -117,6 +102,14 @@ class StoredMessage(Mapping[str, Any]):
         """Return the keys of the TensorDict of this message."""
         return frozenset((_COMPLETE, *self._fields))
 
+    def keep(self, names: Callable[[str], bool]) -> StoredMessage:
+        """Return a message with some of the fields.
+
+        Args:
+            names: Called with the name of a field; returns whether it stays.
+        """
+        return StoredMessage({key: value for key, value in self._fields.items() if names(key)})
+
     def entry(self, key: str) -> NonTensorData:
         """Return a field as an entry of a TensorDict; "is_complete" is true if the message does not say.
 
@@ -129,16 +122,7 @@ class StoredMessage(Mapping[str, Any]):
         return _shared_entry(value) if key == "role" else _entry(copied(value))
 
 
-def _writer(name: str) -> Callable[..., Any]:
-    """Return the method of a conversation that writes as the method of a stack does."""
-
-    def write(self: Conversation, *args: Any, **kwargs: Any) -> Any:
-        return self._write(name, *args, **kwargs)
-
-    return write
-
-
-class Conversation(LazyStackedTensorDict):
+class Conversation(ValueStack[StoredMessage]):
     """The messages of a trajectory, [L], as one immutable value.
 
     No operation that copies, selects, moves, locks or stacks a conversation touches its messages. Reading one
@@ -147,47 +131,20 @@ class Conversation(LazyStackedTensorDict):
     changes.
     """
 
-    _messages: tuple[StoredMessage, ...]
-    _made: list[TensorDictBase] | None
-    _keys: tuple[frozenset[str], frozenset[str]] | None
-
-    def __new__(cls, *items: TensorDictBase, stack_dim: int = 0, **options: Any) -> Any:
-        """Return a conversation if the items are messages; otherwise an ordinary stack of them."""
-        if stack_dim not in (0, -1) or any(item.batch_dims for item in items):
-            return LazyStackedTensorDict(*items, stack_dim=stack_dim, **options)
-        return super().__new__(cls)
-
-    def __init__(self, *items: TensorDictBase, device: Any = None, **_: Any) -> None:
-        self._assign(tuple(map(message_of, items)), items[0].device if items else device)
-
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, Any]], device: torch.device | None = None) -> Conversation:
+    def of(cls, messages: Iterable[Mapping[str, Any]], device: torch.device | None = None) -> Conversation:
         """Return a conversation.
 
         Args:
             messages: Messages, as `StoredMessage` or as plain mappings.
             device: Device of the TensorDicts of the messages.
         """
-        return cls._new(tuple(map(_stored, messages)), device)
-
-    @classmethod
-    def from_tensordict(cls, td: TensorDictBase) -> Conversation:
-        """Return a stack of messages as a conversation; nearly always it is one already.
-
-        Args:
-            td: Stack of messages, [L].
-
-        Raises:
-            RuntimeError: If it is not a stack of messages.
-        """
-        if type(td) is cls:
-            return td
-        return cls.of([message_of(item) for item in items_of(td)], td.device)
+        return cls.around(map(_stored, messages), device)
 
     @property
     def messages(self) -> tuple[StoredMessage, ...]:
         """The messages, [L]."""
-        return self._messages
+        return self._values
 
     def extended(self, new: Iterable[Mapping[str, Any]]) -> Conversation:
         """Return a conversation with messages appended; this one stays as it is.
@@ -196,7 +153,7 @@ class Conversation(LazyStackedTensorDict):
             new: Messages to append.
         """
         added = tuple(map(_stored, new))
-        made = self._new(self._messages + added, self._device)
+        made = self.around(self._values + added, self._device)
         if self._keys is not None:
             every, some = self._keys
             kinds = [one.keys_shown() for one in added]
@@ -210,97 +167,17 @@ class Conversation(LazyStackedTensorDict):
             index: Place of the message.
             message: The other message.
         """
-        messages = list(self._messages)
+        messages = list(self._values)
         messages[index] = _stored(message)
-        return self._new(tuple(messages), self._device)
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    # What makes a conversation.
-
-    @classmethod
-    def _new_lazy_unsafe(cls, *items: Any, **options: Any) -> Any:
-        return LazyStackedTensorDict._new_lazy_unsafe(*items, **options)
-
-    @classmethod
-    def _new(cls, messages: tuple[StoredMessage, ...], device: torch.device | None) -> Conversation:
-        made = TensorDictBase.__new__(cls)
-        made._assign(messages, device)
-        return made
-
-    def _assign(self, messages: tuple[StoredMessage, ...], device: torch.device | None) -> None:
-        self.__dict__.update(
-            _messages=messages,
-            _made=None,
-            _keys=None,
-            stack_dim=0,
-            hook_in=None,
-            hook_out=None,
-            _is_locked=None,
-            _device=device,
-            _batch_size=torch.Size((len(messages),)),
-        )
-
-    def _copy(self, device: Any = _KEEP) -> Self:
-        made = TensorDictBase.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made.__dict__.update(_is_locked=None, _cache=None)
-        if device is not _KEEP:
-            made.__dict__.update(_device=device, _made=None)
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"messages": self._messages, "device": self._device}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._assign(state["messages"], state["device"])
-        self.__dict__.update(_cache=None, _last_op=None)
-
-    # What TorchRL reads.
-
-    @property
-    def tensordicts(self) -> list[TensorDictBase]:
-        """TensorDicts of the messages, locked; made when they are first read."""
-        made = self._made
-        if made is None:
-            made = self.__dict__["_made"] = [one.as_tensordict(self._device) for one in self._messages]
-        return made
-
-    @tensordicts.setter
-    def tensordicts(self, items: Sequence[TensorDictBase]) -> None:
-        self._assign(tuple(map(message_of, items)), self._device)
-
-    @property
-    def _keys_of_all(self) -> frozenset[str]:
-        """Fields that all messages have."""
-        return self._known_keys()[0]
-
-    @property
-    def _keys_of_any(self) -> frozenset[str]:
-        """Fields that some message has."""
-        return self._known_keys()[1]
-
-    def _known_keys(self) -> tuple[frozenset[str], frozenset[str]]:
-        if self._keys is None:
-            kinds = {one.keys_shown() for one in self._messages} or {frozenset[str]()}
-            self.__dict__["_keys"] = frozenset.intersection(*kinds), frozenset.union(*kinds)
-        return cast("Any", self._keys)
-
-    def _key_list(self) -> list[str]:
-        return sorted(self._keys_of_all)
-
-    @property
-    def _has_exclusive_keys(self) -> bool:
-        return self._keys_of_all != self._keys_of_any
+        return self.around(messages, self._device)
 
     def _get_str(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Return a field of all messages, without making the messages."""
-        if key not in self._keys_of_all or self._device is not None:
+        if key not in self._known_keys()[0] or self._device is not None:
             return super()._get_str(key, default, **options)
         made = NonTensorStack.__new__(NonTensorStack)
         made.__dict__.update(
-            tensordicts=[one.entry(key) for one in self._messages],
+            tensordicts=[one.entry(key) for one in self._values],
             stack_dim=0,
             hook_in=None,
             hook_out=None,
@@ -315,105 +192,13 @@ class Conversation(LazyStackedTensorDict):
         if isinstance(index, tuple) and len(index) == 1:
             (index,) = index
         if type(index) is int:
-            return self._messages[index].as_tensordict(self._device)
+            return self._values[index].as_tensordict(self._device)
         if isinstance(index, slice):
-            return self._new(self._messages[index], self._device)
+            return self.around(self._values[index], self._device)
         return super().__getitem__(index)
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of the TensorDicts of the messages."""
-        return self._device
-
-    @device.setter
-    def device(self, value: Any) -> None:
-        self.__dict__.update(_device=None if value is None else torch.device(value), _made=None)
-
-    def clear_device_(self) -> Self:
-        """Forget the device."""
-        self.device = None
-        return self
-
-    @property
-    def names(self) -> list[str | None]:
-        """Name of the dimension."""
-        return [self._td_dim_name]
-
-    @names.setter
-    def names(self, value: Sequence[str | None] | None) -> None:
-        self._set_names(value)
-
-    def _set_names(self, names: Sequence[str | None] | None) -> None:
-        self._td_dim_name = names[0] if names else None
-
-    def _erase_names(self) -> None:
-        self._td_dim_name = None
-
-    def _has_names(self) -> bool:
-        return self._td_dim_name is not None
-
-    def _check_dim_name(self, name: str | None) -> bool:
-        return name is not None and name == self._td_dim_name
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether this object is locked; its messages always are."""
-        return bool(self._is_locked)
-
-    @is_locked.setter
-    def is_locked(self, value: bool) -> None:
-        if value:
-            self.lock_()
-        else:
-            self.unlock_()
-
-    _lock_parents_weakrefs: Any = TensorDictBase._lock_parents_weakrefs
-
-    def _propagate_lock(self, lock_parents_weakrefs: Any = None, *, is_compiling: bool) -> None:
-        self._is_locked = True
-        if lock_parents_weakrefs is not None:
-            self._lock_parents_weakrefs = self._lock_parents_weakrefs + lock_parents_weakrefs
-
-    def _propagate_unlock(self) -> list[Any]:
-        self._is_locked = None
-        return []
-
-    def is_shared(self) -> bool:
-        """Return False: a conversation has no tensors that could be in shared memory."""
-        return False
-
-    def is_memmap(self) -> bool:
-        """Return False: a conversation has no tensors that could be mapped."""
-        return False
-
-    _is_shared: Any = False
-    _is_memmap: Any = False
-
-    # What copies it.
 
     def _clone(self, recurse: bool = True) -> Self:
         return self._copy()
-
-    def _select(
-        self, *keys: Any, inplace: bool = False, strict: bool = False, set_shared: bool = True
-    ) -> Any:
-        names = {key if isinstance(key, str) else key[0] for key in keys}
-        if strict and not names <= self._keys_of_all:
-            raise KeyError(f"not all messages have {sorted(names - self._keys_of_all)}")
-        return self._filtered(lambda key: key in names, inplace=inplace)
-
-    def _exclude(self, *keys: Any, inplace: bool = False, set_shared: bool = True) -> Any:
-        names = {key if isinstance(key, str) else key[0] for key in keys}
-        return self._filtered(lambda key: key not in names, inplace=inplace)
-
-    def _filtered(self, keep: Callable[[str], bool], *, inplace: bool) -> Any:
-        if all(map(keep, self._keys_of_any)):
-            return self if inplace else self._copy()
-        kept = [{key: value for key, value in one.items() if keep(key)} for one in self._messages]
-        if not inplace:
-            return Conversation.of(kept, self._device)
-        self._assign(tuple(map(StoredMessage, kept)), self._device)
-        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Return the conversation on another device: its messages hold no tensors, and are shared.
@@ -466,19 +251,8 @@ class Conversation(LazyStackedTensorDict):
             return super().where(condition, other, out=out, pad=pad, update_batch_size=update_batch_size)
         return chosen if out is None else out.update(chosen, update_batch_size=update_batch_size)
 
-    # What writes to it: this object gets other messages.
-
-    def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self.is_locked:
-            raise RuntimeError("Cannot modify locked TensorDict.")
-        messages = [one.as_tensordict(self._device, lock=False) for one in self._messages]
-        stack = LazyStackedTensorDict(*messages, stack_dim=0)
-        found = getattr(stack, name)(*args, **kwargs)
-        self.tensordicts = stack.tensordicts
-        return self if found is stack or found is None else found
-
     def _set_str(self, key: str, value: Any, **kwargs: Any) -> Any:
-        if isinstance(value, list) and len(cast("list[Any]", value)) != len(self._messages):
+        if isinstance(value, list) and len(cast("list[Any]", value)) != len(self._values):
             raise RuntimeError(
                 "the fields of a conversation cannot be set one by one from a conversation of another "
                 "length; torchrl.envs.utils.step_mdp tries that. Use env.step_mdp(td), or let a rollout or a "
@@ -501,46 +275,6 @@ class Conversation(LazyStackedTensorDict):
             self._assign(Conversation.from_tensordict(other).messages, self._device)
             return self
         return self._write("update", other, *args, **kwargs)
-
-    _set_tuple: Any = _writer("_set_tuple")
-    _set_at_str: Any = _writer("_set_at_str")
-    _set_at_tuple: Any = _writer("_set_at_tuple")
-    __setitem__: Any = _writer("__setitem__")
-    insert: Any = _writer("insert")
-    append: Any = _writer("append")
-    del_: Any = _writer("del_")
-    pop: Any = _writer("pop")
-    update_: Any = _writer("update_")
-
-    def share_memory_(self) -> Self:
-        """Return the conversation: there are no tensors to share."""
-        return self
-
-    def _memmap_(self, **options: Any) -> Any:
-        messages = [one.as_tensordict(self._device, lock=False) for one in self._messages]
-        return LazyStackedTensorDict(*messages, stack_dim=0)._memmap_(**options)
-
-
-def is_flat_stack(td: Any) -> bool:
-    """Return True for a lazy stack of one dimension."""
-    return isinstance(td, LazyStackedTensorDict) and td.batch_dims == 1
-
-
-def items_of(td: TensorDictBase) -> Sequence[TensorDictBase]:
-    """Return the items of a stack along its first dimension.
-
-    Args:
-        td: The stack.
-
-    Raises:
-        RuntimeError: If TorchRL's public `step_mdp` has split it.
-    """
-    if isinstance(td, LazyStackedTensorDict) and td.stack_dim == 0:
-        return td.tensordicts
-    try:
-        return td.unbind(0)
-    except AttributeError as error:
-        raise RuntimeError(_NO_TENSORDICT) from error
 
 
 def _stored(message: Mapping[str, Any]) -> StoredMessage:
@@ -592,3 +326,6 @@ def _entry(value: Any) -> NonTensorData:
 def _shared_entry(value: Any) -> NonTensorData:
     """Return NonTensorData that all messages share: roles and flags are half the cost of a message."""
     return NonTensorData(value)
+
+
+Conversation._read_item = staticmethod(message_of)

@@ -14,12 +14,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torchrl.data.llm import History
 
-from torchrl_agentic.transforms.conversation import (
-    Conversation,
-    is_flat_stack,
-    items_of,
-    message_of,
-)
+from torchrl_agentic.transforms.conversation import Conversation, message_of
+from torchrl_agentic.transforms.value_stack import is_flat_stack, items_of, nested
 
 
 class AgentHistory(History):
@@ -42,7 +38,7 @@ class AgentHistory(History):
             rows: Conversations of the flattened batch.
             shape: Batch size, or None for [len(rows)].
         """
-        return cls.around(_nested(rows, list(shape) if shape else [len(rows)]))
+        return cls.around(nested(rows, shape or [len(rows)], _stacked))
 
     @classmethod
     def around(cls, td: TensorDictBase) -> AgentHistory:
@@ -224,9 +220,5 @@ def _flat(history: History, dims: int) -> list[Any]:
     return level
 
 
-def _nested(rows: Sequence[TensorDictBase], shape: list[int]) -> TensorDictBase:
-    if len(shape) == 1:
-        return LazyStackedTensorDict(*rows, stack_dim=0)
-    size = len(rows) // shape[0]
-    parts = [_nested(rows[i * size : (i + 1) * size], shape[1:]) for i in range(shape[0])]
-    return LazyStackedTensorDict(*parts, stack_dim=0)
+def _stacked(rows: Sequence[TensorDictBase]) -> TensorDictBase:
+    return LazyStackedTensorDict(*rows, stack_dim=0)
