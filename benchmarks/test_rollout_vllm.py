@@ -72,7 +72,7 @@ class Loop:
         for _ in range(TURNS):
             steps.append(self.env.step(self.policy(td)))
             td = self.env.step_mdp(steps[-1])
-        assert all(len(row["tokens", "response"]) == self.size for step in steps for row in step.tensordicts)
+        assert all(len(row["tokens", "response"]) == self.size for step in steps for row in step.unbind(0))
         assert bool(steps[-1]["next", "done"].all())
         return steps
 
@@ -83,8 +83,8 @@ class Alone:
     def __init__(self, engine: Any, loop: Loop) -> None:
         self.engine, self.sampling = engine, loop.policy.module[0].sampling
         first, second = loop.run()[:2]
-        self.prompts = [row["tokens", "prompt"].tolist() for row in first.tensordicts]
-        rows = zip(first.tensordicts, second.tensordicts, strict=True)
+        self.prompts = [row["tokens", "prompt"].tolist() for row in first.unbind(0)]
+        rows = zip(first.unbind(0), second.unbind(0), strict=True)
         self.added = [row["tokens", "prompt"][len(old["tokens", "full"]) :].tolist() for old, row in rows]
 
     def run(self) -> None:

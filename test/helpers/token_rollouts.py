@@ -30,9 +30,9 @@ def sampled_ids(tokenizer, said):
 def sample(td, tokenizer, said, stops=()):
     """Write what a TorchRL wrapper writes in tokens mode, then the history."""
     td = td if isinstance(td, LazyStackedTensorDict) else td.to_lazystack(0)
-    prompts = [row["tokens", "prompt"] for row in td.tensordicts]
+    prompts = [row["tokens", "prompt"] for row in td.unbind(0)]
     answers = [sampled_ids(tokenizer, Says(one) if isinstance(one, str) else one) for one in said]
-    out = LazyStackedTensorDict(*[row.empty() for row in td.tensordicts])
+    out = LazyStackedTensorDict(*[row.empty() for row in td.unbind(0)])
     tokens, log_probs = Tokens._from_tensordict(out.copy()), LogProbs._from_tensordict(out.copy())
     tokens.prompt, tokens.response = prompts, answers
     tokens.full = [torch.cat(pair) for pair in zip(prompts, answers, strict=True)]
@@ -65,7 +65,7 @@ class Rollout:
         """Make one turn in each row; assert that the next prompt of a row begins with all its ids so far."""
         td = sample(self.td, self.tokenizer, said, self.stops)
         step = self.env.step(td)
-        for before, after in zip(td.tensordicts, step["next"].tensordicts, strict=True):
+        for before, after in zip(td.unbind(0), step["next"].unbind(0), strict=True):
             full, prompt = before["tokens", "full"], after["tokens", "prompt"]
             assert before["done"].any() or torch.equal(prompt[: len(full)], full)
             assert after["masks", "all_attention_mask"].shape == prompt.shape
@@ -73,10 +73,10 @@ class Rollout:
         return self
 
     def ledger(self, row=0):
-        return read_ledger(self.td.tensordicts[row])
+        return read_ledger(self.td.unbind(0)[row])
 
     def text(self, row=0):
-        return self.tokenizer.decode(self.td.tensordicts[row]["tokens", "prompt"])
+        return self.tokenizer.decode(self.td.unbind(0)[row]["tokens", "prompt"])
 
     def drift(self):
         return self.next["agentic", "token_drift"].flatten().tolist()

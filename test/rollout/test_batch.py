@@ -70,7 +70,7 @@ def steps_of(tokenizer, turns):
 def answers(batch, tokenizer):
     """The last answer of each trajectory, sorted."""
     found = []
-    for row in batch.tensordicts:
+    for row in batch.unbind(0):
         text = tokenizer.decode(row["tokens", "full"])
         found.append(text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>"))
     return sorted(found)

@@ -66,7 +66,7 @@ def roll(env, policy, turns=3):
     td, steps = begin(env), []
     for _ in range(turns):
         step = env.step(policy(td))
-        for row in step.tensordicts:
+        for row in step.unbind(0):
             full, prompt = row["tokens", "full"], row["next", "tokens", "prompt"]
             assert torch.equal(prompt[: len(full)], full)
         steps.append(step)
@@ -84,7 +84,7 @@ def test_log_probs_are_those_that_the_model_gives_these_ids(tokenizer, model, st
     batch = trajectory_batch(steps)
     with torch.no_grad():
         again = training_policy(model, tokenizer)(batch.copy())
-    for row, other in zip(batch.tensordicts, again.tensordicts, strict=True):
+    for row, other in zip(batch.unbind(0), again.unbind(0), strict=True):
         sampled = row["masks", "all_assistant_mask"]
         difference = row["log_probs", "full"][sampled] - other["log_probs", "full"][sampled]
         assert difference.abs().max() <= 1e-4
@@ -95,7 +95,7 @@ def test_only_sampled_tokens_have_gradients(tokenizer, model, steps):
     """The gradient of the loss, taken at the logits: zero wherever the next token was put in."""
     batch = trajectory_batch(steps)
     advantages = group_advantage(torch.tensor([1.0, 0.0, 0.5]), 3)
-    for row, advantage in zip(batch.tensordicts, advantages, strict=True):
+    for row, advantage in zip(batch.unbind(0), advantages, strict=True):
         row["advantage"] = advantage
     seen = []
     handle = model.lm_head.register_forward_hook(
@@ -107,7 +107,7 @@ def test_only_sampled_tokens_have_gradients(tokenizer, model, steps):
         handle.remove()
     (logits,) = seen
     width = logits.shape[1]
-    for index, row in enumerate(batch.tensordicts):
+    for index, row in enumerate(batch.unbind(0)):
         mask = row["masks", "all_assistant_mask"]
         gradient = logits.grad[index].abs().sum(-1)
         wanted = torch.zeros(width, dtype=torch.bool)
@@ -123,10 +123,10 @@ def test_a_trajectory_in_one_row_has_the_loss_of_its_steps(tokenizer, model, ste
             for name in ("rlhf", "sft")}  # fmt: skip
     advantages = torch.tensor([0.7, -1.2, 0.4]).reshape(3, 1, 1)
     batch = trajectory_batch(steps)
-    for row, advantage in zip(batch.tensordicts, advantages, strict=True):
+    for row, advantage in zip(batch.unbind(0), advantages, strict=True):
         row["advantage"] = advantage
     whole = loss["rlhf"](batch).loss_objective
-    rows = [row.copy() for step in steps for row in step.tensordicts]
+    rows = [row.copy() for step in steps for row in step.unbind(0)]
     for index, row in enumerate(rows):
         row["advantage"] = advantages[index % 3]
     total, count = 0.0, 0
@@ -140,10 +140,10 @@ def test_a_trajectory_in_one_row_has_the_loss_of_its_steps(tokenizer, model, ste
 def test_what_is_cut_off_is_not_complete_and_greedy_is_the_same_twice(tokenizer, model):
     policy = agent_policy(model, tokenizer, max_new_tokens=5, temperature=0)
     first, second = (policy(begin(env_of(tokenizer))) for _ in range(2))
-    for one, other in zip(first.tensordicts, second.tensordicts, strict=True):
+    for one, other in zip(first.unbind(0), second.unbind(0), strict=True):
         assert torch.equal(one["tokens", "full"], other["tokens", "full"])
-    message = first.tensordicts[0]["history"].full._tensordict.unbind(0)[-1]
-    cut_off = tokenizer.eos_token_id not in first.tensordicts[0]["tokens", "response"]
+    message = first.unbind(0)[0]["history"].full._tensordict.unbind(0)[-1]
+    cut_off = tokenizer.eos_token_id not in first.unbind(0)[0]["tokens", "response"]
     assert message["is_complete"] is (not cut_off)
 
 
@@ -156,11 +156,11 @@ def test_history_mode_needs_no_turn_tokenizer_and_takes_control_tokens_apart(tok
     env = TransformedEnv(ChatEnv(batch_size=(2,)), compose)
     policy = agent_policy(model, tokenizer, compose.tools, mode="history", max_new_tokens=6)
     td = policy(begin(env))
-    before = td.tensordicts[0]["tokens", "prompt"].tolist().count(tokenizer.eos_token_id)
+    before = td.unbind(0)[0]["tokens", "prompt"].tolist().count(tokenizer.eos_token_id)
     td = advance(env, begin(env), '<tool_call>{"name": "hostile", "arguments": {}}</tool_call>', "hello")
     td = policy(td)
-    assert td.tensordicts[0]["tokens", "prompt"].tolist().count(tokenizer.eos_token_id) == before + 2
-    assert len(td.tensordicts[0]["history"].full._tensordict.unbind(0)) == 4
+    assert td.unbind(0)[0]["tokens", "prompt"].tolist().count(tokenizer.eos_token_id) == before + 2
+    assert len(td.unbind(0)[0]["history"].full._tensordict.unbind(0)) == 4
 
 
 def test_collectors_give_whole_trajectories_with_ledgers(tokenizer, model):
@@ -202,14 +202,14 @@ def test_pools_of_environments_run_with_it(tokenizer, model):
 def test_a_batch_is_whole_trajectories_without_what_follows_the_last_answer(steps):
     batch = trajectory_batch(steps)
     assert len(batch) == 3
-    for row, ledger in zip(batch.tensordicts, ledgers(steps), strict=True):
+    for row, ledger in zip(batch.unbind(0), ledgers(steps), strict=True):
         mask = row["masks", "all_assistant_mask"]
         assert mask[-1]
         assert mask.tolist() == list(ledger.mask[: len(mask)])
         assert row["log_probs", "full"][~mask].isnan().all()
     with pytest.raises(ValueError, match="to the end"):
         trajectory_batch(steps[:1])
-    assert read_ledger(steps[-1].tensordicts[0]["next"]) == ledgers(steps)[0]
+    assert read_ledger(steps[-1].unbind(0)[0]["next"]) == ledgers(steps)[0]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def roll(env, policy, queries, turns=4):
     for _ in range(turns):
         step = env.step(policy(td))
         steps.append(step)
-        for row in step.tensordicts:
+        for row in step.unbind(0):
             if ("ledger", "mask") in row["next"].keys(True) and not row["done"].any():
                 full, prompt = row["tokens", "full"], row["next", "tokens", "prompt"]
                 assert torch.equal(prompt[: len(full)], full)
@@ -105,7 +105,7 @@ def recorded_and_recomputed(batch, tiny):
     with torch.no_grad():
         again = training_policy(*tiny)(batch.copy())
     pairs = []
-    for row, other in zip(batch.tensordicts, again.tensordicts, strict=True):
+    for row, other in zip(batch.unbind(0), again.unbind(0), strict=True):
         mask = row["masks", "all_assistant_mask"]
         pairs.append((row["log_probs", "full"][mask], other["log_probs", "full"][mask]))
     return pairs
@@ -133,8 +133,8 @@ def test_it_answers_questions_it_was_not_taught_by_calling_python(greedy, tokeni
     assert len(steps) >= 3
     batch = trajectory_batch(steps)
     assert len(batch) == ROWS
-    assert len({len(row["tokens", "full"]) for row in batch.tensordicts}) > ROWS // 2
-    for row in batch.tensordicts:
+    assert len({len(row["tokens", "full"]) for row in batch.unbind(0)}) > ROWS // 2
+    for row in batch.unbind(0):
         text = tokenizer.decode(row["tokens", "full"])
         assert text.count("<tool_call>\n{") - 1 == text.count("<tool_response>") >= 1  # one is in the prompt
         assert row["masks", "all_assistant_mask"].sum() < len(row["tokens", "full"]) / 2
@@ -150,7 +150,7 @@ def test_its_log_probs_are_those_that_transformers_computes(greedy, tiny):
 
 def test_the_first_token_and_the_one_that_ends_an_answer_have_their_log_probs(greedy, tiny):
     for step in greedy[0][:2]:
-        for row in step.tensordicts:
+        for row in step.unbind(0):
             response, log_probs = row["tokens", "response"], row["log_probs", "response"]
             assert response[-1] == tiny[1].eos_token_id
             assert len(response) == len(log_probs)
@@ -168,9 +168,9 @@ def test_transformers_samples_the_same(greedy, tiny):
     same = total = 0
     for step in greedy[0][:2]:
         prompts = step.select("history", ("tokens", "prompt"), ("masks", "all_attention_mask")).copy()
-        for row in prompts.tensordicts:
+        for row in prompts.unbind(0):
             row["masks", "all_attention_mask"] = torch.ones_like(row["tokens", "prompt"], dtype=torch.bool)
-        for row, other in zip(step.tensordicts, policy(prompts).tensordicts, strict=True):
+        for row, other in zip(step.unbind(0), policy(prompts).unbind(0), strict=True):
             same += torch.equal(row["tokens", "response"], other["tokens", "response"])
             total += 1
             assert set(row["tokens"].keys()) == set(other["tokens"].keys())
@@ -184,7 +184,7 @@ def test_whatever_is_sampled_stays_and_has_the_log_probs_of_the_model_itself(eng
     hot = {"temperature": 2.0, "generate_kwargs": {"presence_penalty": 2.0, "frequency_penalty": 2.0}}
     policy = agent_policy(engine, tiny[1], compose.tools, max_new_tokens=120, **hot)
     steps, _ = roll(env, policy, [question["query"] for question in QUESTIONS])
-    sampled = torch.cat([row["tokens", "response"] for row in steps[0].tensordicts])
+    sampled = torch.cat([row["tokens", "response"] for row in steps[0].unbind(0)])
     assert len(sampled.unique()) > 100
     gap = report("noise", recorded_and_recomputed(trajectory_batch(steps), tiny))
     assert gap.max() < 1e-3
@@ -198,19 +198,17 @@ def test_the_pad_token_is_never_sampled(engine, tokenizer):
     allowed = {"allowed_token_ids": [tokenizer.pad_token_id, other]}
     policy = agent_policy(engine, tokenizer, compose.tools, max_new_tokens=20, generate_kwargs=allowed)
     td = policy(ask(env, [question["query"] for question in QUESTIONS]))
-    assert torch.cat([row["tokens", "response"] for row in td.tensordicts]).unique().tolist() == [other]
+    assert torch.cat([row["tokens", "response"] for row in td.unbind(0)]).unique().tolist() == [other]
     env.close()
 
 
 def test_an_answer_ends_where_it_was_told_to(engine, tokenizer, greedy):
     """TorchRL's wrapper drops `stop_token_ids`, without a word."""
-    stop = greedy[0][0].tensordicts[0]["tokens", "response"][3].item()
+    stop = greedy[0][0].unbind(0)[0]["tokens", "response"][3].item()
     env, compose = make_env(tokenizer)
     policy = agent_policy(engine, tokenizer, compose.tools, temperature=0, stop_token_ids=[stop])
-    row = policy(ask(env, [question["query"] for question in QUESTIONS])).tensordicts[0]
-    assert (
-        row["tokens", "response"].tolist() == greedy[0][0].tensordicts[0]["tokens", "response"][:4].tolist()
-    )
+    row = policy(ask(env, [question["query"] for question in QUESTIONS])).unbind(0)[0]
+    assert row["tokens", "response"].tolist() == greedy[0][0].unbind(0)[0]["tokens", "response"][:4].tolist()
     assert row["history"].full._tensordict.unbind(0)[-1]["is_complete"]
     env.close()
 
@@ -218,7 +216,7 @@ def test_an_answer_ends_where_it_was_told_to(engine, tokenizer, greedy):
 @pytest.mark.parametrize("missing", ["most of it", "only the end"])
 def test_what_is_cut_off_is_closed_and_calls_nothing(engine, tokenizer, greedy, missing):
     """Also if the call itself is whole: without its end, a message may go on."""
-    first = greedy[0][0].tensordicts[0]["tokens", "response"]
+    first = greedy[0][0].unbind(0)[0]["tokens", "response"]
     called = []
 
     def python(code: str) -> str:
@@ -230,7 +228,7 @@ def test_what_is_cut_off_is_closed_and_calls_nothing(engine, tokenizer, greedy, 
     env, compose = make_env(tokenizer, rows=1, tools=[python], turns=2)
     policy = agent_policy(engine, tokenizer, compose.tools, temperature=0, max_new_tokens=size)
     steps, _ = roll(env, policy, [QUESTIONS[0]["query"]])
-    row = steps[0].tensordicts[0]
+    row = steps[0].unbind(0)[0]
     assert row["tokens", "response"].tolist() == first[:size].tolist()
     assert not row["next", "agentic", "any_tool_calls"].any()
     (ledger,) = ledgers(steps)
@@ -257,7 +255,7 @@ def test_a_required_call_is_one_whatever_was_asked(engine, tokenizer, parallel):
     )  # fmt: skip
     td = policy(ask(env, ODD))
     ended = 0
-    for row in td.tensordicts:
+    for row in td.unbind(0):
         if row["tokens", "response"][-1] != tokenizer.eos_token_id:
             continue  # the code in the call was still going on
         ended += 1

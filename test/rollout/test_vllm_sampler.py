@@ -82,7 +82,7 @@ def test_a_result_beyond_the_context_truncates_its_row_and_no_other(tiny, tmp_pa
     assert ends(steps) == [(1, False, True), (2, True, False)]
     batch = trajectory_batch(steps)
     assert len(batch) == 2
-    assert all(len(row["tokens", "full"]) <= CONTEXT for row in batch.tensordicts)
+    assert all(len(row["tokens", "full"]) <= CONTEXT for row in batch.unbind(0))
     reasons = {record.row: record.termination_reason for record in read_records(tmp_path)}
     assert reasons == {0: "max_trajectory_tokens", 1: "no_calls"}
 
@@ -114,7 +114,7 @@ def test_answers_keep_to_the_bound_of_the_trajectory(tiny):
     policy = agent_policy(model, tokenizer, max_new_tokens=64, temperature=0)
     steps = roll(env, policy, ["q0", "q1"])
     assert all(end == (1, False, True) for end in ends(steps))
-    assert all(len(row["tokens", "full"]) <= prompt + 16 for row in trajectory_batch(steps).tensordicts)
+    assert all(len(row["tokens", "full"]) <= prompt + 16 for row in trajectory_batch(steps).unbind(0))
 
 
 def test_a_conversation_that_grows_ends_early():

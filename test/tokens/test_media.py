@@ -212,7 +212,7 @@ def test_what_cannot_be_shown_becomes_text_and_ends_no_rollout(options, tmp_path
     talk = Rollout(env, processor.tokenizer, td=asked(env, "?"))
     if options:
         said = env.step(answer_tokens(talk, call("strip") + call("broken") + call("attack")))["next"]
-        assert processor.image_token_id in said.tensordicts[0]["tokens", "prompt"].tolist()
+        assert processor.image_token_id in said.unbind(0)[0]["tokens", "prompt"].tolist()
         return
     talk.turn(call("strip") + call("broken") + call("one"))
     strip, broken, one = (message["content"] for message in asked_by(talk.td)[2:])

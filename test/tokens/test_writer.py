@@ -278,7 +278,7 @@ def test_a_rollout_with_turn_tokenizer_and_a_writer_by_hand_give_identical_ledge
     for _ in range(3):
         step = env.step(sample(td, tokenizer, [said(), said()], family.stops))
         for row, root, conversation, writer in zip(
-            step["next"].tensordicts, step.tensordicts, border.prompts(step["next"]), writers, strict=True
+            step["next"].unbind(0), step.unbind(0), border.prompts(step["next"]), writers, strict=True
         ):
             chat = [one.for_template() for one in conversation.messages]
             known = len(writer.messages)

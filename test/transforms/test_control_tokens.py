@@ -210,7 +210,7 @@ def test_a_tokenizer_that_the_policy_alone_knows():
     chats += [[*CHAT, {"role": "user", "content": block}] for block in blocks]
     td = TensorDict({}, batch_size=[4])
     td["history"] = TensorDict({"prompt": border.as_history(chats)}, batch_size=[4])
-    prompts = [row["tokens", "prompt"].tolist() for row in history(td.to_lazystack(0)).tensordicts]
+    prompts = [row["tokens", "prompt"].tolist() for row in history(td.to_lazystack(0)).unbind(0)]
     found = [[OWN.decode([token]) for token in control_ids(OWN, ids)] for ids in prompts]
     turns = ["<|im_start|>", "<|im_end|>"]
     assert found == [[*turns * 4, "<|im_start|>"]] * 4, "of the tools, and of three messages"

@@ -71,7 +71,7 @@ def test_what_a_user_says_is_not_sampled_and_no_result_of_a_call():
     assert [text for source, text in parts if source == SAMPLED] == [text + "<|im_end|>" for text in SAID]
     assert [text for source, text in parts if source == PROMPT][1:] == ["For A.", "And now?"]
     assert [text for source, text in parts if source == 0] == ["A"]
-    row = talk.td.tensordicts[0]
+    row = talk.td.unbind(0)[0]
     assert torch.equal(row["ledger", "mask"], ~row["ledger", "log_probs"].isnan())
 
 

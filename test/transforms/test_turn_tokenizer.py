@@ -133,7 +133,7 @@ def test_every_token_has_its_source():
 def test_the_ledger_keeps_log_probs_of_what_was_sampled_and_nothing_else():
     tokenizer = qwen()
     talk = Rollout(token_env(tokenizer, [say]), tokenizer).turn(call(text="A")).turn("done")
-    row = talk.td.tensordicts[0]
+    row = talk.td.unbind(0)[0]
     mask, log_probs = row["ledger", "mask"], row["ledger", "log_probs"]
     assert torch.equal(mask, row["ledger", "sources"] == SAMPLED)
     assert torch.equal(mask, ~log_probs.isnan())
@@ -316,7 +316,7 @@ def test_drift_is_counted_warned_of_once_and_raised_when_asked():
         env = token_env(tokenizer, [say], 2, max_turns=1, **options)
         td = begin(env)
         sampled = sample(td, tokenizer, ["fine", "fine"])
-        for row in sampled.tensordicts[1:]:  # half a character, which no text has
+        for row in sampled.unbind(0)[1:]:  # half a character, which no text has
             odd = torch.tensor([tokenizer.convert_tokens_to_ids("Ã"), tokenizer.eos_token_id])
             row["tokens"].full = torch.cat([row["tokens", "prompt"], odd])
             row["log_probs"].response = torch.tensor([-1.0, -1.0])
@@ -346,7 +346,7 @@ def test_white_space_alone_can_be_ignored():
     for mode in ("strict", "ignore_strippable"):
         env = token_env(tokenizer, [say], max_turns=1, tokenization_sanity_check_mode=mode)
         sampled = sample(begin(env), tokenizer, ["a"])
-        row = sampled.tensordicts[0]
+        row = sampled.unbind(0)[0]
         ids = torch.tensor([row["tokens", "response"][0].item(), *newline, *newline, tokenizer.eos_token_id])
         row["tokens"].full = torch.cat([row["tokens", "prompt"], ids])
         row["log_probs"].response = -torch.ones(len(ids))
@@ -360,13 +360,13 @@ def test_white_space_alone_can_be_ignored():
 def test_a_partial_reset_begins_anew_in_its_row_alone():
     tokenizer = qwen()
     talk = Rollout(token_env(tokenizer, [say], 2), tokenizer).turn(call(text="A"), call(text="B"))
-    before = [row["tokens", "prompt"].clone() for row in talk.td.tensordicts]
+    before = [row["tokens", "prompt"].clone() for row in talk.td.unbind(0)]
     td = talk.td
     td["_reset"] = torch.tensor([[True], [False]])
     td = talk.env.reset(td)
-    assert torch.equal(td.tensordicts[1]["tokens", "prompt"], before[1])
-    assert len(td.tensordicts[0]["tokens", "prompt"]) < len(before[0])
-    assert set(td.tensordicts[0]["ledger", "sources"].tolist()) == {PROMPT}
+    assert torch.equal(td.unbind(0)[1]["tokens", "prompt"], before[1])
+    assert len(td.unbind(0)[0]["tokens", "prompt"]) < len(before[0])
+    assert set(td.unbind(0)[0]["ledger", "sources"].tolist()) == {PROMPT}
     talk.td = td
     talk.turn("fresh", call(text="C"))
     assert talk.text(1).endswith("\nC\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
@@ -403,7 +403,7 @@ def test_the_inference_template_costs_the_ids_and_says_so():
     env = TransformedEnv(ChatEnv(batch_size=(1,)), Compose(compose, turns))
     td = env.step(sample(begin(env), tokenizer, [said]))["next"]
     assert td["agentic", "token_drift"].item() > 0
-    row = td.tensordicts[0]
+    row = td.unbind(0)[0]
     chat = [
         {"role": "user", "content": "q0"},
         {"role": "assistant", "content": said},

@@ -93,11 +93,13 @@ def rollout(
     found: list[Trajectory | None] = [None] * len(chats)
     for turn in range(1, max_turns + 1):
         step = env.step(_answered(policy, td, [one is None for one in found]))
-        rows, conversations = border.leaves(step.get("next"))[1], border.prompts(step.get("next"))
-        for index, (row, conversation) in enumerate(zip(rows, conversations, strict=True)):
-            done = bool(row.get("done").any())
-            if found[index] is None and (done or turn == max_turns):
-                found[index] = _trajectory(row, conversation)
+        following = step.get("next")
+        over = following.get("done").reshape(len(chats), -1).any(-1).tolist()
+        ending = [i for i, done in enumerate(over) if found[i] is None and (done or turn == max_turns)]
+        if ending:
+            rows, conversations = border.leaves(following)[1], border.prompts(following)
+            for index in ending:
+                found[index] = _trajectory(rows[index], conversations[index])
         if all(found):
             break
         td = env.step_mdp(step)
@@ -122,7 +124,9 @@ def _silent(row: TensorDictBase) -> TensorDictBase:
     stack = add_answers(lazy_stack([row.exclude("log_probs")]), [Message("assistant", "")])
     answered = border.leaves(stack)[1][0]
     prompt = answered.get(TOKENS, None)
-    return answered if prompt is None else answered.set(("tokens", "full"), prompt)
+    if prompt is not None:
+        answered.set(("tokens", "full"), prompt).set(("tokens", "response"), prompt[:0])
+    return answered
 
 
 def _trajectory(row: TensorDictBase, conversation: Any) -> Trajectory:

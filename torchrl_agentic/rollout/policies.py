@@ -16,17 +16,21 @@ from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.rollout.vllm_sampler import (
+    Answer,
     BoundedSampler,
     EngineSampler,
     context_length,
     is_engine,
+    prompt_rows,
     structural_tag,
+    write_answers,
 )
 from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.encoding import Encoder, Piece, escaped
 from torchrl_agentic.tokens.ledger import PROMPT
 from torchrl_agentic.tokens.writer import read_answer, stop_ids
 from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
 
@@ -59,14 +63,16 @@ class HistoryToTokens(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the prompt of each row of a batch, [*B]."""
-        td, rows = border.leaves(tensordict)
-        for row, conversation in zip(rows, border.prompts(td), strict=True):
+        tokens: list[TokenRow] = []
+        for conversation in border.prompts(tensordict):
             chat = [escaped(one.for_template(), self._control) for one in conversation.messages]
             text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
-            ids = torch.tensor(self.encoder.encode([text]).ids, device=row.device)
-            row.set(TOKENS, ids)
-            row.set(ATTENTION, torch.ones_like(ids, dtype=torch.bool))
-        return td
+            ids = list(self.encoder.encode([text]).ids)
+            tokens.append(TokenRow({"prompt": torch.tensor(ids, device=tensordict.device)}, {"prompt": ids}))
+        write_rows(tensordict, "tokens", tokens)
+        masks = [torch.ones_like(row.tensors["prompt"], dtype=torch.bool) for row in tokens]
+        write_rows(tensordict, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+        return tensordict
 
 
 class TokensToHistory(TensorDictModuleBase):
@@ -88,11 +94,9 @@ class TokensToHistory(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the answer of each row of a batch, [*B]."""
-        td, rows = border.leaves(tensordict)
-        answers = [
-            read_answer(self.tokenizer, row.get(("tokens", "response")).tolist(), self.stops) for row in rows
-        ]
-        return add_answers(td, answers)
+        rows = prompt_rows(tensordict)
+        answers = [read_answer(self.tokenizer, row.ids("response"), self.stops) for row in rows]
+        return add_answers(tensordict, answers)
 
 
 class FullSequence(TensorDictModuleBase):
@@ -118,16 +122,20 @@ class FullSequence(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write them in each row of a batch, [*B]."""
-        td, rows = border.leaves(tensordict)
-        for row in rows:
-            full, answer = row.get(("tokens", "full")), len(row.get(("tokens", "response")))
-            start = len(full) - answer
-            mask = torch.arange(len(full), device=full.device) >= start
-            row.set(("masks", "all_assistant_mask"), mask)
-            if self.log_probs:
-                known = row.get(("log_probs", "response"))
-                row.set(("log_probs", "full"), torch.cat([known.new_full((start,), torch.nan), known]))
-        return td
+        answers: list[Answer] = []
+        tokens, masks = prompt_rows(tensordict), read_rows(tensordict, "masks")
+        log_probs = read_rows(tensordict, "log_probs")
+        for index, row in enumerate(tokens):
+            full = row.tensors["full"]
+            start = len(full) - len(row.tensors["response"])
+            mask = TokenRow({"all_assistant_mask": torch.arange(len(full), device=full.device) >= start})
+            answer = {"masks": mask if masks is None else masks[index].merged(mask)}
+            if self.log_probs and log_probs is not None:
+                known = log_probs[index].tensors["response"]
+                whole = torch.cat([known.new_full((start,), torch.nan), known])
+                answer["log_probs"] = log_probs[index].merged(TokenRow({"full": whole}))
+            answers.append(answer)
+        return write_answers(tensordict, answers)
 
 
 Mode = Literal["tokens", "history"]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase, lazy_stack
+from tensordict import NonTensorData, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.parsers.base import Tools
-from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.specs import ROOM, TOKENS_LEFT
+from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
 _FORBID = -100.0
@@ -75,37 +75,71 @@ class EngineSampler(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Sample an answer in each row of a batch, [*B]."""
-        td, rows = border.leaves(tensordict)
-        prompts = [row.get(TOKENS) for row in rows]
-        asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+        rows = prompt_rows(tensordict)
+        asked = [{"prompt_token_ids": row.ids("prompt")} for row in rows]
         found = self.engine.generate(asked, self.sampling, use_tqdm=False)
-        for row, prompt, request in zip(rows, prompts, found, strict=True):
+        answers: list[Answer] = []
+        for request in found:
             (answer,) = request.outputs
             ids, each = list(answer.token_ids), answer.logprobs
             known = None if each is None else [e[token].logprob for token, e in zip(ids, each, strict=True)]
-            write_answer(row, prompt, ids, known)
-        return td
+            answers.append(answered(rows[len(answers)], ids, known))
+        return write_answers(tensordict, answers)
 
 
-def write_answer(
-    row: TensorDictBase, prompt: torch.Tensor, ids: Sequence[int], log_probs: Sequence[float] | None
-) -> None:
-    """Write an answer into a row as TorchRL's wrappers do.
+Answer = Mapping[str, TokenRow]
+"""What a policy writes into a row, by key: "tokens", "masks" and "log_probs"."""
+_KINDS: Mapping[str, Any] = {"tokens": Tokens, "masks": Masks, "log_probs": LogProbs}
+
+
+def prompt_rows(td: TensorDictBase) -> list[TokenRow]:
+    """Return the prompts of the rows of a flattened batch.
 
     Args:
-        row: The row, [].
-        prompt: Ids of the prompt, int64, [P].
+        td: The batch, [*B].
+
+    Raises:
+        KeyError: If it has no ("tokens", "prompt").
+    """
+    rows = read_rows(td, "tokens")
+    if rows is None:
+        raise KeyError(f"the batch has no {TOKENS}: add a TurnTokenizer to the environment")
+    return rows
+
+
+def answered(prompt: TokenRow, ids: list[int], log_probs: Sequence[float] | None) -> Answer:
+    """Return an answer in the form of TorchRL's wrappers.
+
+    Args:
+        prompt: Row with the ids of the prompt, int64, [P].
         ids: Ids of the answer, [R].
         log_probs: Log-probability of each id of the answer, in nats, or None if they are unknown.
     """
-    response = torch.tensor(ids, dtype=prompt.dtype, device=prompt.device)
-    full = torch.cat([prompt, response])
-    tokens = {"prompt": prompt, "response": response, "full": full, "padded": _NOT_PADDED}
-    _write(row, "tokens", Tokens, tokens)
-    _write(row, "masks", Masks, {"all_attention_mask": torch.ones_like(full, dtype=torch.bool)})
+    before = prompt.tensors["prompt"]
+    response = torch.tensor(ids, dtype=before.dtype, device=before.device)
+    full = torch.cat([before, response])
+    tokens = {"prompt": before, "response": response, "full": full, "padded": _NOT_PADDED}
+    answer = {
+        "tokens": TokenRow(tokens, {"prompt": prompt.ids("prompt"), "response": ids}),
+        "masks": TokenRow({"all_attention_mask": torch.ones_like(full, dtype=torch.bool)}),
+    }
     if log_probs is not None:
-        known = torch.tensor(log_probs, dtype=torch.float32, device=prompt.device)
-        _write(row, "log_probs", LogProbs, {"response": known})
+        known = torch.tensor(log_probs, dtype=torch.float32, device=before.device)
+        answer["log_probs"] = TokenRow({"response": known})
+    return answer
+
+
+def write_answers(td: TensorDictBase, answers: Sequence[Answer]) -> TensorDictBase:
+    """Write answers into the rows of a flattened batch.
+
+    Args:
+        td: The batch, [*B].
+        answers: One per row.
+    """
+    for key, kind in _KINDS.items():
+        if answers and key in answers[0]:
+            write_rows(td, key, [answer[key] for answer in answers], kind)
+    return td
 
 
 def is_engine(model: Any) -> bool:
@@ -144,10 +178,6 @@ def structural_tag(
     except ImportError:
         raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
     return StructuredOutputsParams(structural_tag=json.dumps(tag))
-
-
-def _write(row: TensorDictBase, key: str, kind: Any, fields: dict[str, Any]) -> None:
-    row.set(key, kind._from_tensordict(TensorDict(fields, device=row.device)))
 
 
 def _without_padding(engine: Any, pad: int) -> dict[int, float] | None:
@@ -214,32 +244,47 @@ class BoundedSampler(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Sample in each row of a batch, [*B], that has room."""
-        td, rows = border.leaves(tensordict)
-        groups: dict[int, list[TensorDictBase]] = {}
-        for row in rows:
-            groups.setdefault(self._tokens(row), []).append(row)
-        if set(groups) == {self.max_new_tokens}:
-            return self.sampler(td)
-        for tokens, some in groups.items():
-            if tokens <= 0:
-                for row in some:
-                    write_answer(row, row.get(TOKENS), [], [] if self.log_probs else None)
-                continue
-            with self.sampler.bounded(tokens):
-                sampled = self.sampler(lazy_stack(some))
-            for row, answered in zip(some, border.leaves(sampled)[1], strict=True):
-                row.update(answered)
-        return td
+        rows = prompt_rows(tensordict)
+        lengths = [len(row.tensors["prompt"]) for row in rows]
+        by_bound: dict[int, list[int]] = {}
+        for index, bound in enumerate(self._bounds(tensordict, lengths)):
+            by_bound.setdefault(bound, []).append(index)
+        answers: dict[int, Answer] = {}
+        for bound, some in by_bound.items():
+            prompts = [rows[index] for index in some]
+            if bound <= 0:
+                found = [answered(prompt, [], [] if self.log_probs else None) for prompt in prompts]
+            elif bound == self.max_new_tokens:
+                found = self._sample(prompts, tensordict.device)
+            else:
+                with self.sampler.bounded(bound):
+                    found = self._sample(prompts, tensordict.device)
+            answers.update(zip(some, found, strict=True))
+        return write_answers(tensordict, [answers[index] for index in range(len(rows))])
 
-    def _tokens(self, row: TensorDictBase) -> int:
-        """Return how many tokens may be sampled in a row, and write how much room it has."""
-        left, length = row.get(TOKENS_LEFT, None), self.length
-        of_bound = None if left is None else int(left)
-        of_context = None if length is None else length - len(row.get(TOKENS))
-        known = [room for room in (of_bound, of_context) if room is not None]
-        if known:
-            row.set(ROOM, torch.tensor([min(known)], device=row.device))
-            if min(known) <= 0:
-                return 0
+    def _sample(self, prompts: Sequence[TokenRow], device: torch.device | None) -> list[Answer]:
+        """Run the sampler on a batch that holds nothing but prompts."""
+        td = TensorDict({}, batch_size=[len(prompts)], device=device)
+        write_rows(td, "tokens", [prompt.keep(lambda name: name == "prompt") for prompt in prompts])
+        masks = [torch.ones_like(prompt.tensors["prompt"], dtype=torch.bool) for prompt in prompts]
+        write_rows(td, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+        sampled = self.sampler(td)
+        found = {key: rows for key in _KINDS if (rows := read_rows(sampled, key)) is not None}
+        return [{key: rows[index] for key, rows in found.items()} for index in range(len(prompts))]
+
+    def _bounds(self, tensordict: TensorDictBase, lengths: Sequence[int]) -> list[int]:
+        """Return how many tokens may be sampled in each row, and write how much room each has."""
+        left = tensordict.get(TOKENS_LEFT, None)
+        of_bound = None if left is None else left.reshape(-1).tolist()
+        of_context = None if self.length is None else [self.length - length for length in lengths]
+        known = [rooms for rooms in (of_bound, of_context) if rooms is not None]
+        if not known:
+            return [self.max_new_tokens] * len(lengths)
+        rooms = list(map(min, *known)) if len(known) > 1 else known[0]
+        shape = (*tensordict.batch_size, 1)
+        tensordict.set(ROOM, torch.tensor(rooms, device=tensordict.device).reshape(shape))
         kept = known if not self.respects_length else [of_bound] if of_bound is not None else []
-        return min([self.max_new_tokens, *kept])
+        return [
+            0 if room <= 0 else min([self.max_new_tokens, *(rooms[index] for rooms in kept)])
+            for index, room in enumerate(rooms)
+        ]

@@ -217,12 +217,17 @@ def completed(
     return data
 
 
-def tool_selection(tensordict: TensorDictBase) -> frozenset[str] | None:
-    """Return the names of the tools that a row may use from its first turn on, or None for all."""
+def tool_selection(tensordict: TensorDictBase, row: int) -> frozenset[str] | None:
+    """Return the names of the tools that a row may use from its first turn on, or None for all.
+
+    Args:
+        tensordict: The batch, [*B].
+        row: Index in the flattened batch.
+    """
     keys = [key for key in (SELECTION, EXTRA) if key in tensordict.keys()]
     if not keys:
         return None
-    found: Any = columns(tensordict, 0, keys)
+    found: Any = columns(tensordict, row, keys)
     return RowData(selections=read_selections(tool_columns(found)[SELECTION])).selection_at(0)
 
 

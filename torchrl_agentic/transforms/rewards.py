@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.dataset_rows import columns
 from torchrl_agentic.transforms.pipeline import beside, stepped
-from torchrl_agentic.transforms.turn_tokenizer import TOKENS
+from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
 
 Place = Literal["turn", "end", "tokens"]
 SO_FAR = (specs.KEY, "tool_return")
@@ -55,9 +55,9 @@ class ToolRewardTransform(Transform):
         if self.place == "end":
             tensordict_reset.set(SO_FAR, torch.zeros_like(tensordict_reset.get(specs.FINAL_REWARD)))
         if self.place == "tokens":
-            tensordict_reset, rows = border.leaves(tensordict_reset)
-            for row in rows:
-                row.set(ON_TOKENS, torch.zeros_like(self._ids(row), dtype=torch.float32))
+            ledgers = self._ledgers(tensordict_reset)
+            zeros = [torch.zeros_like(row.tensors["mask"], dtype=torch.float32) for row in ledgers]
+            self._write(tensordict_reset, ledgers, zeros)
         return tensordict_reset
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -80,24 +80,32 @@ class ToolRewardTransform(Transform):
     def _on_tokens(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, reward: torch.Tensor
     ) -> TensorDictBase:
-        stack, rows = border.leaves(next_tensordict)
-        _, roots = border.leaves(tensordict)
-        for root, row, value in zip(roots, rows, reward.reshape(-1), strict=True):
-            rewards = torch.zeros_like(self._ids(row), dtype=torch.float32)
-            before = root.get(ON_TOKENS)
+        ledgers, written = self._ledgers(next_tensordict), []
+        rows = zip(self._ledgers(tensordict), ledgers, reward.reshape(-1), strict=True)
+        for root, row, value in rows:
+            rewards = torch.zeros_like(row.tensors["mask"], dtype=torch.float32)
+            before = root.tensors[ON_TOKENS[1]]
             rewards[: len(before)] = before
-            sampled = row.get(("ledger", "mask"))[len(before) :].nonzero()
+            sampled = row.tensors["mask"][len(before) :].nonzero()
             if len(sampled):
                 rewards[len(before) + int(sampled[-1])] = value
-            row.set(ON_TOKENS, rewards)
-        return stack
+            written.append(rewards)
+        return self._write(next_tensordict, ledgers, written)
 
     @staticmethod
-    def _ids(row: TensorDictBase) -> torch.Tensor:
-        ids = row.get(TOKENS, None)
-        if ids is None or ("ledger", "mask") not in row.keys(True):
+    def _write(
+        td: TensorDictBase, ledgers: Sequence[TokenRow], rewards: Sequence[torch.Tensor]
+    ) -> TensorDictBase:
+        rows = zip(ledgers, rewards, strict=True)
+        write_rows(td, "ledger", [row.merged(TokenRow({ON_TOKENS[1]: new})) for row, new in rows])
+        return td
+
+    @staticmethod
+    def _ledgers(td: TensorDictBase) -> list[TokenRow]:
+        ledgers = read_rows(td, "ledger")
+        if ledgers is None or any("mask" not in row.tensors for row in ledgers):
             raise RuntimeError('place="tokens" needs a TurnTokenizer before this transform')
-        return ids
+        return ledgers
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
         """Add the reward."""

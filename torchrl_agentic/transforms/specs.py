@@ -14,6 +14,7 @@ from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.history import AgentHistory
 from torchrl_agentic.transforms.row_turn import RowTurn
+from torchrl_agentic.transforms.token_rows import read_rows
 
 KEY = "agentic"
 TRAJECTORY = (KEY, "trajectory")
@@ -196,14 +197,13 @@ def out_of_room(tensordict: TensorDictBase) -> list[bool]:
     Args:
         tensordict: The root of the step, [*B].
     """
-    if tensordict.get(ROOM, None) is None:
+    room, tokens = tensordict.get(ROOM, None), read_rows(tensordict, "tokens")
+    if room is None or tokens is None:
         return [False] * tensordict.batch_size.numel()
-    stack, rows = border.leaves(tensordict)
-    answered = border.prompts(stack, "full")
+    rows = zip(tokens, room.reshape(-1).tolist(), border.prompts(tensordict, "full"), strict=True)
     return [
-        len(row.get(("tokens", "response"))) >= int(row.get(ROOM))
-        and not conversation.messages[-1].read().is_complete
-        for row, conversation in zip(rows, answered, strict=True)
+        len(row.tensors["response"]) >= left and not conversation.messages[-1].read().is_complete
+        for row, left, conversation in rows
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.drift import Mode
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.truncate import Side
-from torchrl_agentic.tokens.writer import ChatEncoder, ChatMessage, NextPrompt, TokenWriter
+from torchrl_agentic.tokens.writer import ChatEncoder, NextPrompt, TokenWriter
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
+from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import tool_selection
-from torchrl_agentic.transforms.pipeline import beside, stepped
+from torchrl_agentic.transforms.pipeline import beside, reset_rows, stepped
 from torchrl_agentic.transforms.specs import (
     ROOM,
     TOKENS_LEFT,
@@ -31,10 +33,23 @@ from torchrl_agentic.transforms.specs import (
     truncate,
     with_truncated,
 )
+from torchrl_agentic.transforms.token_rows import (
+    TokenRow,
+    as_token_rows,
+    ragged_spec,
+    read_rows,
+    row_of,
+    write_rows,
+)
 
 TOKENS, ATTENTION = ("tokens", "prompt"), ("masks", "all_attention_mask")
 LEDGER = {"mask": torch.bool, "sources": torch.int64, "log_probs": torch.float32}
 _DRIFT = (specs.KEY, "token_drift")
+_RAGGED = {"tokens": {"prompt": torch.int64}, "masks": {"all_attention_mask": torch.bool}, "ledger": LEDGER}
+_NEEDS_TOKENS = (
+    'TurnTokenizer needs a policy that generates from ("tokens", "prompt"), without padding, and writes '
+    '("tokens", "full") behind it: agent_policy(...)'
+)
 
 
 class TurnTokenizer(Transform):
@@ -42,7 +57,8 @@ class TurnTokenizer(Transform):
 
     Put it last in the environment, behind `ToolCompose` and every other transform that adds messages; the
     policy generates from tokens (`agent_policy`). Sampled ids are never re-created from text. Rows are
-    ragged: a batch is a lazy stack. `TokenWriter` does the work for each row, without TensorDict.
+    ragged: "tokens", "masks" and "ledger" are lazy stacks of rows (`TokenRows`). `TokenWriter` does the work
+    for each row, without TensorDict.
 
     A row whose next prompt would leave no room for an answer ends here, `truncated`, before the engine sees
     that prompt. Put transforms that write rewards at the end of a trajectory behind this one.
@@ -139,126 +155,126 @@ class TurnTokenizer(Transform):
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Encode the prompts of the rows that begin; the environment drops those of the other rows."""
-        stack, rows = border.leaves(tensordict_reset)
-        mask, self._reset_mask = tensordict.get("_reset", self._reset_mask), None
-        begins = [True] * len(rows) if mask is None else mask.reshape(len(rows), -1).any(-1).tolist()
-        for row, conversation, is_new in zip(rows, border.prompts(stack), begins, strict=True):
+        td = border.dense(tensordict_reset)
+        conversations = border.prompts(td)
+        chosen, self._reset_mask = reset_rows(tensordict, self._reset_mask, len(conversations)), None
+        rows: list[_Row] = []
+        for index, (conversation, is_new) in enumerate(zip(conversations, chosen, strict=True)):
             ledger = TokenLedger()
             if is_new:
                 chat = _chat(conversation.messages)
-                ledger = self.chat_encoder.begin(chat, tools=tool_selection(row)).ledger
-            self._write(row, None, ledger)
-        drift = torch.zeros_like(stack.get("done"), dtype=torch.int64)
-        return with_truncated(stack.set(_DRIFT, drift))
+                ledger = self.chat_encoder.begin(chat, tools=tool_selection(td, index)).ledger
+            rows.append(_Row.of(ledger, td.device))
+        self._write(td, rows)
+        drift = torch.zeros_like(td.get("done"), dtype=torch.int64)
+        return with_truncated(td.set(_DRIFT, drift))
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Continue each row with the tokens that were sampled and the messages that were injected."""
-        stack, rows = border.leaves(next_tensordict)
-        _, roots = border.leaves(tensordict)
-        befores, afters = border.prompts(tensordict), border.prompts(stack)
-        done, active = stack.get("done").reshape(-1).tolist(), stepped(tensordict)
-        drifts, full = [0] * len(rows), [False] * len(rows)
-        for index, (root, row, before, after) in enumerate(zip(roots, rows, befores, afters, strict=True)):
+        befores, afters = border.prompts(tensordict), border.prompts(next_tensordict)
+        done, active = next_tensordict.get("done").reshape(-1).tolist(), stepped(tensordict)
+        roots = _roots(tensordict, len(befores))
+        drifts, full, rows = [0] * len(roots), [False] * len(roots), []
+        shortened = False
+        for index, (root, before) in enumerate(zip(roots, befores, strict=True)):
             if not active[index]:
-                self._write(row, root, TokenLedger())
+                rows.append(root.row)
                 continue
-            writer, prompt, conversation = self._continue(root, row, before, after)
-            left = writer.room(_context_length(root))
+            writer, prompt, conversation = self._continue(tensordict, index, root, before, afters[index])
+            rows.append(
+                _Row.of(writer.ledger, next_tensordict.device)
+                if self._renders_anew
+                else root.row.extended(writer.ledger)
+            )
+            shortened = shortened or conversation is not afters[index]
+            afters[index] = conversation
+            left = writer.room(root.context_length)
             full[index] = not done[index] and left is not None and left <= 0
-            if self.chat_encoder.use_inference_chat_template:
+            if self._renders_anew:
                 drifts[index] = prompt.n_replaced
             elif done[index] or full[index]:
-                drifts[index] = self._count_drift(row, conversation, writer.tools)
-        drift = torch.tensor(drifts, device=stack.device).reshape(stack.get("done").shape)
-        return self._truncated(stack.set(_DRIFT, drift), full)
+                drifts[index] = self._count_drift(rows[index].ledger(), conversation, writer.tools)
+        self._write(next_tensordict, rows)
+        if shortened:
+            border.set_prompts(next_tensordict, afters)
+        drift = torch.tensor(drifts, device=next_tensordict.device)
+        next_tensordict.set(_DRIFT, drift.reshape(next_tensordict.get("done").shape))
+        return self._truncated(next_tensordict, full)
 
-    def _truncated(self, stack: TensorDictBase, full: Sequence[bool]) -> TensorDictBase:
+    def _post_step_mdp_hooks(
+        self, tensordict: TensorDictBase, tensordict_: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Hold tokens that a policy of TorchRL wrote as our own policies do; its form breaks `torch.where`."""
+        for key in ("tokens", "masks", "log_probs"):
+            as_token_rows(tensordict, key)
+        return tensordict, tensordict_
+
+    @property
+    def _renders_anew(self) -> bool:
+        return self.chat_encoder.use_inference_chat_template
+
+    def _truncated(self, next_tensordict: TensorDictBase, full: Sequence[bool]) -> TensorDictBase:
         """End the rows that have no room left, and close the sessions of their trajectories."""
-        done = stack.get("done")
+        done = next_tensordict.get("done")
         rows = torch.tensor(full, device=done.device).reshape(done.shape)
-        truncate(stack, rows)
+        truncate(next_tensordict, rows)
         if any(full):
-            mark_ended(stack, rows, "max_trajectory_tokens")
+            mark_ended(next_tensordict, rows, "max_trajectory_tokens")
             for compose in beside(self, ToolCompose):
-                compose.end(full, stack)
-        return stack
+                compose.end(full, next_tensordict)
+        return next_tensordict
 
     def _continue(
         self,
-        root: TensorDictBase,
-        row: TensorDictBase,
+        tensordict: TensorDictBase,
+        index: int,
+        root: _Root,
         before: border.Conversation,
         after: border.Conversation,
     ) -> tuple[TokenWriter, NextPrompt, border.Conversation]:
-        """Write the next prompt of a row, and the injected messages as they were encoded."""
+        """Write the next prompt of a row; return the conversation with the messages as they were encoded."""
         messages, n_before = after.messages, len(before)
         # Most templates do not need the earlier messages: reading them would cost more with each turn.
-        earlier = messages[:n_before] if self.chat_encoder.reads_whole_chat else []
-        writer = self._writer(root, _chat(earlier))
-        answer, *injected = _chat(messages[n_before:])
-        prompt = writer.add_messages(answer, injected)
-        self._write(row, None if self.chat_encoder.use_inference_chat_template else root, writer.ledger)
-        fitted = {
-            index: {**messages[index], "content": new["content"]}
-            for index, (old, new) in enumerate(zip(injected, prompt.injected, strict=True), n_before + 1)
-            if new is not old
-        }
-        if fitted:
-            for index, message in fitted.items():
-                after = after.replaced(index, message)
-            border.inner(row.get("history")).set("prompt", border.AgentHistory.around(after))
-        return writer, prompt, after
-
-    def _writer(self, root: TensorDictBase, earlier: Sequence[ChatMessage]) -> TokenWriter:
-        """Return a writer of one row that has the sampled tokens, and those before them only if needed."""
-        prompt, full = root.get(TOKENS, None), root.get(("tokens", "full"), None)
-        if prompt is None or full is None or not torch.equal(full[: len(prompt)], prompt):
-            raise RuntimeError(
-                'TurnTokenizer needs a policy that generates from ("tokens", "prompt"), without padding, and '
-                'writes ("tokens", "full") behind it: agent_policy(...)'
-            )
-        tools = tool_selection(root)
-        if self.chat_encoder.use_inference_chat_template:
+        earlier = _chat(messages[:n_before]) if self.chat_encoder.reads_whole_chat else []
+        tools = tool_selection(tensordict, index)
+        if self._renders_anew:
             ledger = TokenLedger()
-            ledger.add_prompt(prompt.tolist())
+            ledger.add_prompt(root.row.ids)
             writer = TokenWriter(self.chat_encoder, ledger, messages=earlier, tools=tools)
         else:
-            next_call = int(root.get(("ledger", "sources")).max().item()) + 1 if len(prompt) else 0
             writer = TokenWriter(
                 self.chat_encoder,
                 messages=earlier,
                 tools=tools,
-                preceding=len(prompt),
-                next_call=max(0, next_call),
+                preceding=len(root.row),
+                next_call=root.row.next_call(),
             )
-        log_probs = root.get(("log_probs", "response"), None)
-        writer.add_sampled(
-            full[len(prompt) :].tolist(), None if log_probs is None else log_probs.clamp(max=0).tolist()
-        )
-        return writer
+        writer.add_sampled(root.response_ids, root.response_log_probs)
+        answer, *injected = _chat(messages[n_before:])
+        prompt = writer.add_messages(answer, injected)
+        for place, (old, new) in enumerate(zip(injected, prompt.injected, strict=True), n_before + 1):
+            if new is not old:
+                after = after.replaced(place, {**messages[place], "content": new["content"]})
+        return writer, prompt, after
 
-    def _write(self, row: TensorDictBase, root: TensorDictBase | None, new: TokenLedger) -> None:
-        """Write a ledger into a row, behind the ledger of the root if there is one."""
-        made: dict[Any, torch.Tensor] = {TOKENS: torch.tensor(new.ids, dtype=torch.int64)}
-        for name, dtype in LEDGER.items():
-            made["ledger", name] = torch.tensor(getattr(new, name), dtype=dtype)
-        for key, value in made.items():
-            value = value if row.device is None else value.to(row.device)
-            row.set(key, value if root is None else torch.cat([root.get(key), value]))
-        size = len(row.get(TOKENS))
-        row.set(ATTENTION, torch.ones(size, dtype=torch.bool, device=row.device))
+    def _write(self, td: TensorDictBase, rows: Sequence[_Row]) -> None:
+        """Write the tokens of all rows of a batch."""
+        write_rows(td, "tokens", [row.tokens for row in rows])
+        write_rows(td, "masks", [row.masks() for row in rows])
+        write_rows(td, "ledger", [row.sources for row in rows])
         bound = self.chat_encoder.max_trajectory_tokens
         if bound is not None:
-            row.set(TOKENS_LEFT, torch.tensor([bound - size], device=row.device))
+            left = torch.tensor([bound - len(row) for row in rows], device=td.device)
+            td.set(TOKENS_LEFT, left.reshape(td.get("done").shape))
 
     def _count_drift(
-        self, row: TensorDictBase, conversation: border.Conversation, tools: Collection[str] | None
+        self, ledger: TokenLedger, conversation: border.Conversation, tools: Collection[str] | None
     ) -> int:
-        """Return how many tokens of a row drift; warn of the first drift, or raise."""
+        """Return how many tokens of a trajectory drift; warn of the first drift, or raise."""
         if self.chat_encoder.drift_mode == "disable":
             return 0
         chat = _chat(conversation.messages)
-        drift = TokenWriter(self.chat_encoder, read_ledger(row), messages=chat, tools=tools).find_drift()
+        drift = TokenWriter(self.chat_encoder, ledger, messages=chat, tools=tools).find_drift()
         if drift is None:
             return 0
         if self.raise_on_drift:
@@ -277,13 +293,8 @@ class TurnTokenizer(Transform):
         if "history" not in observation_spec.keys():
             raise ValueError('TurnTokenizer reads ("history", "prompt"): use ChatEnv(input_mode="history")')
         shape, device = observation_spec.shape, observation_spec.device
-        ragged = torch.Size((*shape, -1))
-        for key, dtype in (
-            (TOKENS, torch.int64),
-            (ATTENTION, torch.bool),
-            *((("ledger", name), dtype) for name, dtype in LEDGER.items()),
-        ):
-            observation_spec[key] = Unbounded(shape=ragged, dtype=dtype, device=device)
+        for key, names in _RAGGED.items():
+            observation_spec[key] = ragged_spec(names, shape, device)
         if specs.KEY not in observation_spec.keys():
             observation_spec[specs.KEY] = Composite(shape=shape, device=device)
         each = torch.Size((*shape, 1))
@@ -301,29 +312,131 @@ class TurnTokenizer(Transform):
 
 
 def read_ledger(row: TensorDictBase) -> TokenLedger:
-    """Read the ledger of one row: ("tokens", "prompt") and the entries under "ledger"."""
-    ids, sources, log_probs = (
-        row.get(key).tolist() for key in (TOKENS, ("ledger", "sources"), ("ledger", "log_probs"))
-    )
-    ledger = TokenLedger()
-    start = 0
-    for stop in range(1, len(ids) + 1):
-        if stop < len(ids) and (sources[stop] == SAMPLED) == (sources[start] == SAMPLED):
+    """Read the ledger of one row: ("tokens", "prompt") and the entries under "ledger".
+
+    Args:
+        row: A row of a batch, [].
+    """
+    return _Row(row_of(row.get("tokens")), row_of(row.get("ledger"))).ledger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The prompt of a row, and where its tokens come from.
+
+    Attributes:
+        tokens: "prompt", [T].
+        sources: The tensors of `LEDGER`, each [T].
+    """
+
+    tokens: TokenRow
+    sources: TokenRow
+
+    @classmethod
+    def of(cls, ledger: TokenLedger, device: torch.device | None) -> _Row:
+        ids = list(ledger.ids)
+        prompt = torch.tensor(ids, dtype=torch.int64, device=device)
+        return cls(TokenRow({"prompt": prompt}, {"prompt": ids}), TokenRow(_ledger_tensors(ledger, device)))
+
+    def extended(self, new: TokenLedger) -> _Row:
+        """Return the row with further tokens: an answer, and what the environment injected behind it."""
+        prompt = self.tokens.tensors["prompt"]
+        more = _ledger_tensors(new, prompt.device)
+        known = self.sources.tensors
+        ids = list(new.ids)
+        tokens = torch.cat([prompt, torch.tensor(ids, dtype=torch.int64, device=prompt.device)])
+        lists = {"prompt": self.tokens.ids("prompt") + ids} if self.tokens.knows_ids("prompt") else {}
+        return _Row(
+            TokenRow({"prompt": tokens}, lists),
+            TokenRow({name: torch.cat([known[name], more[name]]) for name in LEDGER}),
+        )
+
+    @property
+    def ids(self) -> list[int]:
+        return self.tokens.ids("prompt")
+
+    def __len__(self) -> int:
+        return len(self.tokens.tensors["prompt"])
+
+    def masks(self) -> TokenRow:
+        prompt = self.tokens.tensors["prompt"]
+        return TokenRow({"all_attention_mask": torch.ones_like(prompt, dtype=torch.bool)})
+
+    def next_call(self) -> int:
+        """Return the number of the next call: one more than the highest that has tokens here."""
+        return max(0, int(self.sources.tensors["sources"].max()) + 1) if len(self) else 0
+
+    def ledger(self) -> TokenLedger:
+        ids = self.ids
+        sources, log_probs = (self.sources.tensors[name].tolist() for name in ("sources", "log_probs"))
+        ledger = TokenLedger()
+        start = 0
+        for stop in range(1, len(ids) + 1):
+            if stop < len(ids) and (sources[stop] == SAMPLED) == (sources[start] == SAMPLED):
+                continue
+            if sources[start] == SAMPLED:
+                known = log_probs[start:stop]
+                ledger.add_sampled(ids[start:stop], None if all(map(math.isnan, known)) else known)
+            else:
+                ledger.add_injected(ids[start:stop], sources[start:stop])
+            start = stop
+        return ledger
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """What the policy left in a row.
+
+    Attributes:
+        row: The prompt.
+        response_ids: Ids of the answer.
+        response_log_probs: Their log-probabilities, in nats, or None.
+        context_length: Number of tokens that the engine takes, if the policy wrote how much room was left.
+    """
+
+    row: _Row
+    response_ids: list[int]
+    response_log_probs: list[float] | None
+    context_length: int | None
+
+
+def _roots(tensordict: TensorDictBase, size: int) -> list[_Root]:
+    """Read the root of a step; rows that the policy did not answer have an empty response."""
+    tokens, ledgers = read_rows(tensordict, "tokens"), read_rows(tensordict, "ledger")
+    if tokens is None or ledgers is None:
+        raise RuntimeError(_NEEDS_TOKENS)
+    log_probs = read_rows(tensordict, "log_probs") or [None] * size
+    room = tensordict.get(ROOM, None)
+    rooms = [None] * size if room is None else room.reshape(-1).tolist()
+    active = stepped(tensordict)
+    roots: list[_Root] = []
+    for row, ledger, known, left, is_active in zip(tokens, ledgers, log_probs, rooms, active, strict=True):
+        prompt, full = row.tensors.get("prompt"), row.tensors.get("full")
+        if not is_active:
+            kept = _Row(row.keep(lambda name: name == "prompt"), ledger.keep(LEDGER.__contains__))
+            roots.append(_Root(kept, [], None, None))
             continue
-        if sources[start] == SAMPLED:
-            known = log_probs[start:stop]
-            ledger.add_sampled(ids[start:stop], None if all(map(math.isnan, known)) else known)
-        else:
-            ledger.add_injected(ids[start:stop], sources[start:stop])
-        start = stop
-    return ledger
+        if prompt is None or full is None or not torch.equal(full[: len(prompt)], prompt):
+            raise RuntimeError(_NEEDS_TOKENS)
+        response = row.ids("response") if row.knows_ids("response") else full[len(prompt) :].tolist()
+        values = None if known is None else known.tensors.get("response")
+        roots.append(
+            _Root(
+                _Row(row, ledger),
+                response,
+                None if values is None else values.clamp(max=0).tolist(),
+                None if left is None else len(prompt) + int(left),
+            )
+        )
+    return roots
 
 
-def _context_length(root: TensorDictBase) -> int | None:
-    """Return how many tokens the engine takes, if the policy wrote how much room the prompt left."""
-    room = root.get(ROOM, None)
-    return None if room is None else len(root.get(TOKENS)) + int(room)
+def _ledger_tensors(ledger: TokenLedger, device: torch.device | None) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.tensor(getattr(ledger, name), dtype=dtype, device=device)
+        for name, dtype in LEDGER.items()
+    }
 
 
-def _chat(messages: Sequence[TensorDictBase]) -> list[dict[str, Any]]:
+def _chat(messages: Sequence[StoredMessage]) -> list[dict[str, Any]]:
     return [message.for_template() for message in messages]

@@ -1,8 +1,8 @@
-"""`ValueStack`: a lazy stack that holds plain immutable values, and makes the TensorDicts of its items on demand.
+"""`ValueStack`: a lazy stack of plain immutable values, whose TensorDicts are made on demand.
 
 TorchRL copies, selects and moves the entries of a batch several times per step. In a lazy stack each of these
-visits every item. A `ValueStack` is a lazy stack as far as TorchRL can see, but it holds a tuple of values: to
-copy it is to copy a reference, whatever its length.
+visits every item. A `ValueStack` is a lazy stack as far as TorchRL can see, but it holds a tuple of values:
+to copy it is to copy a reference, whatever its length.
 
 The class overrides methods of tensordict, private ones among them. `test/transforms/test_consumers.py` checks
 what TorchRL does with them, against the version of tensordict that is installed.
