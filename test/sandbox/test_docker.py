@@ -580,19 +580,24 @@ async def test_a_cut_connection_is_the_end_of_a_process(daemon: FakeDocker):
 
 async def test_a_container_that_dies_is_no_result(daemon: FakeDocker):
     """A command in it ends as if by SIGKILL, which the model could have caused."""
+    daemon.ending_s = 0.5
     mark = f"77{os.getpid()}"
-    sandbox = DockerSandbox(url=daemon.url)
-    await sandbox.open()
-    running = asyncio.create_task(sandbox.run(["sleep", mark]))
-    await until(lambda: f"sleep {mark}" in _processes())
-    await (await only(daemon)).kill()
-    with pytest.raises(SandboxError):
-        await running
-    with pytest.raises(SandboxError):
-        await sandbox.run(["true"])
-    await sandbox.close()
-    async with sandbox:
+    async with DockerSandbox(url=daemon.url) as sandbox:
+        running = asyncio.create_task(sandbox.run(["sleep", mark]))
+        await until(lambda: f"sleep {mark}" in _processes())
+        await (await only(daemon)).kill()
+        with pytest.raises(SandboxError):
+            await running
+        with pytest.raises(SandboxError):
+            await sandbox.run(["true"])
+        await sandbox.close()
+        await sandbox.open()
         assert (await sandbox.run(["true"])).exit_code == 0
+
+
+async def test_a_command_that_is_killed_in_a_container_that_runs_is_a_result(daemon: FakeDocker):
+    async with DockerSandbox(url=daemon.url) as sandbox:
+        assert (await sandbox.run(["sh", "-c", "kill -9 $$"])).exit_code == -9
 
 
 async def test_a_daemon_that_goes_away_is_no_result(daemon: FakeDocker):

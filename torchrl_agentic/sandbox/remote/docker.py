@@ -308,12 +308,37 @@ class DockerExecution:
         else:
             raise SandboxError("the connection to a command in the container was lost")
         code = int(state["ExitCode"])
+        if code > 128 and await self._has_container_ended():
+            raise SandboxError("the container has ended, and a command with it")
+        return code
+
+    async def _has_container_ended(self) -> bool:
+        """Return whether the container has ended, which ends its commands first.
+
+        Docker reports the end of a container after that of its commands. It is certain to run if it still
+        starts a command; if it does not, it may also have too many processes.
+        """
         with sdk_errors("Docker could not report the state of the container"):
-            if code > 128:
+            for pause_s in PAUSES_S:
+                await asyncio.sleep(pause_s)
                 shown = await self._container.show()  # pyright: ignore[reportUnknownMemberType]  untyped options
                 if not shown["State"]["Running"]:
-                    raise SandboxError("the container has ended, and a command with it")
-        return code
+                    return True
+                if await self._can_start_command():
+                    return False
+        return False
+
+    async def _can_start_command(self) -> bool:
+        from aiodocker.exceptions import DockerError
+
+        try:
+            remote = await self._container.exec(["sh", "-c", ":"], user=f"{USER}:{USER}")
+            async with remote.start() as stream:
+                while await stream.read_out() is not None:
+                    pass
+            return (await remote.inspect())["ExitCode"] == 0
+        except DockerError:  # the container is not running
+            return False
 
     async def _read(self) -> None:
         with sdk_errors("Docker could not deliver the output of a command"):
