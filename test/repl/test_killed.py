@@ -13,6 +13,7 @@ from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.repl import ForkServerRepl, JupyterRepl, Repl, SubprocessRepl
 from torchrl_agentic.repl.base import ALL_LOST, LOST
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, LandlockSandbox, ResourceLimits
+from torchrl_agentic.sandbox.conformance.host_cases import check_gone
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool
 
@@ -114,14 +115,24 @@ async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_c
 
 
 async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
-    """By its control group, which spares the interpreter; otherwise by the supervisor, with all."""
+    """Between two cells: by its control group, which spares the interpreter, or by the supervisor, with all.
+
+    A process that is killed for memory while a cell runs costs that cell its interpreter.
+    """
     limits = ResourceLimits(disk_total_bytes=11 << 20, memory_total_bytes=96 << 20)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
         pid = await marked(repl)
-        program = "import time; x = bytearray(b'x' * (200 << 20)); time.sleep(60)"
+        mark = f"mark{os.urandom(3).hex()}"
+        program = (
+            f"import os, time; '{mark}'\n"
+            "while not os.path.exists('now'): time.sleep(0.02)\n"
+            "x = bytearray(b'x' * (200 << 20)); time.sleep(60)"
+        )
         code = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {program!r}])"
-        await repl.execute(code)
+        assert (await repl.execute(code)).status == "ok"
+        await repl.sandbox.write_file("now", b"")
         if repl.sandbox.limits_enforced["memory_total"]:
+            await check_gone(mark, within_s=20)
             assert (await repl.execute("child.wait(20)", timeout=30)).value == "-9"
         else:
             await gone(pid)
