@@ -204,7 +204,11 @@ except OSError: pass
 
 
 async def test_files_in_flight_of_one_trajectory_do_not_harm_others() -> None:
-    """The trainer's limit of open files is the usual default."""
+    """The trainer's limit of open files is the usual default.
+
+    The spares of other settings, from earlier tests in this process, would use it up.
+    """
+    close_pools()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     try:
