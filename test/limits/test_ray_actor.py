@@ -103,7 +103,7 @@ def _caller(node: str) -> Any:
     @ray.remote(num_cpus=0, scheduling_strategy=_on(node), max_retries=0)
     def work(name: str, limit: int, log: str, seconds: float) -> str:
         limiter = ClusterRateLimiter(name, max_concurrent=limit, ttl=TTL)
-        asyncio.run(call_for(limiter, Path(log), seconds, 2 * limit))
+        asyncio.run(call_for(limiter, Path(log), seconds, 2 * limit, least=21))
         return ray.get_runtime_context().get_node_id()
 
     return work
