@@ -333,7 +333,7 @@ async def test_a_head_whose_loop_closes_while_its_timer_runs_does_not_block_the_
     may_close.set()
     thread.join()
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await ours
     finally:
         abandoned[0]._log_destroy_pending = False

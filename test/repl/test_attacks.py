@@ -10,6 +10,7 @@ import pytest
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import ForkServerRepl, ReplResult
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits
+from torchrl_agentic.sandbox.conformance.host_cases import file_appears
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
@@ -661,10 +662,18 @@ async def test_closing_while_a_cell_runs_is_no_fault_of_the_code() -> None:
 
 
 async def test_late_output_of_threads_and_processes_is_told_apart() -> None:
-    code = "import os, threading\nthreading.Timer(0.2, lambda: os.write(1, b'late')).start()"
+    code = """
+import os, threading, time
+def late():
+    while not os.path.exists('now'): time.sleep(0.01)
+    os.write(1, b'late')
+    open('printed', 'w').close()
+threading.Thread(target=late).start()
+"""
     async with ForkServerRepl() as repl:
         assert (await ran(repl, code)).text == ""
-        await asyncio.sleep(0.4)
+        await repl.sandbox.write_file("now", b"")
+        await file_appears(repl.sandbox, "printed")
         result = await repl.execute("print('now')")
         assert (result.stdout, result.background) == ("now\n", "late")
 

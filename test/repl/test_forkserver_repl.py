@@ -1,6 +1,9 @@
 """Tests of interpreters with our supervisor, and of those that a fork server starts, beyond the contract."""
 
 import asyncio
+import contextlib
+import os
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +11,7 @@ from torchrl_agentic import ImagePart, ParsedCall, PythonTool
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.repl import ForkServerRepl, SubprocessRepl, default_repl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, SandboxError, zygote_pool
+from torchrl_agentic.sandbox.conformance.host_cases import file_appears
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
@@ -20,6 +24,15 @@ class B: pass
 def f(): pass
 print(random.random(), numpy.random.rand(), {A, B, f, "x", "yy", 3.5}, hash("text"), os.getcwd(), os.getpid())
 import time; print(time.tzname, os.environ.get("LANG"))
+"""
+LATE = """
+import os, threading, time
+def late():
+    while not os.path.exists('now'):
+        time.sleep(0.01)
+    print('late', flush=True)
+    open('printed', 'w').close()
+threading.Thread(target=late).start()
 """
 
 
@@ -92,8 +105,9 @@ async def test_numpy_is_seeded_when_a_cell_is_the_first_to_import_it():
 
 async def test_what_runs_on_in_the_background_is_told_apart():
     async with ForkServerRepl() as repl:
-        await repl.execute("import threading; t = threading.Timer(0.1, print, ['late']); t.start()")
-        await asyncio.sleep(0.4)
+        assert (await repl.execute(LATE)).status == "ok"
+        await repl.sandbox.write_file("now", b"")
+        await file_appears(repl.sandbox, "printed")
         result = await repl.execute("print('now')")
         assert (result.background, result.stdout) == ("late\n", "now\n")
         assert result.text == "[background output since the last call]\nlate\nnow"
@@ -143,11 +157,23 @@ async def test_without_memory_for_another_one_it_waits_and_then_says_so(monkeypa
         await ForkServerSandbox().open()
 
 
+def process_names() -> set[str]:
+    found: set[str] = set()
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.add(path.read_text().strip())
+    return found
+
+
 async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch):
     monkeypatch.setattr("torchrl_agentic.sandbox.bootstrap.IDLE_S", 0.2)
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(disk_total_bytes=10 << 20))) as repl:
-        await repl.execute("x = 1; open('f', 'w').write('kept')")
-        await asyncio.sleep(0.6)
+        mark = f"idle{os.urandom(3).hex()}"
+        name = f"import ctypes; ctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0)"
+        await repl.execute(f"{name}; x = 1; open('f', 'w').write('kept')")
+        async with asyncio.timeout(20):
+            while mark in process_names():
+                await asyncio.sleep(0.02)
         result = await repl.execute("'x' in globals(), open('f').read()")
         assert result.value == "(False, 'kept')"
         assert "state was lost" in result.message

@@ -20,7 +20,7 @@ pytest.importorskip("ipykernel")
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
 from torchrl_agentic.repl import ReplDisplay
 from torchrl_agentic.repl.base import KEPT, LOST
-from torchrl_agentic.repl.jupyter_repl import JupyterRepl, sandbox_for_kernels
+from torchrl_agentic.repl.jupyter_repl import REPORT_S, JupyterRepl, sandbox_for_kernels
 from torchrl_agentic.repl.kernel_link import MAX_IMAGES, MAX_TEXTS
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, UnsafeSubprocessSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
@@ -452,7 +452,7 @@ async def test_code_out_of_time_is_stopped_and_state_kept(shared: JupyterRepl, b
 @on_shared
 async def test_the_deadline_is_of_the_cell_and_not_of_each_message(shared: JupyterRepl):
     code = "import time\nfor i in range(100): display(i); print(i, flush=True); time.sleep(0.1)"
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(8):  # all of it takes 10 s
         result = await shared.execute(code, timeout=0.5)
     assert result.timed_out
 
@@ -540,7 +540,7 @@ async def _exists(repl: JupyterRepl, path: str) -> None:
                 return
 
 
-async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running_after_a_second(repl: JupyterRepl):
+async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running(repl: JupyterRepl):
     code = f"{IGNORE}\nimport subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
     task = asyncio.create_task(repl.execute(f"{code}open('begun', 'w').close()\nwhile True: pass"))
     await _exists(repl, "begun")
@@ -550,7 +550,7 @@ async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running_afte
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await _gone(pids)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < REPORT_S  # the client reported it, and was not waited for in vain
     result = await repl.execute("1 + 1", timeout=5)
     assert (result.value, result.state_lost, result.message) == ("2", True, f"Before this call, {LOST}")
 

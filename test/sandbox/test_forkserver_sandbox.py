@@ -24,7 +24,7 @@ def of_its_own(**limits: object) -> ForkServerSandbox:
 
 
 async def up(sandbox: ForkServerSandbox) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert (await sandbox.run(["echo", "up"])).stdout == "up\n"
 
 
