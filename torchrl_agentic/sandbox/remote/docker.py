@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,24 +112,26 @@ class DockerSandbox(RemoteSandbox[Container]):
                 raise ValueError(f"{name} must be above 0; got {value}")
         self.image, self.runtime, self.cpus, self.work_bytes, self.url = image, runtime, cpus, work_bytes, url
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._created: Container | None = None
+
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
         """Map each limit to whether it is enforced; "seccomp" is False, because that filter is Docker's."""
         held = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
         return dict.fromkeys((*held, "network"), True) | {"seccomp": False}
 
-    async def _create(self) -> Container:
-        client, name = await self._connect(), f"torchrl_agentic-{secrets.token_hex(8)}"
+    async def _create(self, mark: str) -> Container:
+        client, name = await self._connect(), f"torchrl_agentic-{mark}"
         remote = client.containers.container(name)  # pyright: ignore[reportUnknownMemberType]  untyped options
-        container = Container(client, remote, remote.attach(stdin=True))
+        container = self._created = Container(client, remote, remote.attach(stdin=True))
         try:
             with sdk_errors("Docker could not create the container"):
                 await client.containers.create(self._config(), name=name)
                 await container.lifeline.__aenter__()
                 await remote.start()  # pyright: ignore[reportUnknownMemberType]  untyped options
         except SandboxError as error:
-            with contextlib.suppress(SandboxError):
-                await self._end(container)
             if "no such image" in str(error).lower():
                 raise SandboxError(f"{error}. Download the image with: docker pull {self.image}") from error
             raise
@@ -140,16 +141,15 @@ class DockerSandbox(RemoteSandbox[Container]):
         import aiodocker
         from aiohttp import ClientTimeout
 
+        client: Docker | None = None
         try:
             client = aiodocker.Docker(self.url, timeout=ClientTimeout(total=REQUEST_S))
-        except Exception as error:  # it raises AssertionError, among others
-            raise SandboxError(NO_DAEMON.format(str(error) or "no URL is known")) from error
-        try:
             await request_with_retries("Docker could not report its version", client.version)
         except BaseException as error:
-            await client.close()
-            if isinstance(error, SandboxError):
-                raise SandboxError(NO_DAEMON.format(error)) from error
+            if client is not None:
+                await client.close()
+            if isinstance(error, Exception):  # aiodocker raises AssertionError, among others
+                raise SandboxError(NO_DAEMON.format(str(error) or "no URL is known")) from error
             raise
         return client
 
@@ -164,6 +164,10 @@ class DockerSandbox(RemoteSandbox[Container]):
             # When its stdin is closed, `cat` ends, and with it the container, which Docker then removes.
             await _close(machine.lifeline)
             await machine.client.close()
+
+    async def _end_lost(self, mark: str) -> None:
+        if self._created is not None:
+            await self._end(self._created)
 
     async def _execute(self, machine: Container, command: Command) -> DockerExecution:
         from aiodocker.exceptions import DockerError

@@ -19,16 +19,13 @@ Does not stop:
 
 from __future__ import annotations
 
-import importlib
 import math
 import shlex
 import time
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.remote.remote_process import START_S, Execution
 from torchrl_agentic.sandbox.remote.remote_sandbox import Command, RemoteSandbox
 from torchrl_agentic.sandbox.remote.sdk_requests import request_with_retries, sdk_errors
@@ -83,7 +80,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
             raise ValueError(f"timeout_s must be above 0; got {timeout_s}")
         self.template, self.api_key, self.timeout_s = template, api_key, timeout_s
         self.connection = dict(connection or {})
-        self._mark, self._until = "", 0.0
+        self._until = 0.0
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -95,21 +92,20 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         held = dict.fromkeys(of_processes, not self.raises_limits)
         return {**held, "memory_total": True, "disk_total": True, "network": True, "seccomp": False}
 
-    async def _create(self) -> AsyncSandbox:
-        await run_in_thread(importlib.import_module, "e2b")  # takes half a second the first time
+    async def _create(self, mark: str) -> AsyncSandbox:
         from e2b import AsyncSandbox
 
         online = self.limits.network == "full"
-        self._mark, self._until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
+        self._until = time.monotonic() + self.timeout_s
         with sdk_errors("E2B created no machine", _refusals()):
             return await AsyncSandbox.create(
                 self.template,
                 timeout=self.timeout_s,
-                metadata={MARK: self._mark},
+                metadata={MARK: mark},
                 allow_internet_access=online,
                 network={} if online else {"allow_public_traffic": False},
                 lifecycle={"on_timeout": "kill"},
-                idempotency_key=self._mark,  # the SDK may repeat the request, but must create one machine
+                idempotency_key=mark,  # the SDK may repeat the request, but must create one machine
                 **self._options,
             )
 
@@ -125,11 +121,11 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
     async def _end(self, machine: AsyncSandbox) -> None:
         await self._kill_machine(machine.sandbox_id)
 
-    async def _end_lost(self) -> None:
+    async def _end_lost(self, mark: str) -> None:
         from e2b import AsyncSandbox, SandboxQuery
 
-        with sdk_errors(f"at E2B a machine with {MARK}={self._mark} may be left, for {self.timeout_s} s"):
-            pages = AsyncSandbox.list(query=SandboxQuery(metadata={MARK: self._mark}), **self._options)
+        with sdk_errors(f"at E2B a machine with {MARK}={mark} may be left, for {self.timeout_s} s"):
+            pages = AsyncSandbox.list(query=SandboxQuery(metadata={MARK: mark}), **self._options)
             while pages.has_next:
                 for found in await pages.next_items():
                     await self._kill_machine(found.sandbox_id)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -94,7 +93,6 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
             image = modal.Image.from_registry(image)  # pyright: ignore[reportUnknownMemberType]  its **kwargs
         self.app, self.image, self.cores, self.timeout_s, self.client = app, image, cores, timeout_s, client
         self._app_id: str | None = None
-        self._mark: dict[str, str] = {}
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -106,14 +104,14 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
             "network": True,
         }
 
-    async def _create(self) -> modal.Sandbox:
+    async def _create(self, mark: str) -> modal.Sandbox:
         import modal
 
         memory = None
         if self.limits.memory_bytes is not None:
             mib = max(_MIN_MEMORY_MIB, math.ceil(self.limits.memory_bytes / 2**20))
             memory = (mib, 2 * mib)
-        self._app_id, self._mark = None, {TAG: uuid.uuid4().hex}
+        self._app_id = None
         with sdk_errors("Modal could not create a sandbox", _refusals()):
             app = self.app
             if isinstance(app, str):
@@ -130,7 +128,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
                 cpu=(min(_CORES_REQUESTED, self.cores), self.cores),
                 memory=memory,
                 block_network=self.limits.network != "full",
-                tags=self._mark,
+                tags={TAG: mark},
                 client=self.client,
             )
 
@@ -142,14 +140,14 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
                 await machine.terminate.aio()
             await machine.detach.aio()  # pyright: ignore[reportUnknownMemberType]  its stub has no result
 
-    async def _end_lost(self) -> None:
+    async def _end_lost(self, mark: str) -> None:
         import modal
 
         if self._app_id is None:
             return
         with sdk_errors("Modal could not look for a lost sandbox"):
             async for lost in modal.Sandbox.list.aio(
-                app_id=self._app_id, tags=self._mark, client=self.client
+                app_id=self._app_id, tags={TAG: mark}, client=self.client
             ):
                 await lost.terminate.aio()
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
 import importlib.util
 import logging
 import time
+import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, check_argv
-from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.sandbox.cancellation import run_in_thread, run_to_completion
 from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture
 from torchrl_agentic.sandbox.remote import scripts
 from torchrl_agentic.sandbox.remote.remote_process import START_S, Execution, RemoteProcess, Take
@@ -36,6 +38,7 @@ FILE_S = 120.0
 _FILE_LIMITS = ResourceLimits(
     cpu_seconds=None, memory_bytes=None, max_processes=None, disk_bytes=None, wall_seconds=FILE_S
 )
+_NOT_ENDED = "ending the machine of a sandbox failed: %s"
 _logger = logging.getLogger(__name__)
 
 
@@ -89,6 +92,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         self._reset()
 
     def _reset(self) -> None:
+        """Set the state of an unopened sandbox."""
         self.raises_limits = False  # True if code inside can raise the limits of its processes
         self._machine: M | None = None
         self._left: M | None = None
@@ -98,15 +102,18 @@ class RemoteSandbox(Sandbox, Generic[M]):
         self._processes: set[RemoteProcess] = set()
 
     @abstractmethod
-    async def _create(self) -> M:
-        """Create a machine; never cancelled before `CLEANUP_S`. Raise SandboxError if that failed."""
+    async def _create(self, mark: str) -> M:
+        """Create a machine with a unique mark. Raise SandboxError if that failed.
+
+        If the caller of `open` is cancelled, this has `CLEANUP_S` to complete before it is cancelled too.
+        """
 
     @abstractmethod
     async def _end(self, machine: M) -> None:
         """End a machine and everything that runs there. Do nothing if it is gone."""
 
-    async def _end_lost(self) -> None:
-        """End the machine of a failed `_create`, if the service has created one."""
+    async def _end_lost(self, mark: str) -> None:
+        """End the machine of a `_create` that failed or was cancelled, if the service has created one."""
 
     @abstractmethod
     async def _execute(self, machine: M, command: Command) -> Execution:
@@ -129,12 +136,14 @@ class RemoteSandbox(Sandbox, Generic[M]):
             if self._machine is not None:
                 return
             await self._discard()
-            creating = asyncio.ensure_future(self._create())
+            await run_in_thread(importlib.import_module, self.package)  # takes half a second the first time
+            mark = uuid.uuid4().hex
+            creating = asyncio.ensure_future(self._create(mark))
             try:
                 machine = await asyncio.shield(creating)
                 await self._prepare(machine)
             except BaseException:
-                self._undoing = asyncio.ensure_future(self._undo(creating))
+                self._undoing = asyncio.ensure_future(self._undo(creating, mark))
                 await run_to_completion(self._undoing)
                 raise
             self._machine, self._lost = machine, ""
@@ -148,17 +157,21 @@ class RemoteSandbox(Sandbox, Generic[M]):
             raise SandboxError(f"the image cannot be used for a sandbox: {reason}")
         self.raises_limits = printed.strip() != "0"
 
-    async def _undo(self, creating: asyncio.Future[M]) -> None:
+    async def _undo(self, creating: asyncio.Future[M], mark: str) -> None:
         """End what a failed `open` has created, also if the service never answered."""
         await asyncio.wait([creating], timeout=CLEANUP_S)
         creating.cancel()
         await asyncio.wait([creating])
         error = SandboxError("no answer") if creating.cancelled() else creating.exception()
-        if error is None:
-            self._left = creating.result()
-            await self._quietly(self._discard())
-        elif isinstance(error, SandboxError) and not isinstance(error, RefusedError):
-            await self._quietly(self._end_lost())
+        try:
+            if error is None:
+                self._left = creating.result()
+                await self._end_left()
+            elif isinstance(error, SandboxError) and not isinstance(error, RefusedError):
+                async with time_limit(CLEANUP_S):
+                    await self._end_lost(mark)
+        except SandboxError as another:
+            _logger.warning(_NOT_ENDED, another)
 
     async def close(self) -> None:
         """End the machine, and what a failed `open` or `close` left.
@@ -170,14 +183,17 @@ class RemoteSandbox(Sandbox, Generic[M]):
             await run_to_completion(self._discard())
 
     async def _discard(self) -> None:
-        if self._undoing is not None and self._undoing is not asyncio.current_task():
-            undoing, self._undoing = self._undoing, None
-            await asyncio.wait([undoing])
-        machine, self._machine = self._machine, None
-        processes, self._processes = self._processes, set()
-        for process in processes:
+        if self._undoing is not None:
+            await asyncio.wait([self._undoing])
+            self._undoing = None
+        if self._machine is not None:
+            self._left, self._machine = self._machine, None
+        for process in self._processes:
             process.abandon()
-        self._left = self._left if machine is None else machine
+        self._processes.clear()
+        await self._end_left()
+
+    async def _end_left(self) -> None:
         if self._left is not None:
             async with time_limit(CLEANUP_S):
                 await self._end(self._left)
@@ -188,14 +204,10 @@ class RemoteSandbox(Sandbox, Generic[M]):
         if self._machine is machine:
             self._lost = f"the sandbox was ended, because a command in it could not be ended: {reason}"
             _logger.warning("%s", self._lost)
-            await self._quietly(self._discard())
-
-    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
-        """Log a failure, because another error is being raised; a later `close` tries again."""
-        try:
-            await work
-        except SandboxError as error:
-            _logger.warning("ending the machine of a sandbox failed: %s", error)
+            try:
+                await self._discard()
+            except SandboxError as error:
+                _logger.warning(_NOT_ENDED, error)
 
     async def run(
         self,
