@@ -442,6 +442,21 @@ async def test_an_opening_that_is_cancelled_leaves_nothing(daemon: FakeDocker, s
     await sandbox.close()
 
 
+@pytest.mark.parametrize("step", [ATTACH, START])
+async def test_an_opening_that_docker_never_answers_leaves_nothing(
+    daemon: FakeDocker, step: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torchrl_agentic.sandbox.remote.remote_sandbox.CLEANUP_S", 0.2)
+    go_on = daemon.pause(step)
+    opening = asyncio.create_task(DockerSandbox(url=daemon.url).open())
+    await until(lambda: daemon.asked(step))
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not daemon.containers
+    go_on.set()
+
+
 async def test_a_closing_that_is_cancelled_is_done_all_the_same(daemon: FakeDocker):
     sandbox = DockerSandbox(url=daemon.url)
     await sandbox.open()
@@ -552,6 +567,15 @@ async def test_an_exit_code_that_comes_late_is_waited_for(daemon: FakeDocker):
     daemon.late_s = 0.1
     async with DockerSandbox(url=daemon.url) as sandbox:
         assert (await sandbox.run(["sh", "-c", "exit 7"])).exit_code == 7
+
+
+async def test_input_that_docker_says_nothing_about_is_lost(daemon: FakeDocker):
+    async with DockerSandbox(url=daemon.url) as sandbox:
+        process = await sandbox.spawn(["sleep", "60"])
+        daemon.fail("GET /exec/.*/json", 500, "the daemon is unhappy")
+        for end in (process.send(b"x" * 5_000_000), process.receive()):
+            with pytest.raises(SandboxError, match=r"takes input: .*the daemon is unhappy"):
+                await end
 
 
 async def test_a_cut_connection_is_no_result_and_leaves_no_process(daemon: FakeDocker):
