@@ -56,10 +56,12 @@ def type_error(checker: pydantic.TypeAdapter[Any] | None, value: Any) -> str | N
     try:
         checker.validate_python(value, strict=True)
     except pydantic.ValidationError as error:
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
+        try:
             checker.validate_json(json.dumps(value), strict=True)
-            return None
-        return error.errors(include_url=False)[0]["msg"]
+        except pydantic.ValidationError as in_json:
+            return in_json.errors(include_url=False)[0]["msg"]
+        except (ValueError, TypeError, RecursionError):  # no JSON
+            return error.errors(include_url=False)[0]["msg"]
     except Exception:  # the annotation cannot be resolved
         return None
     return None
