@@ -149,6 +149,19 @@ def test_the_search_file_gives_our_tool_and_its_misspelt_items_are_said_and_mean
     assert described["parameters"]["properties"]["query_list"]["items"] == {"type": "string"}
 
 
+def test_a_schema_without_a_description_leaves_that_of_the_class(tmp_path: Path):
+    (tmp_path / "look.py").write_text(
+        "import torchrl_agentic\n\n"
+        "class Look(torchrl_agentic.Tool):\n"
+        "    def __init__(self, name='look', description='Look around.'):\n"
+        "        self.name, self.description = name, description\n\n"
+        "    async def run(self, args, ctx): ...\n"
+    )
+    entry = "{class_name: look.py:Look, tool_schema: {function: {name: see}}}"
+    (tool,) = _load(tmp_path, f"tools: [{entry}]\n").tools
+    assert (tool.name, tool.description) == ("see", "Look around.")
+
+
 async def test_a_class_of_ones_own_lives_as_long_as_its_trajectory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

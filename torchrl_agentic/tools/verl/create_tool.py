@@ -46,7 +46,8 @@ def create_tool(
         return _lifecycle_tool(kind, config, function)
     options = {key: value for key, value in config.items() if key != "type"}
     taken = keywords_of(kind).names - options.keys()
-    stated = {key: value for key, value in (function or {}).items() if key in taken and key != "parameters"}
+    own = {key: function.get(key) for key in ("name", "description", "strict")} if function else {}
+    stated = {key: value for key, value in own.items() if key in taken and value}  # "" leaves the class's own
     try:
         made = create(kind, options, **stated)
     except OptionError as error:
