@@ -158,6 +158,13 @@ def test_a_selection_leaves_the_others_out_before_names_are_compared(folder: Pat
     assert _names(loaded) == ["http", "python"]
 
 
+@pytest.mark.parametrize("above", ["{}", "actor_rollout_ref: {{rollout: {{{}}}}}"])
+def test_a_selection_inside_tool_kwargs_holds_for_its_files(folder: Path, above: str):
+    (folder / "more.yaml").write_text("tools: [python, http]\n")
+    inner = "tool_kwargs: {tool_config_path: more.yaml, tool_selected_list: [http]}"
+    assert _names(_load(folder, above.format(inner))) == ["http"]
+
+
 def test_limits_belong_to_tools_and_are_shared_where_they_have_a_name(folder: Path):
     (folder / "more.yaml").write_text("tools: [http]\nlimits: {http: {name: the web, rate_per_second: 2}}\n")
     loaded = _load(

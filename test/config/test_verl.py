@@ -149,6 +149,19 @@ def test_the_search_file_gives_our_tool_and_its_misspelt_items_are_said_and_mean
     assert described["parameters"]["properties"]["query_list"]["items"] == {"type": "string"}
 
 
+def test_a_schema_without_a_description_leaves_that_of_the_class(tmp_path: Path):
+    (tmp_path / "look.py").write_text(
+        "import torchrl_agentic\n\n"
+        "class Look(torchrl_agentic.Tool):\n"
+        "    def __init__(self, name='look', description='Look around.'):\n"
+        "        self.name, self.description = name, description\n\n"
+        "    async def run(self, args, ctx): ...\n"
+    )
+    entry = "{class_name: look.py:Look, tool_schema: {function: {name: see}}}"
+    (tool,) = _load(tmp_path, f"tools: [{entry}]\n").tools
+    assert (tool.name, tool.description) == ("see", "Look around.")
+
+
 async def test_a_class_of_ones_own_lives_as_long_as_its_trajectory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -361,17 +374,18 @@ def trainer(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("shape", "tools", "foreign"),
     [
-        ("a bare switch", [], "rollout.name"),
+        ("a bare switch", [], "actor_rollout_ref.rollout.name"),
         ("tool_kwargs", ["code_interpreter"], ""),
-        ("function tools", ["double"], "rollout.mode, actor_rollout_ref.rollout.agent"),
+        ("function tools", ["double"], "actor_rollout_ref.rollout.mode, actor_rollout_ref.rollout.agent"),
         ("a sanity check", [], ""),
         (
             "a whole trainer",
             ["code_interpreter"],
-            "hybrid_engine, actor_rollout_ref.model, actor_rollout_ref.rollout.name, "
+            "data, trainer, actor_rollout_ref.hybrid_engine, actor_rollout_ref.model, "
+            "actor_rollout_ref.rollout.name, "
             "actor_rollout_ref.rollout.n, "
             "actor_rollout_ref.rollout.val_kwargs, actor_rollout_ref.rollout.multi_turn._target_, "
-            "actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts, data, trainer",
+            "actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts",
         ),
     ],
 )
@@ -383,7 +397,7 @@ def test_a_trainer_configuration_loads_and_its_other_keys_are_logged_once(
     told = [record.message for record in caplog.records if "ignored keys of the trainer" in record.message]
     if foreign:
         (line,) = told
-        assert line.endswith(f": actor_rollout_ref.{foreign}")
+        assert line.endswith(f": {foreign}")
     else:
         assert not told
 

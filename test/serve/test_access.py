@@ -11,7 +11,7 @@ from torchrl_agentic.sandbox import Sandbox, UnsafeSubprocessSandbox
 from torchrl_agentic.serve.access import Access
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.serve.search_app import Document, search_app
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]
 DOCUMENTS = [Document("1", "Cats", "They sleep.")]

@@ -18,7 +18,7 @@ from torchrl_agentic.serve import search_app as search_module
 from torchrl_agentic.serve.connections import ConnectionBounds, make_server
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.serve.search_app import BM25Index, Document, search_app
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]
 WAIT_S = 20

@@ -27,7 +27,7 @@ from torchrl_agentic.sandbox.tiers import tiers
 from torchrl_agentic.serve import sandbox_app as app_module
 from torchrl_agentic.serve.access import Overloaded, RequestQueue
 from torchrl_agentic.serve.sandbox_app import run_limits, sandbox_app
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 WAIT_S = 20.0
 no_sandbox = pytest.mark.no_sandbox

@@ -12,7 +12,7 @@ import pytest
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.serve.search_app import BM25Index, Document, read_documents, search_app, tokenize
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 pytestmark = pytest.mark.no_sandbox
 DOCUMENTS = [

@@ -595,7 +595,7 @@ def test_a_failed_load_leaves_nothing_to_the_next(tmp_path: Path):
         ("nothing", "expected 'package.module.Name' or 'file.py:Name'"),
         ("no_such_module.Name", "No module named 'no_such_module'"),
         ("json:nothing", "json has no attribute 'nothing'"),
-        ("gone.py:f", "no such file"),
+        ("gone.py:f", "no file 'gone.py'"),
     ],
 )
 def test_a_reference_to_nothing_says_what_is_missing(tmp_path: Path, reference, message):

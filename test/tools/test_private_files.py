@@ -14,7 +14,7 @@ from helpers.record_strategies import record
 
 from torchrl_agentic.messages import ToolResult
 from torchrl_agentic.records import Dump, Recorder
-from torchrl_agentic.tools.wrappers import Cassette
+from torchrl_agentic.tools import Cassette
 from torchrl_agentic.viewer.html import write_page
 
 
@@ -137,7 +137,7 @@ def refuse(*_, **__):
     raise OSError(errno.{error}, os.strerror(errno.{error}))
 os.chmod = os.fchmod = Path.chmod = refuse
 os.umask(0o022)
-from torchrl_agentic.tools.wrappers import Cassette
+from torchrl_agentic.tools import Cassette
 from torchrl_agentic.messages import ToolResult
 for step in range(2):
     with Cassette({str(folder / "run")!r} + f"/{{step}}.jsonl", mode=0o666) as tape:

@@ -118,7 +118,7 @@ def _served(tool: str, options: dict[str, Any]) -> Generator[tuple[dict[str, Any
     if tool not in _SERVED or _SERVED[tool][0] in options:
         yield options, ""
         return
-    from torchrl_agentic.testing.servers.embedded import serving
+    from torchrl_agentic.serve.serving import serving
 
     option, app, path = _SERVED[tool]
     with serving(app) as url:

@@ -200,7 +200,7 @@ def _ask(
     loaded = load_rollout_tools(settings, folder)
     path = chosen.path
     if path == "tiny":
-        from torchrl_agentic.testing.tiny import TINY
+        from torchrl_agentic.rollout.tiny_model import TINY
 
         path = str(TINY)
     model, tokenizer = load_model(path, chosen.engine)

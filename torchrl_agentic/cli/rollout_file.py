@@ -12,7 +12,7 @@ import pydantic
 
 from torchrl_agentic.config import ConfigError, LoadedTools, Location, ToolsConfig, load_config_tools
 from torchrl_agentic.config.document import read_yaml
-from torchrl_agentic.config.sections import read_section
+from torchrl_agentic.config.sections import MultiTurnSection, read_section
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout.evaluate import Sample
@@ -83,8 +83,9 @@ class RolloutConfig(ToolsConfig):
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
             self.tools = ["python", "stop"]
         if "parser" not in self.model_fields_set:
-            formats = [section.format for section in self.multi_turn_sections().values() if section.format]
-            self.parser = formats[-1] if formats else self.parser
+            for section in self.inner_sections().values():
+                if isinstance(section, MultiTurnSection) and section.format:
+                    self.parser = section.format
         return self
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
