@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -37,10 +37,12 @@ def load_tiny(
         dtype: Data type of its weights.
         folder: Folder of the model; `examples/train_tiny.py` writes others.
     """
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, padding_side="left")
+    tokenizer = cast("Any", PreTrainedTokenizerFast).from_pretrained(
+        folder, local_files_only=True, padding_side="left"
+    )
     # TorchRL chooses a chat template by this name; a folder below /home/llama would get the wrong one.
     tokenizer.name_or_path = "torchrl-agentic-tiny"
-    model: Any = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
+    model = cast("Any", Qwen2ForCausalLM).from_pretrained(folder, local_files_only=True, dtype=dtype)
     return model.to(device).eval(), tokenizer
 
 

@@ -1,5 +1,7 @@
 """`ToolCompose`: the tools of an environment, as one transform."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false
 # The elements of this Compose are tools; and the overload of Compose.__init__ hides that it takes any number.
 
@@ -124,7 +126,7 @@ class ToolCompose(ToolList):
     ) -> None:
         super().__init__()
         border.require_list_to_stack()
-        if isinstance(tools, Tool | str) or not isinstance(tools, Iterable):
+        if isinstance(tools, Tool | str) or not isinstance(cast("object", tools), Iterable):
             raise TypeError(
                 f"tools is a list of tools; got {type(tools).__name__}: write ToolCompose([tool])"
             )

@@ -7,7 +7,7 @@ import pickle
 import string
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
@@ -153,7 +153,7 @@ class ParserContract:
         """With a tokenizer that has one token per byte."""
         from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
-        text, tokenizer = self._message(data), byte_tokenizer()
+        text, tokenizer = self._message(data), cast("Any", byte_tokenizer())
         result = self.parser.parse_tokens(tokenizer.encode(text), tokenizer, turn=3)
         whole = self.parser.parse(text, turn=3)
         assert list(map(self._said, result.calls)) == list(map(self._said, whole.calls))
@@ -274,7 +274,7 @@ class ParserContract:
 
     def schema(self, args: Mapping[str, JSON]) -> dict[str, JSON]:
         """Return a schema that accepts these arguments."""
-        names = {
+        names: dict[type, str] = {
             str: "string",
             bool: "boolean",
             int: "integer",
@@ -282,7 +282,7 @@ class ParserContract:
             list: "array",
             dict: "object",
         }
-        kinds = {key: {"type": names.get(type(value), "null")} for key, value in args.items()}
+        kinds = {key: {"type": names.get(type(cast("object", value)), "null")} for key, value in args.items()}
         return {"type": "object", "properties": kinds}
 
     def _said(self, call: ParsedCall) -> tuple[Any, ...]:
