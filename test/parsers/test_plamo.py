@@ -18,9 +18,10 @@ def tag(name):
 
 JSON = "<|plamo:constrain|>json<|plamo:msg|>"
 ARGUMENTS = {"place": "大阪", "marker": tag("end_tool_arguments"), "n": 1}
+ARGUMENTS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
 
 
-def one(name="look", arguments=json.dumps(ARGUMENTS, ensure_ascii=False), begin=JSON):
+def one(name="look", arguments=ARGUMENTS_TEXT, begin=JSON):
     named = f"{tag('begin_tool_name')}{name}{tag('end_tool_name')}"
     body = f"{tag('begin_tool_arguments')}{begin}{arguments}{tag('end_tool_arguments')}"
     return f"{tag('begin_tool_request')}{named}{body}{tag('end_tool_request')}"

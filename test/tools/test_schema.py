@@ -122,7 +122,9 @@ def test_a_recursive_model_keeps_its_definition():
 
 
 def test_defaults_and_descriptions_are_told():
-    def search(query: str, limit: int = 5, mode: Colour = Colour.RED, sentinel: Any = object()) -> str:
+    no_json = object()
+
+    def search(query: str, limit: int = 5, mode: Colour = Colour.RED, sentinel: Any = no_json) -> str:
         """Search the web.
 
         It looks far and wide.

@@ -105,7 +105,7 @@ def test_functions_and_look_alikes_can_be_wrapped():
 
 def test_a_half_made_wrapper_says_what_it_lacks():
     with pytest.raises(AttributeError, match="diary"):
-        Wrapped.__new__(Wrapped).diary
+        _ = Wrapped.__new__(Wrapped).diary
 
 
 @pytest.mark.parametrize("name", [name for name in transparent("unused") if name != "Cached"])
