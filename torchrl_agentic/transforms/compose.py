@@ -87,7 +87,7 @@ class ToolCompose(ToolList):
             row and step, or a list of these; called on the thread that steps.
         eos_strings: Strings that are cut off the end of a message before it is parsed.
         tokenizer: Tokenizer of the model. The parser escapes its control tokens in results, and learns from
-            its chat template whether answers begin inside a thought; parser="auto" needs it. None: the
+            its chat template whether answers begin inside the reasoning; parser="auto" needs it. None: the
             tokenizer of the environment's `TurnTokenizer` or `ChatEnv`, if there is one.
         template_kwargs: Options of the chat template, such as `enable_thinking` or `chat_template`, or None
             for those of the `TurnTokenizer`.

@@ -136,7 +136,7 @@ class ParserContract:
         whole = self.parser.parse(text, tools=tools, turn=3)
         assert result == whole
         told = [event.call for event in events if isinstance(event, CallReady | CallFailed)]
-        if "unopened_reasoning" in whole.notes:  # known by the end of the thought, when drafts were told
+        if "unopened_reasoning" in whole.notes:  # known by the end of the reasoning, when drafts were told
             begins = [call.span and call.span[0] for call in told]
             assert all(call.span and call.span[0] in begins for call in whole.calls)
             return
