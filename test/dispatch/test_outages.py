@@ -120,7 +120,7 @@ async def test_one_call_that_fails_ends_the_step_while_the_circuit_is_half_open(
     assert server.connections == 1
 
 
-async def test_a_line_that_moves_is_waited_in_for_longer_than_a_call_may_take():
+async def test_waiting_in_a_moving_queue_may_exceed_the_call_timeout():
     """Five calls, one at a time, each of which takes a third of the timeout."""
 
     async def answer(path, data):
@@ -136,7 +136,7 @@ async def test_a_line_that_moves_is_waited_in_for_longer_than_a_call_may_take():
     assert max(result.timing.run_s for result in results) < 0.6
 
 
-async def test_a_program_may_take_as_long_as_its_call_has():
+async def test_program_timeout_equals_the_remaining_call_time():
     """Otherwise the service would have no time to say that it was stopped, and nobody could be blamed."""
     asked = []
 
@@ -153,7 +153,7 @@ async def test_a_program_may_take_as_long_as_its_call_has():
 
 
 @pytest.mark.parametrize(("waited_s", "status"), [(0.0, Status.TIMEOUT), (0.5, Status.INFRA)])
-async def test_a_program_that_was_given_less_than_its_time_is_not_to_blame(waited_s, status):
+async def test_program_with_a_shortened_timeout_gives_infra(waited_s, status):
     stopped = {"status": "TimeLimitExceeded", "return_code": None, "execution_time": 0.1}
     replies = [Reply(502), Reply(body={"status": "Failed", "message": "", "run_result": stopped})]
     patience = Patience(first_s=max(waited_s, 0.001), longest_s=max(waited_s, 0.001))
@@ -176,7 +176,7 @@ class Down(Tool):
         raise InfrastructureError("busy" if ctx.trajectory < "t2" else "gone")
 
 
-async def test_calls_that_are_nobodys_fault_are_logged_once_per_tool_and_step(caplog):
+async def test_infra_results_are_logged_once_per_tool_and_step(caplog):
     async with rows(Down(), 6) as step:
         await step(x=1)
     (line,) = warnings_of(caplog)
@@ -201,7 +201,7 @@ class Waits(Tool):
         await asyncio.Event().wait()
 
 
-async def test_waiting_in_a_line_of_the_tools_own_is_not_its_run_and_the_run_is_bounded():
+async def test_waiting_in_a_queue_of_the_tool_is_not_run_time():
     event = asyncio.Event()
     tool = Waits(event)
     async with rows(tool, 1, per_call_timeout=0.05) as step:
@@ -216,7 +216,7 @@ async def test_waiting_in_a_line_of_the_tools_own_is_not_its_run_and_the_run_is_
     assert result.timing.run_s >= 0.04
 
 
-async def test_a_turn_that_is_over_ends_the_waiting_in_a_line():
+async def test_end_of_the_turn_ends_waiting_in_a_queue():
     async with rows(Waits(asyncio.Event()), 1, per_call_timeout=0.01, per_turn_timeout=0.05) as step:
         (result,) = await step(x=1)
     assert result.status is Status.TIMEOUT

@@ -241,7 +241,7 @@ def test_a_folder_that_others_can_enter_is_refused(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("bad", [{"ttl": 0}, {"max_concurrent": 0}, {"over": "carrier pigeon"}])
-def test_what_means_nothing_is_refused(name: str, bad: dict):
+def test_invalid_options_are_rejected(name: str, bad: dict):
     with pytest.raises(ValueError, match=next(iter(bad)) if "over" not in bad else "pigeon"):
         ClusterRateLimiter(name, **bad)
 

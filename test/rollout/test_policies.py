@@ -222,7 +222,7 @@ def test_advantages_compare_within_a_group(rewards, expected):
     assert found.flatten().tolist() == pytest.approx(expected, abs=1e-3)
 
 
-def test_what_cannot_work_is_refused_with_the_reason(tokenizer, model):
+def test_unusable_options_are_rejected_with_the_reason(tokenizer, model):
     with pytest.raises(ValueError, match="mode is 'tokens' or 'history'; got 'text'"):
         agent_policy(model, tokenizer, mode="text")
     with pytest.raises(TypeError, match=r"transformers model or a vLLM engine.*got str"):

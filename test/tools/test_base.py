@@ -382,6 +382,6 @@ async def test_a_toolset_may_be_a_look_alike(make: Any):
         (3, "int lacks setup, teardown"),
     ],
 )
-def test_what_is_no_toolset_is_refused_with_what_it_lacks(item: Any, words: str):
+def test_object_that_is_not_a_toolset_is_rejected_with_the_missing_methods(item: Any, words: str):
     with pytest.raises(TypeError, match=words):
         ensure_toolset(item)
