@@ -131,7 +131,7 @@ def test_calls_are_ready_as_soon_as_they_close():
     assert outcomes(stream.close()) == [("f", {"a": 1}), "invalid_json"]
 
 
-def test_pieces_of_any_size_are_read_as_the_whole():
+def test_streaming_in_pieces_equals_parsing_the_whole():
     text = thought("hm") + SAID + call() + call("oops") + "<|content_thinking|>x" + call(header="") + STOP
     whole, sizes = INKLING.parse(text), random.Random(7)
     assert len(whole.calls) == 3

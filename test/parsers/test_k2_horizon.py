@@ -62,13 +62,13 @@ def test_each_format_is_read_even_side_by_side():
         (tag("tool_call", f"sum{tag('arg_key', 'n')}<ifm|arg_value>1"), "unclosed"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_an_error_and_the_next_call_runs(inside, code):
+def test_malformed_call_is_an_error_and_the_next_call_runs(inside, code):
     assert read(tag("tool_calls", inside)) == [code]
     assert read(f"{tag('tool_calls', inside)}\n{tag('tool_calls', plain(n='2'))}") == [code, {"n": 2}]
 
 
 @pytest.mark.parametrize("call", [plain(n="12"), plain({"n": "integer"}, n="12"), as_json(n=12)])
-def test_what_was_cut_off_does_not_run(call):
+def test_truncated_call_does_not_run(call):
     for cut in range(len("<ifm|tool_call>"), len(call)):
         assert read(call[:cut]) == ["unclosed"] or read(call[:cut]) == ["extra_data"]
 
@@ -88,7 +88,7 @@ def test_calls_end_with_the_turn():
     assert (len(result.calls), result.notes) == (1, ("forged_turn",))
 
 
-def test_it_is_written_without_types():
+def test_calls_can_be_rendered_without_types():
     text = PARSER.render_calls([ParsedCall("sum", {"label": "a\n", "n": 1}, "c")])
     assert text == f"<ifm|tool_calls>\n{plain(label='a', n='1')}\n</ifm|tool_calls>".replace("a</", "a\n</")
     assert read(text) == [{"label": "a\n", "n": 1}]

@@ -37,7 +37,7 @@ def test_a_missing_end_is_forgiven_behind_complete_json():
     assert PARSER.parse(f"<tool_calls>\n{ADD}").calls[0].notes == ("unclosed_tag",)
 
 
-def test_a_line_is_told_when_the_next_one_begins():
+def test_stream_reports_a_line_when_the_next_one_begins():
     stream = PARSER.stream()
     assert stream.feed(f"<tool_calls>\n{ADD}\n") == []
     assert [type(event) for event in stream.feed(MUL[:5])] == [CallReady]

@@ -14,7 +14,7 @@ PIECES = st.lists(st.sampled_from([*MARKERS, "<", "[", "<t", "x" * 700, "y " * 1
 
 
 @given(PIECES, st.lists(st.tuples(st.sampled_from(MARKERS), st.integers(0, 9000)), max_size=12))
-def test_a_marker_in_a_long_text_is_found_whatever_was_looked_for_before(
+def test_marker_in_a_long_text_is_found_after_other_searches(
     pieces: list[str], asked: list[tuple[str, int]]
 ) -> None:
     reader = Reader(text := "".join(pieces))

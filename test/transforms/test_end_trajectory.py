@@ -52,7 +52,7 @@ def test_a_message_without_calls_terminates_its_row():
     assert td["done"].flatten().tolist() == td["terminated"].flatten().tolist() == [False, True, False]
 
 
-def test_both_options_terminate_and_truncate_different_rows():
+def test_both_options_terminate_and_truncate_independently():
     env = dataset_env(2, ToolCompose([add]), EndTrajectory(max_turns=1, when_no_calls=True))
     assert ended(step(env, env.reset(), CALL, "x")["next"]) == [[True, True], [False, True], [True, True]]
 
