@@ -85,7 +85,7 @@ def test_tests_that_start_ray_or_change_quotas_run_one_after_the_other(request: 
     assert {f"test_tutorials.py::test_a_tutorial_runs[{name}]" for name in tutorials} <= set(listed)
 
 
-def test_the_slow_and_the_lonely_tests_exist(request: pytest.FixtureRequest):
+def test_listed_slow_and_exclusive_tests_exist(request: pytest.FixtureRequest):
     """Else a file that moves becomes quick, or runs beside others, unnoticed."""
     conftest = _conftest(request)
     listed = {entry.partition("::")[0] for entry in (*conftest.SLOW, *conftest.MACHINE)}

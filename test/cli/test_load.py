@@ -59,7 +59,7 @@ def test_a_function_of_ones_own(tmp_path: Path):
         (["--calls", "0"], "calls"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(words: list[str], says: str):
+def test_invalid_options_are_reported_in_one_sentence(words: list[str], says: str):
     found = _run(*words)
     assert found.exit_code == 2
     assert says in found.output

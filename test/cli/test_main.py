@@ -45,7 +45,7 @@ def test_the_recorded_result_is_computed_again(tmp_path: Path):
 
 
 @works
-def test_a_record_that_differs_is_told_and_fails(tmp_path: Path):
+def test_different_record_is_reported_with_exit_code_1(tmp_path: Path):
     text = (EXAMPLES / "gsm8k_code_interpreter.json").read_text()
     (tmp_path / "gsm8k.json").write_text(text.replace('"content": "220000.0"', '"content": "230000.0"'))
     result = _rollout(tmp_path, GSM8K)
@@ -165,7 +165,7 @@ def test_an_earlier_record_stays_when_the_next_rollout_cannot_begin(tmp_path: Pa
     assert (tmp_path / "old.jsonl").read_text() == "kept"
 
 
-def test_a_rollout_does_not_write_over_what_it_replays(tmp_path: Path):
+def test_rollout_does_not_overwrite_its_input(tmp_path: Path):
     copy = tmp_path / "copy.json"
     copy.write_text(Path("examples/gsm8k_code_interpreter.json").read_text())
     result = CliRunner().invoke(app, ["rollout", str(copy), "--out", str(copy)])
@@ -180,9 +180,7 @@ def test_the_version_is_that_of_the_package():
 
 
 @pytest.mark.parametrize("more", [[], ["--model", "tiny"]])
-def test_an_engine_that_does_not_exist_is_refused_in_one_line_with_those_that_do(
-    tmp_path: Path, more: list[str]
-):
+def test_unknown_engine_error_lists_the_engines(tmp_path: Path, more: list[str]):
     (tmp_path / "q.jsonl").write_text("{}")
     result = CliRunner().invoke(app, ["rollout", str(tmp_path / "q.jsonl"), "--engine", "openai", *more])
     assert result.exit_code == 2

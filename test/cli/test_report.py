@@ -60,7 +60,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_cell_is_cut(tmp_path: Path, w
         assert "…" not in "".join(tables)
 
 
-def test_of_two_runs_it_is_said_what_is_better_and_what_is_worse_and_by_how_much(tmp_path: Path):
+def test_comparison_of_two_runs_prints_each_change(tmp_path: Path):
     one, two = (
         _dump(tmp_path / "a", score=0.25, run_s=0.04),
         _dump(tmp_path / "b", score=0.75, run_s=0.4, steps=2),

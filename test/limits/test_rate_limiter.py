@@ -39,7 +39,7 @@ async def _settle() -> None:
         {"burst": 2},
     ],
 )
-def test_limits_that_mean_nothing_are_refused(limits: dict[str, Any]):
+def test_invalid_limits_are_rejected(limits: dict[str, Any]):
     with pytest.raises(ValueError, match=list(limits)[-1]):
         RateLimiter(**limits)
 
@@ -348,7 +348,7 @@ def test_a_pickled_limiter_has_the_same_limits():
     assert pickle.loads(pickle.dumps(RateLimiter(max_concurrent=1))).rate_per_second is None
 
 
-async def test_stats_tell_what_is_going_on():
+async def test_stats_show_running_and_waiting_calls():
     clock = VirtualClock()
     limiter = _limiter(clock, max_concurrent=1)
     slot = limiter.slot()

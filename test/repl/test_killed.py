@@ -81,7 +81,7 @@ def parent(pid: int) -> int:
     return int(status.partition("\nPPid:")[2].split()[0])
 
 
-async def test_an_interpreter_that_is_killed_between_two_cells_is_told_with_the_next(make):
+async def test_interpreter_killed_between_cells_is_reported_with_the_next(make):
     """Whoever did it: a timer of the cell may have."""
     async with make() as repl:
         pid = await marked(repl)
@@ -103,7 +103,7 @@ async def test_an_interpreter_that_its_own_cell_ends_is_the_cells_fault(make, co
 
 
 @pytest.mark.parametrize("code", [THREAD, PROCESS], ids=["thread", "process"])
-async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_cells_fault(make, code):
+async def test_leftover_process_that_kills_the_interpreter_is_blamed_on_its_cell(make, code):
     async with make() as repl:
         pid = await marked(repl)
         assert (await repl.execute(code)).status == "ok"
@@ -113,7 +113,7 @@ async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_c
         assert (result.value, result.state_lost) == ("False", True)
 
 
-async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
+async def test_leftover_process_over_the_memory_limit_is_killed():
     """By its control group, which spares the interpreter; otherwise by the supervisor, with all."""
     limits = ResourceLimits(disk_total_bytes=11 << 20, memory_total_bytes=96 << 20)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
@@ -128,7 +128,7 @@ async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
             assert (await repl.execute("1")).state_lost
 
 
-async def test_a_clone_that_is_killed_leaves_the_original_alone():
+async def test_killed_clone_does_not_affect_the_original():
     async with KINDS["forkserver"]() as repl:
         await repl.execute("y = 2")
         (clone,) = await repl.fork()
@@ -166,7 +166,7 @@ async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
         assert not (await repl.execute("1")).state_lost
 
 
-async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
+async def test_interpreter_lost_before_any_code_gives_infra():
     """For example files that were written for the code are lost."""
     limits = ResourceLimits(disk_total_bytes=12 << 20)
     async with (
@@ -187,7 +187,7 @@ async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
         assert (result.value, result.state_lost) == ("1", False)
 
 
-async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
+async def test_killed_zygote_gives_infra_and_others_continue():
     """Nothing inside can reach it, and all trajectories of it are lost together."""
     sandbox = ForkServerSandbox(LIMITS)
     repls = [
@@ -213,7 +213,7 @@ async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
 
 
 @pytest.mark.parametrize("kind", [ForkServerSandbox, LandlockSandbox], ids=["forkserver", "landlock"])
-async def test_no_tool_of_a_trajectory_answers_infra_for_what_its_code_does(kind):
+async def test_failures_of_model_code_never_give_infra(kind):
     """Python, commands and files in one sandbox, whose supervisor is lost in between."""
     sandbox = kind()
     repls: list[Repl] = []

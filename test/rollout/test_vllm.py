@@ -178,7 +178,7 @@ def test_transformers_samples_the_same(greedy, tiny):
     assert same >= total - 1
 
 
-def test_whatever_is_sampled_stays_and_has_the_log_probs_of_the_model_itself(engine, tiny):
+def test_sampled_tokens_are_kept_with_the_log_probs_of_the_model(engine, tiny):
     """Hot and pushed towards new tokens, it writes noise; the log-probs are still those at temperature 1."""
     env, compose = make_env(tiny[1], turns=2, tokenization_sanity_check_mode="disable")
     hot = {"temperature": 2.0, "generate_kwargs": {"presence_penalty": 2.0, "frequency_penalty": 2.0}}
@@ -202,7 +202,7 @@ def test_the_pad_token_is_never_sampled(engine, tokenizer):
     env.close()
 
 
-def test_an_answer_ends_where_it_was_told_to(engine, tokenizer, greedy):
+def test_answer_ends_at_its_stop_token(engine, tokenizer, greedy):
     """TorchRL's wrapper drops `stop_token_ids`, without a word."""
     stop = greedy[0][0].tensordicts[0]["tokens", "response"][3].item()
     env, compose = make_env(tokenizer)
@@ -216,7 +216,7 @@ def test_an_answer_ends_where_it_was_told_to(engine, tokenizer, greedy):
 
 
 @pytest.mark.parametrize("missing", ["most of it", "only the end"])
-def test_what_is_cut_off_is_closed_and_calls_nothing(engine, tokenizer, greedy, missing):
+def test_truncated_answer_is_closed_and_its_calls_do_not_run(engine, tokenizer, greedy, missing):
     """Also if the call itself is whole: without its end, a message may go on."""
     first = greedy[0][0].tensordicts[0]["tokens", "response"]
     called = []
@@ -248,7 +248,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_a_required_call_is_one_whatever_was_asked(engine, tokenizer, parallel):
+def test_required_tool_choice_forces_a_call(engine, tokenizer, parallel):
     """The model was taught nothing like these; of what it samples without constraint, little can be read."""
     env, compose = make_env(tokenizer, rows=len(ODD))
     policy = agent_policy(

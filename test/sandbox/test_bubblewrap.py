@@ -133,7 +133,7 @@ async def test_a_path_without_bubblewrap_is_told_when_the_sandbox_opens():
 @pytest.mark.parametrize(
     "limits", [{"wall_seconds": 0}, {"memory_bytes": -1}, {"cpu_seconds": float("nan")}, {"network": "some"}]
 )
-def test_limits_that_mean_nothing_are_refused(limits):
+def test_invalid_limits_are_rejected(limits):
     with pytest.raises(ValueError, match=next(iter(limits))):
         ResourceLimits(**limits)
 

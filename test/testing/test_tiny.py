@@ -97,7 +97,7 @@ def test_any_text_comes_back_as_it_was(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_the_template_shows_what_large_models_see(tokenizer):
+def test_template_matches_those_of_large_models(tokenizer):
     assert tokenizer.apply_chat_template(CHAT, tools=[TOOL], tokenize=False) == SHOWN
 
 
@@ -107,7 +107,7 @@ def test_calls_in_the_content_look_as_calls_in_their_field(tokenizer):
     assert tokenizer.apply_chat_template(written, tools=[TOOL], tokenize=False) == SHOWN
 
 
-def test_the_assistants_mask_covers_what_it_says_and_nothing_else(tokenizer):
+def test_assistant_mask_covers_exactly_its_messages(tokenizer):
     shown = tokenizer.apply_chat_template(
         CHAT, tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True
     )
@@ -127,7 +127,7 @@ def test_torchrl_takes_the_folders_template(tokenizer):
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("chat", [CHAT, CHAT[1:]], ids=["system", "no system"])
-def test_a_prompt_is_how_the_conversation_goes_on(tokenizer, chat, tools):
+def test_prompt_continues_the_conversation(tokenizer, chat, tools):
     """Without this, tokens that were sampled could not stay as they are from turn to turn."""
     for length in (1, len(chat) - 1):
         before = tokenizer.apply_chat_template(
@@ -191,7 +191,7 @@ def test_held_out_problems_are_solved_with_the_real_tool(tiny):
     assert all(call.tool == "python" and not call.error for reply in parsed for call in reply.calls)
 
 
-def test_without_tools_it_calls_none(tiny):
+def test_model_calls_no_tools_if_none_are_offered(tiny):
     chats = converse(*tiny, [], [question["query"] for question in tiny_questions(8)])
     assert [chat[-1].content for chat in chats] == [NO_TOOL] * 8
 

@@ -35,7 +35,7 @@ def test_no_tag_no_thought():
 
 
 @given(st.lists(st.sampled_from([*TAGS, *map(_end, TAGS), "a", "\n"]), max_size=12).map("".join))
-def test_thoughts_stand_apart_and_in_order(text: str):
+def test_reasoning_blocks_are_disjoint_and_in_order(text: str):
     end = 0
     for thought in thoughts(text):
         assert end <= thought.start < thought.stop <= len(text)
