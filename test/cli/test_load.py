@@ -89,6 +89,6 @@ async def test_no_more_trajectories_call_at_once_than_asked_for():
 
 
 @pytest.mark.parametrize("numbers", [{"calls": 0, "concurrency": 1}, {"calls": 1, "concurrency": 0}])
-async def test_numbers_that_mean_nothing_are_refused(numbers: dict[str, int]):
+async def test_invalid_numbers_are_rejected(numbers: dict[str, int]):
     with pytest.raises(ValueError, match="1 or more"):
         await run_load_test(Dispatcher(), "x", {}, **numbers)

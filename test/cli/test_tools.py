@@ -89,7 +89,7 @@ def test_a_mistake_exits_with_1_and_names_its_line(folder: Path, text: str, word
     assert found.stdout.replace("left the library\n", "") == ""
 
 
-def test_reports_are_printed_with_the_tools(folder: Path):
+def test_settings_for_other_transforms_are_printed_on_stderr(folder: Path):
     found = _check(folder, "tools: [stop]\nmulti_turn: {max_user_turns: 3}\n", "--json")
     assert "add TurnTokenizer(max_tool_response_chars=256, " in found.stderr
     assert "UserSimulator(max_turns=3)" in found.stderr

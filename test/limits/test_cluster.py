@@ -48,7 +48,7 @@ def _ended(*processes: subprocess.Popen[str]) -> Generator[None]:
             process.communicate()
 
 
-def test_processes_share_a_limit_fairly(name: str, tmp_path: Path):
+def test_processes_share_a_limit_and_none_starves(name: str, tmp_path: Path):
     logs = [tmp_path / str(number) for number in range(3)]
     processes = [_start(name, 4, log, 1.5) for log in logs]
     with _ended(*processes):
@@ -267,7 +267,7 @@ async def test_a_transport_that_breaks_is_tried_again(name: str, caplog: pytest.
     assert "could not report" in caplog.text
 
 
-async def test_server_ignores_unknown_messages(name: str, monkeypatch: pytest.MonkeyPatch):
+async def test_unreadable_report_ends_only_its_connection(name: str, monkeypatch: pytest.MonkeyPatch):
     """A report that it cannot read ends its connection, and nobody else's."""
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
     async with limiter.slot():

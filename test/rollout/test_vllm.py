@@ -202,7 +202,7 @@ def test_the_pad_token_is_never_sampled(engine, tokenizer):
     env.close()
 
 
-def test_answer_ends_at_its_stop_token(engine, tokenizer, greedy):
+def test_stop_token_ids_end_an_answer(engine, tokenizer, greedy):
     """TorchRL's wrapper drops `stop_token_ids`, without a word."""
     stop = greedy[0][0].tensordicts[0]["tokens", "response"][3].item()
     env, compose = make_env(tokenizer)

@@ -79,10 +79,10 @@ class TestOwn:
         assert "render_call" in chat.step(call("own"))[0][0]
         assert chat.errors() == [1]
 
-    def test_a_text_that_speaks_of_failure_as_torchrl_does_is_an_error(self):
+    def test_failure_text_of_torchrl_is_an_error(self):
         assert run(as_tool(Own(lambda content, index: ["Tool f failed:\nno"]), name="own"), {}).is_error
 
-    def test_what_it_raises_costs_its_row_only(self, chat, caplog):
+    def test_exception_of_the_transform_affects_only_its_row(self, chat, caplog):
         def answer(content, index):
             if index == 0:
                 raise KeyError("a bug")
@@ -104,7 +104,7 @@ class TestOwn:
         chat.reset(True, False)
         assert chat.errors() == [0, 0]
 
-    def test_its_schema_is_what_was_given(self):
+    def test_given_schema_is_used(self):
         schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
         assert as_tool(Own(), name="own", input_schema=schema).spec()["function"]["parameters"] == schema
 
@@ -112,7 +112,7 @@ class TestOwn:
 @pytest.mark.parametrize(
     "thing", [None, "python", StepCounter(), object(), divide, functools.partial(divide, 1)]
 )
-def test_what_is_no_tool_transform_is_refused(thing):
+def test_transform_without_a_tool_is_rejected(thing):
     with pytest.raises(TypeError, match="not a tool transform"):
         as_tool(thing, name="x")
 

@@ -20,7 +20,7 @@ class TestSimpleToolTransform:
         chat = chat(1, self.tool(divide))
         assert chat.step(call("f", a=1, b=4)) == [['{"quotient": 0.25}']]
 
-    def test_what_it_raises_is_an_error_of_the_tool(self, chat):
+    def test_exception_of_the_transform_is_a_tool_error(self, chat):
         chat = chat(1, self.tool(divide))
         ((text,),) = chat.step(call("f", a=1, b=0))
         assert "division by zero" in text

@@ -44,7 +44,7 @@ def retrying(*outcomes, effects=Effects.PURE, **options):
     ],
     ids=["raises infra", "raises timeout", "infra", "timeout"],
 )
-async def test_what_may_pass_is_tried_again_and_counted(bad):
+async def test_transient_errors_are_retried_and_counted(bad):
     (result,) = await ask(retrying(bad, bad, "fine"), {})
     assert (result.text, result.status, result.metrics) == ("fine", Status.OK, {"retries": 2})
 
@@ -54,7 +54,7 @@ class Final(InfrastructureError):
 
 
 @pytest.mark.parametrize("bad", [ToolError("wrong"), Final("moved"), RuntimeError("a bug")])
-async def test_what_will_not_pass_is_not(bad):
+async def test_permanent_errors_are_not_retried(bad):
     tool = retrying(bad)
     (result,) = await ask(tool, {})
     assert result.is_error
@@ -117,7 +117,7 @@ async def test_other_exceptions_are_bugs_unless_they_are_named(bug, caplog):
 
 
 @pytest.mark.parametrize("on", [KeyError, ("KeyError",), (ToolError,), (KeyboardInterrupt,)])
-def test_what_is_no_exception_to_try_again_after_is_refused(on):
+def test_invalid_exception_type_for_retries_is_rejected(on):
     with pytest.raises(TypeError):
         retrying("x", on=on)
 
@@ -127,7 +127,7 @@ async def test_the_first_try_that_is_answered_is_passed_on_as_it_is():
     assert await by_hand(retrying(whole)) is whole
 
 
-async def test_tries_come_to_an_end_and_whoever_runs_the_job_reads_how_many(caplog):
+async def test_retries_are_bounded_and_their_number_is_logged(caplog):
     (result,) = await ask(retrying(INFRA, attempts=4), {})
     assert (result.status, result.metrics) == (Status.INFRA, {"retries": 3})
     assert result.text == "Error: scripted is not available at the moment: overloaded"
@@ -209,7 +209,7 @@ def test_pauses_grow_up_to_a_bound_and_a_bit(retries, first_s, chance):
 @pytest.mark.parametrize(
     "options", [{"attempts": 0}, {"first_s": 0}, {"first_s": float("nan")}, {"first_s": 2, "longest_s": 1}]
 )
-def test_numbers_that_mean_nothing_are_refused(options):
+def test_invalid_numbers_are_rejected(options):
     with pytest.raises(ValueError, match="expected attempts"):
         retrying("x", **options)
 
