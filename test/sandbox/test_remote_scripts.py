@@ -55,7 +55,7 @@ def test_a_command_gets_as_much_input_as_was_announced(shell, tmp_path):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_what_a_command_leaves_running_ends_with_it(shell, tmp_path):
+def test_leftover_processes_end_with_their_command(shell, tmp_path):
     code = "sleep 60 >/dev/null 2>&1 & echo $!"
     done = _run(shell, scripts.supervised(["sh", "-c", code], ResourceLimits()), tmp_path)
     left = done.stdout.split()[-1].decode()

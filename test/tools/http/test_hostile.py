@@ -197,7 +197,7 @@ async def test_a_bomb_takes_no_memory(server: WebServer, kind: str):
     assert grown < 32 * 1024  # KiB
 
 
-async def test_endless_empty_chunks_are_not_read_forever(server: WebServer):
+async def test_endless_chunk_framing_is_not_read_forever(server: WebServer):
     """One byte of body in a kilobyte of chunk: framing counts, body or not."""
     piece = b"1;" + b"x" * 1000 + b"\r\ny\r\n"
     server.acts["/"] = pouring(CHUNKED, (piece for _ in itertools.count()))

@@ -46,7 +46,7 @@ SEE = call("browser", action="extract", selector="p", extract_type="text")
 
 
 class TestBrowserTransform:
-    def test_result_has_no_state_of_the_transform(self, chat):
+    def test_result_contains_only_the_answer(self, chat):
         chat = chat(1, as_tool(Browser(), name="browser"))
         assert chat.step(go("https://a.org")) == [['{"url": "https://a.org", "status": 200}']]
 

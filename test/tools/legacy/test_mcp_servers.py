@@ -85,7 +85,7 @@ def test_closing_ends_the_servers_and_a_later_step_starts_them_again(chat, serve
     assert chat.step(call("lenient.add", a=1, b=1)) == [["2"]]
 
 
-def test_server_object_of_the_python_sdk_is_rejected_with_the_alternative(servers):
+def test_server_of_the_python_sdk_is_rejected_with_the_alternative(servers):
     """It insists on "initialize", which TorchRL 0.14 never sends, with SDK 1.x and with 2.x."""
     tool = as_tool(servers("strict"), name="strict.add")
     with pytest.raises(InfrastructureError, match=r"initialize.*use MCPToolset"):

@@ -195,7 +195,7 @@ class TestOwnership:
             chat.compose.branch(0, [1])
 
     @pytest.mark.parametrize("persistent", [False])
-    def test_stateless_transform_can_be_shared(self, chat, persistent):
+    def test_stateless_interpreter_can_be_branched(self, chat, persistent):
         chat = chat(2, as_tool(PythonInterpreter(persistent=persistent), name="python"))
         chat.step(call("python", code="x = 1"), "x")
         chat.compose.branch(0, [1])
