@@ -117,7 +117,7 @@ def test_invisible_characters_are_shown_escaped(text: str, shown: str):
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 @pytest.mark.parametrize("mark", ["", "…", "...(truncated)..."])
 @given(text=st.text(), bound=st.integers(17, 60))
-def test_a_truncated_text_is_as_long_as_the_bound_and_made_of_its_ends(side, mark, text, bound):
+def test_truncated_text_has_the_length_of_the_bound_and_both_ends(side, mark, text, bound):
     left = truncate(text, bound, side=side, mark=mark)
     if len(text) <= bound:
         assert left == text

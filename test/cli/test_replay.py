@@ -43,7 +43,7 @@ def dump(tmp_path: Path) -> Path:
 
 
 @works
-def test_the_demo_is_answered_as_it_was_recorded():
+def test_demo_gives_the_recorded_results():
     """The record is made anew by `make demo-records`. All kinds of errors are in it, each with its words."""
     result = _run("--replay", EXAMPLES / "demo_records.jsonl", EXAMPLES / "demo.yaml")
     assert result.exit_code == 0, result.output

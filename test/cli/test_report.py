@@ -71,7 +71,7 @@ def test_comparison_of_two_runs_prints_each_change(tmp_path: Path):
     assert "within the noise" in told
 
 
-def test_a_run_is_no_better_than_itself(tmp_path: Path):
+def test_comparing_a_run_with_itself_shows_no_difference(tmp_path: Path):
     one = _dump(tmp_path / "a", score=0.25, run_s=0.04)
     assert "No difference exceeds the noise." in _run(one, one).output
 

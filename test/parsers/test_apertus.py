@@ -55,7 +55,7 @@ def test_other_shapes_of_a_call_are_read_and_noted():
     assert shaped_as_hermes.calls[0].notes == ("no_list", "named_call")
 
 
-def test_a_call_in_the_middle_of_a_thought_runs_and_one_in_a_closed_thought_does_not():
+def test_call_in_unclosed_reasoning_runs_and_one_in_closed_reasoning_does_not():
     assert entries(f"<|inner_prefix|>I need a sum.{CALL}") == [("add", {"a": 1})]
     result = PARSER.parse(f"<|inner_prefix|>Perhaps {CALL}<|inner_suffix|>No.")
     assert (result.calls, result.reasoning, result.notes) == ((), f"Perhaps {CALL}", ("call_in_reasoning",))

@@ -75,7 +75,7 @@ def test_truncated_call_does_not_run():
     assert read(section(invoke(page=12))[:-50]) == ["unclosed"]
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     result = PARSER.parse(f"<think>{section(invoke(page=1))}</think>No.", tools=TOOLS)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))
 

@@ -130,7 +130,7 @@ def test_reasoning_is_not_a_call_and_loses_its_channel_name(label):
     assert "call_in_reasoning" in result.notes
 
 
-def test_a_thought_that_the_prompt_opened_is_read_from_the_start():
+def test_reasoning_opened_by_the_prompt_is_read_from_the_start():
     result = get_parser("gemma4", reasoning_open=True).parse(f"Maybe.<channel|>{GO}")
     assert (result.reasoning, outcomes(result)) == ("Maybe.", [("go", {"to": "Rome"})])
 
@@ -270,7 +270,7 @@ def test_auto_finds_it_by_its_template(parser):
     assert check_parser(found, [book], tokenizer) == ["book"]
 
 
-def test_auto_knows_that_the_template_opens_a_thought():
+def test_auto_detects_that_the_template_opens_reasoning():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template(GEMMA).replace("assistant\n", "assistant\n<|channel>thought\n")
     assert get_parser("auto", tokenizer=tokenizer).reasoning_open

@@ -72,7 +72,7 @@ def test_missing_separator_is_accepted_and_noted():
 
 
 @pytest.mark.parametrize("suffix", ["", ":opensource"])
-def test_a_call_in_a_thought_does_not_run(suffix):
+def test_call_in_reasoning_does_not_run(suffix):
     text = suffixed(f"<think>I could {HY3} but no.</think>No.", suffix)
     result = get_parser("hy_v3").parse(text, tools=TOOLS)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))

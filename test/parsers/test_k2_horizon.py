@@ -74,7 +74,7 @@ def test_truncated_call_does_not_run(call):
 
 
 @pytest.mark.parametrize("level", ["think", "think_fast", "think_faster"])
-def test_a_call_in_a_thought_of_any_level_does_not_run(level):
+def test_call_in_reasoning_of_any_level_does_not_run(level):
     result = PARSER.parse(f"{tag(level, plain(n='1'))}{plain(n='2')}", tools=TOOLS)
     assert [call.args for call in result.calls] == [{"n": 2}]
     assert (result.reasoning, result.notes) == (plain(n="1"), ("call_in_reasoning",))
@@ -132,7 +132,7 @@ def test_auto_finds_it_by_the_chat_template(kind):
 
 
 @pytest.mark.parametrize("level", ["think", "think_fast", "think_faster"])
-def test_auto_knows_which_thought_the_template_opens(level):
+def test_auto_detects_which_reasoning_the_template_opens(level):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     parser = get_parser("auto", tokenizer=tokenizer, level=level)

@@ -105,7 +105,7 @@ def test_bad_call_does_not_affect_other_calls():
     assert result.text == SAID
 
 
-def test_a_call_in_a_thought_does_not_run_and_one_behind_it_does():
+def test_call_in_reasoning_does_not_run_and_one_after_it_does():
     thought = f"Perhaps {section(call())}?"
     text = f"{thought}<|close|>think<|sep|>{SAID}{section(call(name='g'))}{END}"
     result = get_parser("kimi_k3", reasoning_open=True).parse(text)

@@ -63,7 +63,7 @@ def test_a_result_names_its_tool():
     }  # fmt: skip
 
 
-def test_auto_finds_it_and_whether_the_prompt_opens_a_thought():
+def test_auto_detects_the_format_and_whether_the_prompt_opens_reasoning():
     written = (
         f'<longcat_tool_call>\n{{"name": "{NAME}", "arguments": {ARGS}}}\n</longcat_tool_call>\n</longcat_s>'
     )

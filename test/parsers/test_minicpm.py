@@ -135,7 +135,7 @@ def test_prose_about_functions_is_text():
         assert (PARSER.parse(text).calls, PARSER.parse(text).text) == ((), text)
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     call = block(param("path", "a"))
     result = PARSER.parse(f"<think>\n{call}\n</think>\n\nNo.", tools=TOOLS)
     assert (result.calls, result.notes, result.reasoning) == ((), ("call_in_reasoning",), f"\n{call}\n")

@@ -33,7 +33,7 @@ def test_calls_in_front_of_a_broken_line_count():
     assert entries(f"<tool_calls>\n{ADD} and\n</tool_calls>") == ["extra_data"]
 
 
-def test_a_missing_end_is_forgiven_behind_complete_json():
+def test_missing_end_is_accepted_after_complete_json():
     assert PARSER.parse(f"<tool_calls>\n{ADD}").calls[0].notes == ("unclosed_tag",)
 
 

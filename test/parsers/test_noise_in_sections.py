@@ -102,7 +102,7 @@ def test_a_call_quoted_in_another_dialect_does_not_run(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_in_a_thought_behind_the_opener_does_not_run(name: str):
+def test_call_in_reasoning_after_the_opener_does_not_run(name: str):
     opener, first, second, closer = _parts(name)
     think = get_parser(name).think  # pyright: ignore[reportAttributeAccessIssue]
     result = _read(name, f"{opener}{think[0]}perhaps {first}{think[1]}{closer}{opener}{second}{closer}")

@@ -249,7 +249,7 @@ def test_an_unknown_name_lists_the_known_and_the_nearest():
             get_parser(name)
 
 
-def test_objects_that_are_no_parser_of_ours_are_adapted_and_others_refused():
+def test_foreign_parsers_are_adapted_and_other_objects_rejected():
     parser = HermesParser()
     assert get_parser(parser) is parser
     adapted = get_parser(Foreign())

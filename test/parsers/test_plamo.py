@@ -84,7 +84,7 @@ def test_prefix_of_a_message_runs_only_complete_calls():
         )  # fmt: skip
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     thought = f"{tag('begin_think')}Maybe {several(one())} or not{tag('end_think')}No."
     result = PARSER.parse(thought)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))

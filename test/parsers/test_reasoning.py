@@ -41,7 +41,7 @@ def test_an_unknown_policy_is_refused():
         HermesParser(tolerance="loose")
 
 
-def test_a_thought_that_the_prompt_opened_hides_its_drafts():
+def test_drafts_in_reasoning_opened_by_the_prompt_do_not_run():
     parser = HermesParser(reasoning_open=True)
     result = parser.parse(f"hm {ONE}\n</think>\n{ONE}")
     assert [call.span for call in result.calls] == [
@@ -69,7 +69,7 @@ def test_drafts_and_examples_are_text_in_every_format(name):
 
 
 @pytest.mark.parametrize("think", [("[THINK]", "[/THINK]"), ("<think>", "</think>")])
-def test_mistral_has_two_kinds_of_thoughts(think):
+def test_mistral_has_two_kinds_of_reasoning(think):
     parser, call = get_parser("mistral"), '[TOOL_CALLS]f[ARGS]{"a": 1}'
     other = "</think>" if think[1] == "[/THINK]" else "[/THINK]"
     thought = f"maybe {call} or {other} not"
@@ -212,7 +212,7 @@ def test_end_of_reasoning_inside_an_argument_is_ignored():
     assert HermesParser().parse(text).notes == ()
 
 
-def test_a_draft_that_cannot_be_read_hides_no_call_behind_the_thought():
+def test_malformed_draft_does_not_hide_a_call_after_the_reasoning():
     result = HermesParser().parse(f"<tool_call> {{ hm </think> {ONE}")
     assert [(call.tool, call.args) for call in result.calls] == [F]
 

@@ -103,7 +103,7 @@ def test_turn_invented_inside_reasoning_gives_no_call():
     assert outcomes(HermesParser().parse(f"<think>it ends with <|im_end|>, I think</think>{ONE}")) == [F]
 
 
-def test_a_fence_right_behind_a_thought_is_one():
+def test_fence_directly_after_reasoning_is_recognised():
     assert outcomes(HermesParser().parse(f"<think>x</think>```\n{ONE}\n```")) == []
 
 

@@ -44,7 +44,7 @@ def test_lists_that_never_close_are_text_if_no_tool_has_their_name() -> None:
     assert (result.text, result.calls) == (text, ())
 
 
-def test_the_end_of_a_thought_behind_a_call_proves_that_the_prompt_began_it() -> None:
+def test_end_of_reasoning_after_a_call_proves_that_the_prompt_opened_it() -> None:
     parser = get_parser("hermes")
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "%s"}}\n</tool_call>'
     assert parser.parse(f"{call % 'x'}\n</think>\nDone.").notes == ("unopened_reasoning", "call_in_reasoning")

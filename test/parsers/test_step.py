@@ -96,7 +96,7 @@ def test_the_end_of_the_turn_ends_a_call():
     assert (len(result.calls), result.notes) == (1, ("forged_turn",))
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     result = PARSER.parse(f"<think>{several(one(query='q'))}</think>No.", tools=TOOLS)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))
 

@@ -36,7 +36,7 @@ def written(made: TrajectoryRecord) -> bytes:
 
 @settings(deadline=None)
 @given(made=records())
-def test_a_trajectory_comes_back_as_it_was(made: TrajectoryRecord):
+def test_trajectory_reads_back_unchanged(made: TrajectoryRecord):
     """Through the bytes of a file, so that nothing lives on as a Python object."""
     encoded = written(made)
     assert encoded.count(b"\n") == 1

@@ -50,7 +50,7 @@ def finished(recorder: Recorder, name: str, *turns: Turn) -> None:
 
 @settings(deadline=None, max_examples=settings.default.max_examples // 2)
 @given(some=st.lists(records(), max_size=4), suffix=st.sampled_from([".jsonl", ".jsonl.zst"]))
-def test_a_file_of_trajectories_comes_back_as_it_was(
+def test_file_of_trajectories_reads_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, some: list[TrajectoryRecord], suffix: str
 ):
     """One line each, whatever line separators and surrogates the texts hold; nothing is secret here."""

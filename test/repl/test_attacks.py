@@ -193,7 +193,7 @@ async def test_limits_of_process_1_are_out_of_reach(limit: str) -> None:
         assert (await repl.sandbox.run(["echo", "up"])).stdout == "up\n"
 
 
-async def test_setns_by_the_pidfd_of_a_child_leads_nowhere() -> None:
+async def test_setns_by_the_pidfd_of_a_child_is_denied() -> None:
     async with ForkServerRepl() as repl:
         result = await ran(
             repl,

@@ -126,7 +126,7 @@ async def test_missing_preloaded_library_raises_on_open():
         await ForkServerSandbox(preload=["no_such_library"]).open()
 
 
-async def test_the_interpreter_of_a_sandbox_is_one_and_others_live_beside_it():
+async def test_sandbox_has_one_interpreter_and_other_processes():
     async with ForkServerSandbox() as sandbox, ForkServerRepl(sandbox) as first:
         with pytest.raises(SandboxError, match="SubprocessRepl"):
             await ForkServerRepl(sandbox).open()

@@ -271,7 +271,7 @@ FORGERIES = [
 
 @on_shared
 @pytest.mark.parametrize("code", FORGERIES, ids=["parts", "pickle", "shapes", "parents", "deep", "long"])
-async def test_forged_messages_spoil_their_own_cell_at_most(shared: JupyterRepl, code: str):
+async def test_forged_messages_affect_at_most_their_cell(shared: JupyterRepl, code: str):
     """The code knows the key, so the signature proves nothing."""
     await shared.execute("kept = 7")
     async with asyncio.timeout(20):

@@ -94,7 +94,7 @@ async def test_interpreter_killed_between_cells_is_reported_with_the_next(make):
 
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)"])
-async def test_an_interpreter_that_its_own_cell_ends_is_the_cells_fault(make, code):
+async def test_interpreter_ended_by_its_cell_is_an_error_of_the_cell(make, code):
     async with make() as repl:
         assert (await repl.execute("x = 1")).status == "ok"
         result = await repl.execute(code)

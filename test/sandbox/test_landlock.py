@@ -138,7 +138,7 @@ open('/usr/new', 'w')
 
 @works
 @every_version
-async def test_no_way_leads_out_of_the_folder(folder, version):
+async def test_paths_cannot_leave_the_folder(folder, version):
     attempts = (OUT_OF_THE_FOLDER.format(there=folder) + ELSEWHERE).split("\n")
     async with opened(version=version) as sandbox:
         found = await outcomes(sandbox, filter(None, attempts))
@@ -569,7 +569,7 @@ async def test_when_memory_runs_out_the_kernel_ends_the_code_first():
 
 
 @works
-async def test_the_machine_can_be_learnt_about():
+async def test_details_of_the_machine_are_visible():
     """Does not stop this."""
     async with opened() as sandbox:
         seen = await python(sandbox, "import os; print(os.uname().release, os.cpu_count(), end='')")

@@ -149,7 +149,7 @@ def test_missing_folder_is_rejected(kind):
 
 
 @root_only
-def test_a_folder_behind_one_for_root_alone_is_refused_with_the_remedy(kind, elsewhere):
+def test_folder_inside_one_for_root_only_is_rejected_with_the_remedy(kind, elsewhere):
     inner = elsewhere / "inner"
     inner.mkdir()
     elsewhere.chmod(0o700)

@@ -93,7 +93,7 @@ def test_each_digit_is_a_token(tokenizer):
 
 @given(text=st.text())
 @settings(deadline=None)
-def test_any_text_comes_back_as_it_was(tokenizer, text):
+def test_any_text_reads_back_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 

@@ -81,7 +81,7 @@ async def test_failing_service_gives_infra(status):
 
 
 @pytest.mark.parametrize(("queries", "says"), [([""], "empty"), (["a"] * 17, "at most 16")])
-async def test_queries_that_make_no_sense_are_the_models_to_put_right(queries, says):
+async def test_invalid_queries_are_errors_for_the_model(queries, says):
     result, server = await _search(queries, Reply())
     assert result.status is Status.ERROR
     assert says in result.text

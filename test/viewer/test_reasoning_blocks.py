@@ -30,7 +30,7 @@ def test_a_tag_ends_with_its_own_kind():
     assert [*thoughts("[THINK]a</think>b")] == [(0, 17, "a</think>b", False)]
 
 
-def test_no_tag_no_thought():
+def test_text_without_tags_has_no_reasoning():
     assert not [*thoughts("a < b > c [think] <Think>")]
 
 

@@ -115,7 +115,7 @@ class TestBrowserTransform:
             run(as_tool(browser, name="browser"), {"action": "navigate", "url": url})
         assert browser.diary == []
 
-    def test_a_browser_that_cannot_be_started_is_not_the_model_s_fault(self):
+    def test_browser_that_cannot_start_gives_infra(self):
         class Absent(Browser):
             async def _init_browser(self):
                 raise ModuleNotFoundError("No module named 'playwright'")

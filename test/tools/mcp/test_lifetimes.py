@@ -86,7 +86,7 @@ async def test_error_of_a_server_that_does_not_start_has_its_output():
         await MCPToolset(config).setup()
 
 
-async def test_a_server_that_is_killed_during_a_call_is_not_the_models_fault_and_comes_back(opened, demo):
+async def test_server_killed_during_a_call_gives_infra_and_restarts(opened, demo):
     async with opened(demo()) as server:
         await server.call("count")
         pid = int(await server.text("pid"))

@@ -63,7 +63,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(opened, url):
             await asyncio.sleep(0)
 
 
-async def test_a_server_that_dies_during_a_call_is_not_the_models_fault(opened, url, caplog):
+async def test_server_that_dies_during_a_call_gives_infra(opened, url, caplog):
     async with opened(MCPServerConfig(url=url, name="far")) as server:
         with pytest.raises(InfrastructureError, match="'far' was lost during the call"):
             await server.call("die")
@@ -173,7 +173,7 @@ async def test_lost_session_is_reconnected():
     assert sessions == ["s0", "s1"]
 
 
-async def test_an_error_of_http_during_a_call_is_not_the_models_fault(opened):
+async def test_http_error_during_a_call_gives_infra(opened):
     def answer(request, message):
         if request.method != "POST":
             return PlainTextResponse("", status_code=405)

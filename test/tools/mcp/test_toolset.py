@@ -122,7 +122,7 @@ async def test_an_error_of_the_protocol_is_for_the_model_to_read(opened, raw):
         assert server.toolset.shared().restarts == 0
 
 
-async def test_an_answer_against_the_protocol_is_not_the_models_fault(opened, raw):
+async def test_response_against_the_protocol_gives_infra(opened, raw):
     async with opened(raw("garbage")) as server:
         with pytest.raises(InfrastructureError, match="'raw' violates the protocol: content"):
             await server.call("first")

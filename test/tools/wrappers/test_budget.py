@@ -81,7 +81,7 @@ async def test_branch_has_the_spent_budget_of_its_source():
     await dispatcher.close()
 
 
-async def test_a_call_that_failed_for_no_fault_of_the_model_is_not_counted():
+async def test_infra_call_is_not_counted():
     lost = ToolResult.from_text("lost", status=Status.INFRA)
     tool = Budgeted(Scripted(InfrastructureError("x"), lost, ToolError("wrong"), "x"), calls=1)
     dispatcher = Dispatcher([tool])

@@ -113,7 +113,7 @@ parts = st.one_of(
         notes=st.lists(st.text(), max_size=2).map(tuple),
     )
 )
-def test_a_result_is_read_back_as_it_was_written(result):
+def test_result_reads_back_unchanged(result):
     assert outcome_from_json(json.loads(json.dumps(outcome_to_json(result)))) == result
 
 
@@ -167,7 +167,7 @@ async def test_trajectories_tools_and_scopes_are_separate(path):
     assert (await by_hand(Replayed(Renamed(Scripted(), "other"), path), "c", "t")).text == "other"
 
 
-async def test_a_miss_names_the_nearest_call_and_counts_as_no_fault_of_the_model(path):
+async def test_miss_names_the_nearest_call_and_gives_infra(path):
     recorder = Recorded(add, path)
     for a, trajectory in ((1, "t"), (222, "t"), (221, "u")):
         await recorder.run({"a": a}, ctx("c0", trajectory))

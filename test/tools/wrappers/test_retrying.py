@@ -85,7 +85,7 @@ def of_library(package, name):
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_connection_that_fails_is_tried_again_and_nobodys_fault_in_the_end(lost):
+async def test_failing_connection_is_retried_and_gives_infra(lost):
     (result,) = await ask(retrying(lost, lost, "fine"), {})
     assert (result.text, result.metrics) == ("fine", {"retries": 2})
     (result,) = await ask(retrying(lost), {})

@@ -216,7 +216,7 @@ class TestList:
 
 
 class TestTrajectory:
-    def test_the_keyboard_alone_leads_from_the_list_to_a_failed_call_and_back(self, opened, plain):
+    def test_keyboard_reaches_a_failed_call_from_the_list_and_returns(self, opened, plain):
         with opened(plain) as page:
             page.keyboard.press("j")
             page.locator("#line-0[aria-selected=true]").wait_for()
@@ -266,7 +266,7 @@ class TestTrajectory:
             )
             assert page.get_by_role("heading", name="Reward per turn").is_visible()
 
-    def test_a_link_leads_to_a_call_that_is_not_shown_yet(self, opened, plain):
+    def test_link_opens_a_call_that_is_not_shown_yet(self, opened, plain):
         with opened(f"{plain.as_uri()}#long/call-240") as page:
             page.locator("#call-240:focus").wait_for()
             assert page.locator("section.turn").count() == 240

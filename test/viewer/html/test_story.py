@@ -79,7 +79,7 @@ class TestStory:
         assert "does not contain the right answer" in _told(record(turn("It is 43."), gts="42"))
         assert "right answer" not in _told(record(turn("It is 43.")))
 
-    def test_each_status_has_words(self):
+    def test_each_status_has_a_description(self):
         assert list(STATUS_WORDS) == list(Status)
 
 
@@ -135,5 +135,5 @@ class TestPieces:
         found = list(pieces(_said(text, *spans)))
         assert "".join(piece.text for piece in found) == text
 
-    def test_the_last_message_is_given_without_thoughts_and_calls(self):
+    def test_last_message_is_shown_without_reasoning_and_calls(self):
         assert final_answer(record(turn("first"), turn("<think>hm</think> 42 ", index=1))) == "42"

@@ -162,7 +162,7 @@ class ParserContract:
 
     @_rules
     @given(call=st.data(), before=st.text("ab \n", max_size=5), turn=st.integers(0, 9))
-    def test_what_is_rendered_reads_back(self, call: st.DataObject, before: str, turn: int) -> None:
+    def test_rendered_calls_parse_back(self, call: st.DataObject, before: str, turn: int) -> None:
         """Also behind some text, if calls are part of the text."""
         name, args = call.draw(self.calls)
         text = self._rendered(name, args)
@@ -208,7 +208,7 @@ class ParserContract:
                 assert call.error is not None
                 assert len(call.error.message) <= 500, "the model reads this"
 
-    def test_nothing_to_say_is_no_call(self) -> None:
+    def test_empty_message_is_not_a_call(self) -> None:
         messages: list[str | Mapping[str, JSON]] = [
             "", "hello", {"role": "assistant", "content": None}, {"content": "hello", "tool_calls": []},
             {"content": [{"type": "text", "text": "hello"}]}, {"content": None, "tool_calls": None}, {},
@@ -261,7 +261,7 @@ class ParserContract:
         assert len(calls) == most + 2
         assert [call.error.code for call in calls if call.error] == ["over_limit"] * 2
 
-    def test_it_travels_and_is_shared(self) -> None:
+    def test_parser_can_be_pickled_and_shared_by_threads(self) -> None:
         """A pickled parser is equal; eight threads on one parser get what one gets."""
         assert pickle.loads(pickle.dumps(self.parser)) == self.parser
         text = self.parser.render_call(ParsedCall(*self.example(), "call_1"))
