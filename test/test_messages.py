@@ -1,4 +1,4 @@
-"""The values that travel: what a tool may return, and that status and is_error agree."""
+"""The message values: possible return values of a tool, and the agreement of status and is_error."""
 
 import asyncio
 import copy

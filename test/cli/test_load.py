@@ -1,4 +1,4 @@
-"""`check load` says what was reached, what waited and what went wrong, of any tool."""
+"""`check load` reports throughput, queue times and errors of any tool."""
 
 import re
 from pathlib import Path

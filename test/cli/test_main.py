@@ -110,7 +110,7 @@ SAY = 'def say() -> str:\n    """Say."""\n    return "a\\x1b[31mb\\x07\\x9b2Jc\\
 
 @pytest.mark.parametrize("name", ["say", "\\u001b[2J\\u009bx"], ids=["output", "tool name"])
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, name: str):
-    """Of what a tool printed, and of what the model wrote as a tool's name."""
+    """Control sequences in tool output and in tool names are escaped."""
     (tmp_path / "t.py").write_text(SAY)
     call = CALL.replace('"say"', f'"{name}"')
     _chat(
@@ -123,7 +123,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, name: str)
 
 
 def test_conversations_of_one_name_are_both_replayed(tmp_path: Path):
-    """The first stops at once; the other goes on for two turns."""
+    """The first stops at once; the other continues for two turns."""
     stop = CALL.replace("say", "stop")
     _chat(tmp_path / "c.jsonl", ("user", "q"), ("assistant", stop))
     _chat(tmp_path / "c.jsonl", ("user", "q"), ("assistant", "one"), ("assistant", "two"))

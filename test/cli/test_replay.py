@@ -24,7 +24,7 @@ def _run(*words: object) -> Result:
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
-    """A folder with a recorded rollout, its tools beside it."""
+    """A folder with a recorded rollout and its tools."""
     (tmp_path / "tools.py").write_text(
         'def say(word: str) -> str:\n    """Say."""\n    return word + " at 10:31"\n'
     )
@@ -44,7 +44,7 @@ def dump(tmp_path: Path) -> Path:
 
 @works
 def test_demo_gives_the_recorded_results():
-    """The record is made anew by `make demo-records`. All kinds of errors are in it, each with its words."""
+    """`make demo-records` writes the record. It has every kind of error, with its message."""
     result = _run("--replay", EXAMPLES / "demo_records.jsonl", EXAMPLES / "demo.yaml")
     assert result.exit_code == 0, result.output
     assert "Results of 47 turns equal" in result.output

@@ -1,4 +1,4 @@
-"""`serve`: commands that say where they listen, serve, and end when they are told to, leaving nothing."""
+"""`serve`: commands that print their address, serve, and stop on a signal without leftovers."""
 
 import os
 import re
@@ -142,7 +142,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 def _serve(folder: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Run the command up to where it would listen; give its exit code, and what it says."""
+    """Run the command up to where it would listen; return its exit code and output."""
     monkeypatch.setattr(servers, "_serve", lambda *_: 0)
     result = CliRunner().invoke(app, ["serve", "search", str(folder), *arguments])
     return result.exit_code, " ".join(result.output.split())

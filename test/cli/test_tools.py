@@ -1,4 +1,4 @@
-"""`check tools` shows what a model will be told, or says what is wrong with the file."""
+"""`check tools` shows the schemas that a model gets, or the errors of the file."""
 
 import json
 import subprocess

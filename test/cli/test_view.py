@@ -1,4 +1,4 @@
-"""`torchrl-agentic view` in the terminal, as text, and what it says to mistakes."""
+"""`torchrl-agentic view` in the terminal and as text, and its error messages."""
 
 import json
 import subprocess
@@ -104,7 +104,7 @@ def test_errors_go_to_stderr_with_exit_code_2(
 
 
 def test_without_a_terminal_the_error_names_alternatives(tmp_path: Path):
-    """Otherwise escape sequences fill a log, and nobody can press a key to end it."""
+    """Otherwise escape sequences fill a log, and no key press can end it."""
     write(tmp_path, trajectory("a", step=1))
     found = _view(str(tmp_path))
     assert (found.exit_code, found.stdout) == (2, "")

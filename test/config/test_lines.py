@@ -41,7 +41,7 @@ def _paths(value: Any, steps: tuple[int | str, ...] = ()) -> Iterator[tuple[int 
 
 @given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=4))
 def test_documents_equal_those_of_pyyaml_and_lines_point_at_keys(data: dict[str, Any]):
-    """Each key stands at the begin of its line, but for those that begin an item of a list."""
+    """Each key begins its line, except those that begin an item of a list."""
     text = yaml.safe_dump(data, default_flow_style=False, allow_unicode=True, sort_keys=False)
     found, root = _read(text)
     assert found == data

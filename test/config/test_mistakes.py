@@ -1,4 +1,4 @@
-"""Each mistake in a configuration of tools is said with its file and line, and with what was expected."""
+"""Errors in a tools configuration have the file, the line and the expected value."""
 
 from pathlib import Path
 

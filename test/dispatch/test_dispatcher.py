@@ -101,7 +101,7 @@ async def test_rows_overlap():
 
 
 async def test_conflicting_calls_run_in_order_and_results_too():
-    """The first writer yields for a while, and nobody who conflicts begins meanwhile."""
+    """The first writer yields for a while, and no conflicting call begins meanwhile."""
     events: list[str] = []
 
     async def work(n: int, ctx: ToolContext) -> int:
@@ -160,7 +160,7 @@ async def test_each_trajectory_has_a_session_of_its_own():
 
 
 async def test_a_session_that_is_used_after_its_close_is_closed_with_the_dispatcher():
-    """`Session.close` promises that calls after it open everything anew; somebody has to close that too."""
+    """`Session.close` promises that later calls open sessions again; those must be closed too."""
     events: list[Any] = []
     dispatcher = Dispatcher([Stateful(events)])
     session = dispatcher.session("t")

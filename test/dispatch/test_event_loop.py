@@ -1,4 +1,4 @@
-"""The one event-loop thread: reachable from anywhere, survives what runs on it, made anew after a fork."""
+"""The one event-loop thread: usable from any thread, survives its tasks, recreated after a fork."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ def _run(code: str) -> str:
 
 
 def test_interrupt_cancels_the_coroutine_before_it_returns():
-    """In a process of its own, for the signal. What the coroutine does at its end is printed first."""
+    """In a separate process, because of the signal. The cleanup of the coroutine prints first."""
     out = _run(
         """
         import _thread, asyncio, threading

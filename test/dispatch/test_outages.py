@@ -56,7 +56,7 @@ def warnings_of(caplog):
 
 @pytest.fixture
 def dead_port():
-    """A port of ours where nobody listens."""
+    """A local port without a listener."""
     with socket.socket() as mine:
         mine.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{mine.getsockname()[1]}"
@@ -101,7 +101,7 @@ async def test_the_step_after_an_outage_does_not_try_the_service(reply, caplog):
 
 
 async def test_one_call_that_fails_ends_the_step_while_the_circuit_is_half_open():
-    """The others wait for the one that tries it, and nobody tries it again."""
+    """The others wait for the one trial call, and none retries."""
     clock = VirtualClock()
     limiter = RateLimiter(
         max_concurrent=4, break_after=1, break_seconds=30, clock=clock, call_later=clock.call_later
@@ -137,7 +137,7 @@ async def test_waiting_in_a_moving_queue_may_exceed_the_call_timeout():
 
 
 async def test_program_timeout_equals_the_remaining_call_time():
-    """Otherwise the service would have no time to say that it was stopped, and nobody could be blamed."""
+    """Otherwise the service would have no time to report the timeout."""
     asked = []
 
     async def answer(path, data):

@@ -18,7 +18,7 @@ def _closure(waits: list[set[int]]) -> list[set[int]]:
 
 
 def _must_not_overlap(first: Effects, second: Effects) -> bool:
-    """The definition, word by word: one writes what the other reads or writes, or one is exclusive."""
+    """The definition: one writes a resource that the other reads or writes, or one is exclusive."""
     for one, other in ((first, second), (second, first)):
         if one.exclusive or any(name in other.reads or name in other.writes for name in one.writes):
             return True

@@ -1,4 +1,4 @@
-"""Whatever a tool returns or raises becomes one result, and calls in conflict never overlap."""
+"""Every return value or exception of a tool becomes one result, and conflicting calls never overlap."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Functions and verl's interaction classes as interactions; what is none."""
+"""Functions and verl's interaction classes as interactions, and rejected objects."""
 
 import asyncio
 import threading
@@ -168,7 +168,7 @@ async def test_interaction_that_fails_to_start_is_not_finalised(caplog):
 
 
 async def test_interaction_cancelled_while_starting_is_finalised():
-    """It may have begun; nobody else will come to end it."""
+    """It may have started, so it must be finalised."""
     started, finalized = asyncio.Event(), []
 
     class Slow:
@@ -194,7 +194,7 @@ async def test_interaction_cancelled_while_starting_is_finalised():
 
 
 async def test_a_base_class_s_score_judges_nothing():
-    """Verl's own gives 0.0, which would hide what the replies were scored with."""
+    """Verl's own returns 0.0, which would hide the scores of the replies."""
 
     class BaseInteraction(Clerk):
         pass

@@ -1,4 +1,4 @@
-"""Processes that name the same limiter keep its limits together, whoever of them dies."""
+"""Processes that name the same limiter share its limits, even if some of them die."""
 
 import asyncio
 import contextlib
@@ -182,7 +182,7 @@ async def test_without_contact_calls_end_before_others_get_their_share(name: str
 
 
 async def test_a_rate_is_kept_together(name: str):
-    """The burst of 3 at once, and then one each 50 ms, whoever calls."""
+    """The burst of 3 at once, then one each 50 ms over all clients."""
     one, other = (
         ClusterRateLimiter(name, rate_per_second=20, burst=3, ttl=TTL, over="machine") for _ in range(2)
     )
@@ -268,7 +268,7 @@ async def test_a_transport_that_breaks_is_tried_again(name: str, caplog: pytest.
 
 
 async def test_unreadable_report_ends_only_its_connection(name: str, monkeypatch: pytest.MonkeyPatch):
-    """A report that it cannot read ends its connection, and nobody else's."""
+    """An unreadable report ends only its connection."""
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
     async with limiter.slot():
         (path,) = Path(os.environ["TORCHRL_AGENTIC_LIMITS"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")

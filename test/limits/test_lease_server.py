@@ -1,4 +1,4 @@
-"""Leases: whatever is lost, late, killed or restarted, all together never use more than the limit."""
+"""Leases: all clients together never exceed the limit, after losses, delays, kills and restarts."""
 
 import itertools
 import math
@@ -165,7 +165,7 @@ def test_all_together_never_run_more_than_the_limit(events, limit):
     st.floats(1, 10),
 )
 def test_all_together_start_no_more_than_the_rate(events, rate, burst):
-    """In any span of time: the rate times its length, the burst, and what may be late."""
+    """In any time span: the rate times its length, plus the burst and delayed starts."""
     world = _World(Limits(None, rate, burst), 4)
     for index, wanted, later in events:
         world.waiting[index] += wanted
@@ -181,7 +181,7 @@ def _settled(limit: int, clients: int) -> _World:
 
 
 def _run(world: _World, seconds: float) -> None:
-    """Let each client report whenever it wants to, and calls go on for ever."""
+    """Let each client report at any time, with endless calls."""
     end = world.now + seconds
     while world.now < end:
         for index, client in enumerate(world.clients):
@@ -312,7 +312,7 @@ def test_no_client_gets_more_than_its_share_of_future_starts():
 
 
 def test_calls_that_come_after_a_report_are_reported_at_once():
-    """Who grows from one call to many does not wait for a period in between."""
+    """A client that grows from one call to many does not wait for a period in between."""
     world = _settled(8, 1)
     world.waiting[0] = 1
     world.report(0, 0.001, 0.001, "fine")
@@ -325,7 +325,7 @@ def test_calls_that_come_after_a_report_are_reported_at_once():
 
 
 def test_a_client_that_stood_still_gives_up_its_calls():
-    """It did not notice the time: a report of what it holds would take what others have got by now."""
+    """It did not notice the time: its report would claim slots that others got meanwhile."""
     world = _settled(2, 2)
     world.waiting = [2, 0]
     _run(world, 0.3)
@@ -350,7 +350,7 @@ def test_clients_of_one_limiter_go_by_one_time_to_live():
 
 
 def test_limits_stay_for_a_while_after_their_last_client():
-    """Two tools that are set up one after the other are told before the first call."""
+    """Two tools that are set up one after the other get the error before the first call."""
     server = LeaseServer(-math.inf)
     server.sync(LeaseRequest("a", 1, Limits(10), TTL), 0.0)
     with pytest.raises(LimitsDiffer):

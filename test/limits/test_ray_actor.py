@@ -72,7 +72,7 @@ def _reports_have_ended() -> None:
 
 @contextlib.contextmanager
 def _rays_threads_may_fail() -> Generator[None]:
-    """Ray's own threads, which listen to the cluster, may find it gone before they are told to end."""
+    """Ray's own threads, which listen to the cluster, may lose it before they are stopped."""
     before = threading.excepthook
 
     def hook(args: Any) -> None:

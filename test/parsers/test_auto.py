@@ -206,7 +206,7 @@ def test_a_parser_that_reads_other_values_is_refused():
 
 
 def test_the_role_of_results_is_one_that_the_template_names():
-    """A template that prints whatever role it gets does not know it."""
+    """A template that prints any role does not know the role."""
     assert get_parser("auto", tokenizer=tokenizer_with(WRITTEN["llama3_json"])).result_role == "tool"
 
 

@@ -1,4 +1,4 @@
-"""Cohere's Command R, R7B, A and 4: a list of calls between action tags; thoughts and answers in tags too."""
+"""Cohere's Command R, R7B, A and 4: a list of calls between action tags; reasoning and answers in tags."""
 
 import json
 

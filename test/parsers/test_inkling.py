@@ -1,4 +1,4 @@
-"""Calls of Inkling, whose blocks of thoughts, text and calls all end with the same token."""
+"""Calls of Inkling, whose blocks of reasoning, text and calls all end with the same token."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Calls of K2 Horizon: three formats that its chat template can ask for, and three kinds of thoughts."""
+"""Calls of K2 Horizon: three formats that its chat template can request, and three kinds of reasoning."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""A trajectory comes back as it was; whatever else a line holds is read or named."""
+"""A trajectory reads back unchanged; other content of a line is read or named."""
 
 import json
 import math

@@ -148,7 +148,7 @@ def test_replaced_file_is_read_again(tmp_path: Path, scanned: Scan):
 
 
 def test_replaced_or_truncated_file_reports_a_restart(tmp_path: Path, scanned: Scan):
-    """Each time, in whatever order: who keeps numbers of lines sees that they are others."""
+    """Each time, in any order: readers that keep line numbers notice the change."""
     path = tmp_path / "0.jsonl"
     write(path, "a", "b")
     file = scanned(path)

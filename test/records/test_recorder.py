@@ -1,4 +1,4 @@
-"""Every trajectory is one line of the right file, whoever writes beside, and whatever a crash has left."""
+"""Every trajectory is one line of the right file, with concurrent writers and after crashes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def finished(recorder: Recorder, name: str, *turns: Turn) -> None:
 def test_file_of_trajectories_reads_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, some: list[TrajectoryRecord], suffix: str
 ):
-    """One line each, whatever line separators and surrogates the texts hold; nothing is secret here."""
+    """One line each, for any line separators and surrogates; without secrets."""
     path = tmp_path_factory.mktemp("records") / f"all{suffix}"
     with Recorder(path, secrets=()) as recorder:
         for one in some:
@@ -206,7 +206,7 @@ def test_several_processes_write_to_one_file(tmp_path: Path, suffix: str):
 
 
 def test_pending_records_are_written_at_exit(tmp_path: Path):
-    """Nobody has closed the recorder."""
+    """The recorder is not closed."""
     code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=".jsonl")
     code = code.replace("with Recorder", "recorder = Recorder").replace("') as recorder:", "')\nif True:")
     subprocess.run([sys.executable, "-c", code, "a"], check=True, timeout=60)
@@ -214,7 +214,7 @@ def test_pending_records_are_written_at_exit(tmp_path: Path):
 
 
 def test_a_killed_program_loses_at_most_its_last_line(tmp_path: Path):
-    """What was flushed is there whole; of what was not, no line but the last can be broken."""
+    """Flushed lines are complete; of the others, only the last can be broken."""
     code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=".jsonl")
     code = code.replace(
         'recording.finish("no_calls")', 'recording.finish("no_calls")\n        print(flush=True)'
@@ -300,7 +300,7 @@ def test_trajectory_larger_than_the_queue_is_written(tmp_path: Path):
 
 
 def test_write_error_is_logged_and_raised_at_close(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """The rollout goes on meanwhile; what can be written later is."""
+    """The rollout continues meanwhile; later records are written if possible."""
     (tmp_path / "0.jsonl").mkdir()
     recorder = Recorder(tmp_path)
     finished(recorder, "lost")
@@ -357,7 +357,7 @@ def test_without_zstandard_the_error_names_the_extra(tmp_path: Path, monkeypatch
 
 
 class Told(TrajectoryHook):
-    """Keeps what it is told."""
+    """Keeps its events."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
@@ -461,7 +461,7 @@ def test_a_record_by_hand_is_written_too(tmp_path: Path):
 
 
 def added(path: Path, caplog: pytest.LogCaptureFixture, **options: object) -> list[str]:
-    """Add a trajectory to a file, with a recorder of its own; what it warns of."""
+    """Add a trajectory to a file with a new recorder; return its warnings."""
     caplog.clear()
     with Recorder(path, **options) as recorder:  # pyright: ignore[reportArgumentType]
         finished(recorder, "0.0")

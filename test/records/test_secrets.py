@@ -1,4 +1,4 @@
-"""What is secret is written nowhere: not in arguments, not in texts that repeat it, not as tokens."""
+"""Secrets are not written: not in arguments, not in texts that repeat them, not as tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_values_of_other_names_are_not_secret(name: str):
 @settings(deadline=None)
 @given(secret=st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=30))
 def test_a_secret_is_in_no_text_of_the_record(secret: str):
-    """Neither as it is, nor as it stands inside the JSON of the call."""
+    """Neither verbatim nor escaped inside the JSON of the call."""
     made = login(secret)
     found = data(made)
     other = "\n".join(texts(data(login("[redacted]"))))  # holds some by chance, as "messag" in a key

@@ -1,4 +1,4 @@
-"""A trajectory becomes spans as other programs of observability read them, without what was said."""
+"""A trajectory becomes spans for observability tools, without message texts."""
 
 from __future__ import annotations
 

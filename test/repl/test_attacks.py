@@ -35,7 +35,7 @@ assert hasattr(module, 'reopen') and hasattr(worker, 'clone') and hasattr(spaces
 
 
 async def ran(repl: ForkServerRepl, code: str, timeout: float = 5) -> ReplResult:
-    """Run what has to succeed."""
+    """Run code that must succeed."""
     result = await repl.execute(code, timeout=timeout)
     assert result.status == "ok", result.text
     return result

@@ -1,4 +1,4 @@
-"""What is kept of a kernel's frames is bounded and of known shape, whatever they contain."""
+"""Stored data of a kernel's frames is bounded and of known shape, for any content."""
 
 import ast
 import base64

@@ -82,7 +82,7 @@ def parent(pid: int) -> int:
 
 
 async def test_interpreter_killed_between_cells_is_reported_with_the_next(make):
-    """Whoever did it: a timer of the cell may have."""
+    """A timer of the cell may have done it."""
     async with make() as repl:
         pid = await marked(repl)
         os.kill(pid, signal.SIGKILL)

@@ -126,7 +126,7 @@ def test_a_rollout_that_repeats_the_last_step_of_a_row_counts_it_once(tokenizer)
 
 
 class CountingParser(HermesParser):
-    """Remembers what it has read."""
+    """Stores the rows that it has read."""
 
     def __init__(self):
         super().__init__()

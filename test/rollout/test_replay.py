@@ -80,7 +80,7 @@ def conversations(records):
 
 @pytest.mark.parametrize("rows", [1, 2, 64])
 def test_equal_results_do_not_differ_for_any_number_of_rows(recorded, rows):
-    """State is fresh in each trajectory: the counter would go on counting otherwise."""
+    """State is fresh in each trajectory: otherwise the counter would continue."""
     assert replay(conversations(recorded), [half, Counter()], rows=rows) == []
 
 

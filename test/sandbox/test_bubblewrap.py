@@ -192,7 +192,7 @@ async def test_a_folder_outside_of_work_is_refused(cwd: str):
 
 @works
 async def test_a_folder_that_is_not_there_is_the_models_mistake():
-    """A sandbox error would count as nobody's fault, and the model could cause it at will."""
+    """A sandbox error would count as infra, and the model could cause it at will."""
     async with BubblewrapSandbox() as sandbox:
         result = await sandbox.run(["pwd"], cwd="missing")
         assert result.exit_code != 0

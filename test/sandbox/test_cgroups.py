@@ -95,7 +95,7 @@ async def test_shared_memory_over_the_limit_ends_the_cell_and_restarts_the_inter
 
 @grouped
 async def test_clones_have_groups_of_their_own():
-    """Each takes more than half of what one may take."""
+    """Each takes more than half of the limit of one."""
     limits = ResourceLimits(memory_total_bytes=128 << 20)
     take = "taken = bytearray(b'x') * (80 << 20)"
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:

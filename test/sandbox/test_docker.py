@@ -427,7 +427,7 @@ async def test_an_opening_that_fails_leaves_nothing(daemon: FakeDocker, step: st
 
 @pytest.mark.parametrize("step", [CREATE, ATTACH, START])
 async def test_an_opening_that_is_cancelled_leaves_nothing(daemon: FakeDocker, step: str):
-    """Docker is in the middle of it; what it creates is removed before the task ends."""
+    """Docker is creating the container, which is removed before the task ends."""
     go_on = daemon.pause(step)
     sandbox = DockerSandbox(url=daemon.url)
     opening = asyncio.create_task(sandbox.open())

@@ -1,4 +1,4 @@
-"""What the Landlock sandbox stops and does not stop, line by line, beyond the contract."""
+"""Threats that the Landlock sandbox stops and does not stop, beyond the contract."""
 
 import ast
 import asyncio

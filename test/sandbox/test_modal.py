@@ -1,6 +1,6 @@
 """The Modal sandbox, against a stand-in for Modal on loopback.
 
-What only Modal itself can keep is tested as far as the request that asks for it.
+Promises that only Modal itself can keep are tested up to the request.
 """
 
 import asyncio
@@ -455,7 +455,7 @@ class TestLosing:
         await gone(mark)
 
     async def test_unanswered_start_closes_the_sandbox(self, fake, sandbox, monkeypatch):
-        """The command may run, and nobody knows its number."""
+        """The command may run, but its process id is unknown."""
         monkeypatch.setattr(remote_process, "END_S", 0.3)
         mark = f"99{os.getpid()}"
         fake.hold("TaskExecStart")
@@ -525,7 +525,7 @@ class TestSpawning:
             assert await process.receive() == part
 
     async def test_unread_output_waits(self, sandbox):
-        """Commands beside it go on, while the rest stays where it is."""
+        """Other commands continue, while the unread rest stays in the sandbox."""
         process = await sandbox.spawn(["sh", "-c", "yes | head -c 5000000"])
         while len(process._unread) < 1 << 20:
             await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ SHELLS = [path for name in ("dash", "bash", "ksh", "busybox") if (path := shutil
 def _run(
     shell: str, words: list[str], folder: Path, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run what is meant for a machine with this shell as its /bin/sh and this folder as its /work."""
+    """Run a script for a machine with this shell as its /bin/sh and this folder as its /work."""
     (folder / "sh").unlink(missing_ok=True)
     (folder / "sh").symlink_to(shell)
     places = {"/bin/sh": str(folder / "sh"), "/work": str(folder)}

@@ -216,7 +216,7 @@ async def test_file_tools_follow_no_link_out_of_a_granted_folder(kind, folder):
 
 @root_only
 async def test_file_tools_can_do_no_more_than_code_inside(kind, folder):
-    """Root reads and writes on the host what nobody may not."""
+    """Root reads and writes files of the host that the user nobody cannot."""
     writable(folder)
     (folder / "secret").write_text("of root")
     (folder / "secret").chmod(0o600)

@@ -24,7 +24,7 @@ class TestSeatbelt(SandboxContract):
 
 
 def expressions(text):
-    """Read the profile as what it is, nested lists of words."""
+    """Parse the profile into nested lists of words."""
     stack = [[]]
     for token in re.findall(r'"[^"]*"|[()]|[^\s()]+', text):
         if token == "(":

@@ -1,4 +1,4 @@
-"""Access: web pages and other machines are refused, whatever they send; over real HTTP."""
+"""Access: requests of web pages and other machines are rejected; over real HTTP."""
 
 import socket
 from collections.abc import Generator, Mapping

@@ -1,4 +1,4 @@
-"""The search server: what it reads, what it finds, and how it answers; over real HTTP."""
+"""The search server: documents, results and responses; over real HTTP."""
 
 import json
 import subprocess

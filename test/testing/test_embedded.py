@@ -9,7 +9,7 @@ from torchrl_agentic.testing.servers.embedded import serving
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
-    """Say hello, to whatever is asked."""
+    """Say hello to any question."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"hello"})

@@ -102,7 +102,7 @@ def test_template_matches_those_of_large_models(tokenizer):
 
 
 def test_calls_in_the_content_look_as_calls_in_their_field(tokenizer):
-    """An environment keeps what the model wrote as text; to the model it must not look different."""
+    """An environment stores the model's messages as text; rendered again, they must look the same."""
     written = [*CHAT[:2], {"role": "assistant", "content": "Both:\n" + calls(["2 + 3", "2 + 3"])}, *CHAT[3:]]
     assert tokenizer.apply_chat_template(written, tools=[TOOL], tokenize=False) == SHOWN
 
@@ -140,7 +140,7 @@ def test_prompt_continues_the_conversation(tokenizer, chat, tools):
 
 
 def test_it_is_a_plain_folder(tiny):
-    """Transformers takes Qwen2's own tokenizer class, whatever the folder asks for; the ids are the same."""
+    """Transformers uses Qwen2's own tokenizer class for any folder; the ids are the same."""
     model, tokenizer = tiny
     plain = AutoModelForCausalLM.from_pretrained(TINY)
     assert plain.dtype == torch.bfloat16

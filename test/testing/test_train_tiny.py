@@ -25,7 +25,7 @@ def script():
 
 
 def test_assistant_messages_and_their_ends_are_learned(script):
-    """Of a call that fails through its code nothing is learnt, else the model would make such calls."""
+    """Calls that fail by their code are not trained on; otherwise the model would write such calls."""
     _, tokenizer = load_tiny()
     taught = list(itertools.islice(lessons(0), 200))
     learnt_texts = []

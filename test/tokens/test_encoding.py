@@ -1,4 +1,4 @@
-"""Text of others never becomes control tokens, and nothing else changes."""
+"""Untrusted text never becomes control tokens, and nothing else changes."""
 
 import pytest
 from helpers.model_families import FAMILIES

@@ -1,4 +1,4 @@
-"""A ledger keeps what it is given, and its arrays never differ in length."""
+"""A ledger keeps its input, and its arrays never differ in length."""
 
 import itertools
 import json

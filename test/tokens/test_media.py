@@ -172,7 +172,7 @@ def test_lists_that_a_parser_writes_are_kept():
 
 
 def test_tool_text_with_slot_words_is_unchanged():
-    """The words that stand for images while the parser writes are ones that no result holds."""
+    """The placeholder words of images do not occur in any result."""
 
     def forge() -> tuple:
         return (TextPart("vjq0media0qvj vjq1"), ImagePart(png(20, 20)), TextPart("vjq1media0qvj"))

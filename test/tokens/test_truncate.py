@@ -1,4 +1,4 @@
-"""What is too long is cut, with a marker inside the limit."""
+"""Text over the limit is cut, with a marker inside the limit."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a tool is: functions with and without @tool, look-alikes, and what is none."""
+"""Accepted tools: functions with and without @tool and look-alikes; and rejected objects."""
 
 import asyncio
 import pickle

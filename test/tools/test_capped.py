@@ -1,4 +1,4 @@
-"""A Python program that is wrapped to keep its output short does what it did before."""
+"""A Python program that is wrapped to bound its output behaves as before."""
 
 import os
 import re

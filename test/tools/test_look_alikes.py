@@ -18,7 +18,7 @@ OPENED: list[int] = []
 
 
 class Memory:
-    """A sandbox in memory, with what the PR's protocol has: `tee PATH TEXT` writes, `cat PATH` reads."""
+    """A sandbox in memory with the PR's protocol: `tee PATH TEXT` writes, `cat PATH` reads."""
 
     name = "memory"
 
@@ -52,7 +52,7 @@ class Memory:
 
 
 class Plain:
-    """An interpreter in this process, with what the PR's protocol has."""
+    """An interpreter in this process with the PR's protocol."""
 
     name = "plain"
 
@@ -80,7 +80,7 @@ class Plain:
 
 
 class Shout:
-    """A parser with what the PR's protocol has."""
+    """A parser with the PR's protocol."""
 
     name = "shout"
 

@@ -1,4 +1,4 @@
-"""What we create is for its owner alone unless other permissions are given; what is there keeps its own."""
+"""New files are readable only by their owner by default; existing files keep their permissions."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def own_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Generator[str]:
-    """A real one where SANDBOX_FUSION_URL names it, else ours."""
+    """A real server if SANDBOX_FUSION_URL is set, else ours."""
     if url := os.environ.get("SANDBOX_FUSION_URL"):
         yield url
         return

@@ -188,7 +188,7 @@ def test_a_parameter_without_a_schema_is_named():
 
 
 def test_a_builtin_without_signature_is_a_type_error():
-    """`schema_of` promises TypeError, naming the function, for whatever has no usable signature."""
+    """`schema_of` raises TypeError with the name of a function that has no usable signature."""
     with pytest.raises(TypeError, match="max"):
         schema_of(max)
 

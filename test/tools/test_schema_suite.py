@@ -1,4 +1,4 @@
-"""The JSON-Schema-Test-Suite: what the model is shown, and what is checked, accept the values they should."""
+"""The JSON-Schema-Test-Suite: the shown and the checked schema accept the right values."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Search: what is asked and shown is what models of Search-R1 and verl know; bad services are INFRA."""
+"""Search: requests and results have the form of Search-R1 and verl; failing services give INFRA."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A client retries what is worth it, holds no slot meanwhile, and never outlives its deadline."""
+"""A client retries transient errors, holds no slot meanwhile, and never exceeds its deadline."""
 
 import asyncio
 import email.utils
@@ -94,7 +94,7 @@ async def test_tries_come_to_an_end():
 
 
 async def test_the_deadline_bounds_tries_and_pauses_together():
-    """The service asks for an hour; the error says what it answered last."""
+    """The service asks for an hour; the error has its last response."""
     patience = Patience(deadline_s=0.3, tries=100, first_s=0.01)
     began = asyncio.get_running_loop().time()
     error, server = await _ask([Reply(429, headers={"Retry-After": "3600"})], patience=patience)
@@ -112,7 +112,7 @@ async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
 
 
 async def test_no_slot_is_held_while_backing_off():
-    """The first call is told to come again; only if it lets go of the slot, the second one gets through."""
+    """The first call must retry; only if it releases the slot, the second one can run."""
     limiter = RateLimiter(max_concurrent=1)
     second_came = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Functions that people bring are called as what they are."""
+"""User functions are called as sync or async functions."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""A row's trajectory goes on in several rows, each with its own copy of all that was open."""
+"""A row's trajectory continues in several rows, each with its own copy of the open sessions."""
 
 import pytest
 from helpers.chat_envs import Counter, advance, begin, call, chat_env, results, step

@@ -1,4 +1,4 @@
-"""ToolCompose: flags, sessions, state, copies, construction, and what a message may hold."""
+"""ToolCompose: flags, sessions, state, copies, construction, and unusual messages."""
 
 import asyncio
 import gc
@@ -528,7 +528,7 @@ class TestConcurrency:
         assert results(td)[1] == ["hi"]
 
     def test_the_turn_s_deadline_counts_queueing(self):
-        """Eight calls stand in line for one slot that is never free: all end at the turn's deadline."""
+        """Eight calls wait for one slot that is never free: all end at the turn's deadline."""
         started = []
 
         async def wait() -> str:
@@ -762,7 +762,7 @@ env.close()
         assert td["next", "step_count"].item() == 1
 
     def test_second_tool_compose_keeps_the_results_of_the_first(self):
-        """What the first appended stands behind the model's message, as forged turns do, but is none."""
+        """The results of the first follow the model's message like forged turns, but are real."""
         env = chat_env((1,), ToolCompose([add]), ToolCompose([echo], "xml"))
         td = step(env, begin(env), call("add", a=1, b=1))
         assert results(td["next"]) == [["2"]]
@@ -782,7 +782,7 @@ env.close()
         assert "go on" in [m.content for m in conversations(td["next"])[0]]
 
     def test_dropped_environments_leave_no_thread_but_the_loop(self):
-        """Blocking tools have made threads of each; they end once nobody holds the environment."""
+        """Blocking tools started threads in each; they end when the environment is garbage collected."""
 
         def work() -> str:
             return "done"
@@ -1334,7 +1334,7 @@ hostile_message = st.one_of(
 
 
 class TestHostileMessages:
-    """Row 1 asks for a sum whatever row 0 says; it must get it, and row 0 one answer per call."""
+    """Row 1 must get its sum for any message in row 0, and row 0 one result per call."""
 
     @pytest.mark.parametrize("parser", ["hermes", "xml", "json", "openai", "anthropic"])
     @given(said=hostile_message)

@@ -1,4 +1,4 @@
-"""Whatever a tool writes, in whichever format, for whichever model: a prompt gets no control token of it."""
+"""Tool output never becomes control tokens of a prompt, in any format and for any model."""
 
 import pytest
 from helpers.chat_envs import begin, call, chat_env, step
@@ -156,7 +156,7 @@ BOTH = ("harmless", "a<ctl>[x y]<|im_end|>")
 
 
 class Greeter(Tool):
-    """A tool that a server describes, and that speaks first."""
+    """A tool that a server describes, and that adds to the first prompt."""
 
     name, open_at_reset = "greet", True
 

@@ -1,4 +1,4 @@
-"""What a data set says of its rows reaches the tools, and what tools say first reaches the prompt."""
+"""Columns of a data set reach the tools, and responses of `create` reach the prompt."""
 
 import pytest
 from helpers.model_families import FAMILIES
@@ -29,7 +29,7 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate({"function": {"name": "sum", "d
 
 
 class Sum(BaseTool):
-    """Adds 1 per call to what the data set says; worth what it has at the end."""
+    """Adds 1 per call to the value of the data set; the final value is its reward."""
 
     def __init__(self):
         super().__init__({}, SCHEMA)

@@ -73,7 +73,7 @@ class TestLLMCollector:
             ]  # fmt: skip
 
     def test_rows_of_unequal_length_keep_their_state_while_others_are_reset(self):
-        """Each trajectory counts its own calls without a gap, however often the other row begins anew."""
+        """Each trajectory counts its own calls without a gap, however often the other row restarts."""
         env = dataset_env(2, ToolCompose([Counter(), StopTool()]), queries=16)
 
         def said(chat):

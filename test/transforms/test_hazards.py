@@ -257,7 +257,7 @@ def test_h16_an_environment_works_in_a_fork_of_a_process_that_used_it():
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_h16_fork_does_not_close_sessions_of_its_parent(caplog):
-    """What is open belongs to the parent's loop; closing it in the child would wait for that in vain."""
+    """Open sessions belong to the parent's loop; closing them in the child would wait forever."""
     tool = Counter()
     env = chat_env((1,), ToolCompose([tool]))
     step(env, begin(env), call("count"))

@@ -1,4 +1,4 @@
-"""What the conversations look like before and after a step."""
+"""Conversations before and after a step."""
 
 import asyncio
 import pickle
@@ -142,7 +142,7 @@ class TestAppending:
         assert [m.tool_call_id for m in conversations(td["next"])[0]] == [None, None, "mine", "call_0_1"]
 
     def test_histories_of_the_root_are_not_modified(self):
-        """The stored `full` is what a loss trains on; a result in it would be trained on as sampled."""
+        """A loss trains on the stored `full`; a result in it would be trained on as sampled."""
         env = chat_env((2,), ToolCompose([add]))
         td = step(env, begin(env), call("add", a=1, b=1), "no call")
         assert lengths(td["history"].prompt) == [1, 1]
@@ -293,7 +293,7 @@ class TestReading:
         assert results(td["next"]) == [["3"], ["4"]]
 
     def test_a_call_written_twice_runs_once(self):
-        """Qwen's parse-back leaves a call in the content and beside it."""
+        """Qwen's parse-back leaves a call in the content and in `tool_calls`."""
         same = {"name": "add", "arguments": {"a": 1, "b": 2}}
         td = self.run(Message("assistant", call("add", a=1, b=2), tool_calls=[same]))
         assert results(td) == [["3"]]

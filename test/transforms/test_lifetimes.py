@@ -1,4 +1,4 @@
-"""What trajectories hold open is closed when they end, whoever ends them, and when nobody is left."""
+"""Sessions close when their trajectory ends for any reason, and when the environment is dropped."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ from torchrl_agentic.testing import ScriptedPolicy
 
 
 class Held(Tool):
-    """Tells when it is opened and closed."""
+    """Records when it is opened and closed."""
 
     name, description = "held", "Hold something open."
 

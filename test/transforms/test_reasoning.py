@@ -1,4 +1,4 @@
-"""ToolCompose knows whether answers begin inside a thought, so that no draft of one runs."""
+"""ToolCompose knows whether answers begin inside reasoning, so that no draft runs."""
 
 import pytest
 from helpers.chat_envs import begin, chat_env, step

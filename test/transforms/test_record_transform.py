@@ -64,7 +64,7 @@ def recorder(tmp_path: Path):
 
 @pytest.fixture
 def dump(recorder: Recorder):
-    """Reads what is there by now."""
+    """Reads the current records."""
 
     def read() -> list[TrajectoryRecord]:
         recorder.flush()
@@ -74,7 +74,7 @@ def dump(recorder: Recorder):
 
 
 def test_a_row_is_recorded_as_soon_as_it_is_done(recorder: Recorder, dump: Any):
-    """The other goes on."""
+    """The other continues."""
     env = chat_env((2,), tools(recorder), EndTrajectory(when_no_calls=True), RecordTransform())
     td = step(env, begin(env), "the answer", call("add", a=1, b=2))
     (first,) = dump()

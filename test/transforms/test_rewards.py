@@ -26,7 +26,7 @@ require_list_to_stack()
 
 
 class Scored(Tool):
-    """Each call is worth what it says; the trajectory 10."""
+    """The reward of a call is its argument, that of the trajectory 10."""
 
     name, description = "score", "Score."
     input_schema = {"type": "object", "properties": {"n": {"type": "number"}}}  # noqa: RUF012  a constant

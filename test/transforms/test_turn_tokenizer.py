@@ -395,7 +395,7 @@ def test_results_are_bounded_in_tokens_too():
 
 
 def test_inference_template_replaces_ids_and_reports_it():
-    """Qwen3 drops reasoning before a user's message; rendered anew, what was sampled is gone."""
+    """Qwen3 drops reasoning before a user's message; rendered again, sampled tokens would be lost."""
     tokenizer = FAMILIES["qwen3"].tokenizer()
     said = "<think>\nhm\n</think>\n\n" + call(text="A")
     compose = ToolCompose([say], tool_role="user")
@@ -476,7 +476,7 @@ OWN_WAY = (
 
 @pytest.mark.parametrize("texts", [["<think>x</think>y"], ["a</think>b", "c"], ["", "d"], [""]])
 def test_template_filters_on_results_keep_control_tokens_escaped(texts):
-    """It cuts thoughts off, and leaves empty results out; markup in a result stays text all the same."""
+    """It removes reasoning and empty results; markup in a result still stays text."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = OWN_WAY
     turns = TurnTokenizer(tokenizer)

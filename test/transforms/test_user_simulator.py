@@ -112,7 +112,7 @@ def test_row_ended_by_a_tool_is_scored_without_a_user_message():
 
 
 def test_a_row_is_judged_once():
-    """A row that is done stays so until its reset, whatever is said in it."""
+    """A row that is done stays done until its reset."""
     user = Shopper()
     env = user_env((2,), user)
     td = advance(env, begin(env), "sold", "hello")
@@ -158,7 +158,7 @@ def test_failing_user_affects_one_row_and_logs_one_line(text, caplog):
 
 
 def test_user_that_hangs_on_open_does_not_delay_others(caplog):
-    """The step returns while the opening still hangs; what was opened too late is closed all the same."""
+    """The step returns while the opening still hangs; a session opened too late is closed."""
     go_on, closed = threading.Event(), threading.Event()
 
     class Slow(Interaction):
@@ -378,7 +378,7 @@ def _settled(user, count):
 
 
 def test_interrupt_closes_each_session_once():
-    """Ctrl-C in the middle of a reply; the environment goes on."""
+    """Ctrl-C in the middle of a reply; the environment continues to work."""
     import _thread
     import signal
 
@@ -433,7 +433,7 @@ def test_a_clone_has_conversations_of_its_own():
 
 
 def test_environment_can_be_pickled_during_a_conversation():
-    """What a row says to its user travels with the TensorDict; the conversation with it begins anew."""
+    """Row arguments are pickled with the TensorDict; the conversation with the user restarts."""
     env = user_env((1,), ScriptedUser())
     td = begin(env, interaction_kwargs=NonTensorStack(NonTensorData({"replies": ["u1", "u2", "u3"]})))
     td = advance(env, advance(env, td, "hello"), "hello")

@@ -32,7 +32,7 @@ from torchrl_agentic.tools.base import Effects
 
 
 class Ledger(Toolset):
-    """An account per trajectory; remembers what was opened and closed, with which rows."""
+    """An account per trajectory; records openings and closings with their rows."""
 
     name = "account"
 

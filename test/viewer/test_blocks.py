@@ -1,4 +1,4 @@
-"""A trajectory becomes lines that show what was said, thought, called and answered."""
+"""A trajectory becomes lines with messages, reasoning, calls and results."""
 
 import re
 

@@ -18,7 +18,7 @@ from torchrl_agentic.viewer.reading import Reading
 
 
 class Reader:
-    """A library whose clock is ours, with what is read of it."""
+    """A library with a virtual clock, and its reader."""
 
     def __init__(self, path: Path) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ class Reader:
         self.settle()
 
     def settle(self) -> None:
-        """Look for what is new, and read all of it."""
+        """Look for new lines, and read all of them."""
         self.now += 10
         while self.library.work():
             self.reading.catch_up()

@@ -1,4 +1,4 @@
-"""The query line says what is listed, and what is wrong with it."""
+"""The query line selects the listed rows, and reports its errors."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a message thinks aloud is found by the tags that models write."""
+"""Reasoning in a message is found by the tags of models."""
 
 import pytest
 from hypothesis import given

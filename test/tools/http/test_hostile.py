@@ -47,7 +47,7 @@ def tool_for(server: WebServer, **settings: Any) -> HttpTool:
 
 
 async def ask(tool: HttpTool, url: str, **args: Any) -> ToolResult:
-    """A result, or what the dispatcher makes one of; and in time."""
+    """A result, or an error that the dispatcher turns into one, in time."""
     try:
         async with asyncio.timeout(5):
             return await tool.run({"url": url, **args}, ToolContext("c1"))

@@ -1,4 +1,4 @@
-"""What the model may put into a request, and what is left of it behind a redirect."""
+"""Parts of a request that the model may set, and those that survive a redirect."""
 
 from typing import Any
 

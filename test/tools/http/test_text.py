@@ -1,4 +1,4 @@
-"""From bytes to what the model reads."""
+"""From bytes to the text that the model reads."""
 
 import json
 

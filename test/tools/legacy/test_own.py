@@ -1,4 +1,4 @@
-"""`as_tool` of transforms of people's own, and what it refuses."""
+"""`as_tool` with custom transforms, and the transforms that it rejects."""
 
 import functools
 
@@ -19,7 +19,7 @@ from torchrl_agentic import ToolResult, as_tool
 
 
 class Own:
-    """A transform of somebody's own: it has the one stable seam."""
+    """A custom transform with the one stable method."""
 
     def __init__(self, answer=lambda content, index: [content]):
         self.answer, self.closed = answer, 0
@@ -53,7 +53,7 @@ class TestOwn:
         assert chat(1, own).step(call("own", x=1)) == [["CALL own(1)"]]
 
     def test_render_call_comes_before_any_layer(self, chat):
-        """Whoever writes the syntax wants the transform to read it, whatever else it has."""
+        """A transform that defines the syntax wants to read it itself."""
         simple = SimpleToolTransform(tools={"f": divide})
         tool = as_tool(
             simple, name="f", render_call=lambda name, args: f"<tool>{name}\n" + '{"a": 1, "b": 2}</tool>'

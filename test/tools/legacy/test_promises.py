@@ -1,4 +1,4 @@
-"""What `as_tool` promises of every transform: whose the rows are, what runs beside what, what is an error."""
+"""Promises of `as_tool` for every transform: row state, concurrency and errors."""
 
 import asyncio
 import json

@@ -79,7 +79,7 @@ class TestPythonInterpreter:
 
     @pytest.mark.parametrize("persistent", [True, False])
     def test_a_call_that_runs_out_of_time_ends_its_process(self, chat, persistent, tmp_path):
-        """The code tells its number before it hangs; afterwards no such process is there."""
+        """The code prints its process id before it hangs; afterwards the process is gone."""
         note = tmp_path / "pid"
         tool = as_tool(PythonInterpreter(persistent=persistent, timeout=60), name="python")
         chat = chat(1, tool, per_call_timeout=2.0)

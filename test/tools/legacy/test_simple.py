@@ -27,7 +27,7 @@ class TestSimpleToolTransform:
         assert chat.errors() == [1]
 
     def test_a_report_of_failure_inside_a_success_is_an_error(self, chat):
-        """The transform says "success" of whatever did not raise."""
+        """The transform reports "success" for every call that did not raise."""
         chat = chat(1, self.tool(lambda: {"success": False, "error": "no such page"}))
         assert chat.step(call("f")) == [["no such page"]]
         assert chat.errors() == [1]

@@ -21,7 +21,7 @@ ADDED = "the MCP server 'raw' has added its tool 'extra' since its tools were ap
 
 
 class Server:
-    """A server whose tools are described by files, which a test can write anew."""
+    """A server whose tools are described by files that a test can rewrite."""
 
     def __init__(self, folder, raw):
         self.description, self.tools = folder / "description", folder / "tools"
@@ -57,7 +57,7 @@ def compose():
 
 
 async def restart(toolset):
-    """Kill the server; the next call starts it anew."""
+    """Kill the server; the next call restarts it."""
     os.kill(toolset.shared().pid, signal.SIGKILL)
     while toolset.shared().pid is not None:
         await asyncio.sleep(0.001)
@@ -144,7 +144,7 @@ async def test_refused_changes_do_not_show_under_new_names(opened, server, was, 
 async def test_a_server_that_is_lost_after_its_tools_were_listed_is_looked_at_again(
     opened, server, monkeypatch
 ):
-    """Else the tools of the server that was lost would be compared, and those of its heir called."""
+    """Otherwise the tools of the lost server would be compared, and those of the new one called."""
     list_tools, lost = ClientSession.list_tools, []
 
     async with opened(server.config, on_change="refuse") as raw:

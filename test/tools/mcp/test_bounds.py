@@ -1,4 +1,4 @@
-"""What a server sends is bounded: answers before they are parsed, and what it says of its tools."""
+"""Data of a server is bounded: responses before they are parsed, and descriptions of its tools."""
 
 import asyncio
 import gzip
@@ -22,7 +22,7 @@ from torchrl_agentic.tools import MCPServerConfig, MCPToolset
 
 @pytest.mark.parametrize("name", ["first", "second"], ids=["id first", "id last"])
 async def test_too_large_response_fails_only_its_call(opened, raw, name):
-    """The same process goes on, and calls beside it are answered."""
+    """The same process continues, and other calls are answered."""
     async with opened(raw("large"), max_result_bytes=1 << 20) as server:
         pid = await server.text("pid")
         whole = server.call(name, x=(1 << 20) - 200)
@@ -67,7 +67,7 @@ asyncio.run(main())
     is_last=st.booleans(),
 )
 def test_request_id_is_found_at_both_ends_of_a_message(before, number, is_last):
-    """Such as other ids, nested in what is left out."""
+    """Such as other ids, nested in the omitted part."""
     from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
 
     result = {"result": {"content": [{"id": 7, "text": before + "é" * 3000}], "id": "no"}}

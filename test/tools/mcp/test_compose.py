@@ -177,7 +177,7 @@ def test_closed_environment_restarts_the_server(compose, raw):
 
 
 def test_server_of_2026_without_initialize_works_and_announces_changes(compose, raw):
-    """It tells of changes on a stream that has to be asked for; each call adds a tool."""
+    """It announces changes on a stream that the client must request; each call adds a tool."""
     transform = compose(config=raw("modern"))
     env = chat_env((1,), transform)
     assert results(step(env, begin(env), call("first"))["next"])[0] == ["first"]
@@ -186,7 +186,7 @@ def test_server_of_2026_without_initialize_works_and_announces_changes(compose, 
 
 @pytest.mark.parametrize(("per_call", "of_server", "smaller"), [(30.0, 0.2, "0.2"), (0.2, 30.0, "0.18")])
 def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server, smaller):
-    """The toolset ends it a little before the environment would, so that the server is told."""
+    """The toolset ends it shortly before the environment would, so that the server gets the cancellation."""
     transform = ToolCompose([], per_call_timeout=per_call)
     transform.add_toolset(MCPToolset(demo(), tools=["hold"], request_timeout=of_server))
     env = chat_env((1,), transform)

@@ -103,7 +103,7 @@ async def test_unreachable_server_raises_at_setup():
 
 
 class Noted:
-    """A server that keeps the requests it gets, and answers as it is told."""
+    """A server that stores its requests and sends scripted responses."""
 
     def __init__(self, answer):
         self.requests = []
@@ -132,7 +132,7 @@ async def test_rejecting_server_is_reported_with_its_status_and_without_the_toke
 
 
 async def test_lost_session_is_reconnected():
-    """As one does that was started anew behind the same URL."""
+    """Like a server that was restarted behind the same URL."""
     sessions = []
     result = {"content": [{"type": "text", "text": "hello"}]}
 

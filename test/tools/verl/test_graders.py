@@ -1,4 +1,4 @@
-"""Answers are compared as numbers or mathematics, whatever way they are written."""
+"""Answers are compared as numbers or mathematics, in any notation."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Zooming in shows the box, whole and large enough, or says what is wrong with it."""
+"""Zooming in shows the whole box, large enough, or explains why the box is invalid."""
 
 import base64
 import io

@@ -47,7 +47,7 @@ KWARGS = {
 
 
 class Counter(BaseTool):
-    """Count per trajectory, and remember what was asked of it."""
+    """Count per trajectory, and store the requests."""
 
     def __init__(self):
         super().__init__({}, SCHEMA)
@@ -85,7 +85,7 @@ def call(number, **args):
 
 
 class Typed(Counter):
-    """Says what it takes."""
+    """Annotates its arguments."""
 
     async def create(
         self, instance_id: str, start: int, names: tuple[str, ...] = (), *, factor: float = 1.0, **kwargs

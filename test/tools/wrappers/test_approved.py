@@ -1,4 +1,4 @@
-"""Nothing runs but what a policy has let through, and the model reads why."""
+"""Only calls that a policy allows run, and the model gets the reason."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A wrapper is the tool in all that it does not change, whatever a tool may have."""
+"""A wrapper behaves like its tool except for its own change."""
 
 import asyncio
 import pickle
@@ -23,7 +23,7 @@ CHANGED = {"run", "session", "branch", "spec", "stateful", "default_effects"}
 
 
 class Everything(Tool):
-    """Has something of its own for whatever a Tool has."""
+    """Overrides every member of a Tool."""
 
     async def run(self, args: Any, ctx: Any) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""A trajectory may spend what it has, and not one call more, however its calls overlap."""
+"""A trajectory never exceeds its budget, even with overlapping calls."""
 
 import asyncio
 import pickle

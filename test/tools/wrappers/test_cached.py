@@ -108,7 +108,7 @@ async def test_waiting_call_can_be_cancelled_without_affecting_others():
 
 
 class Fails(Gated):
-    """Waits, then fails as told; then answers."""
+    """Waits, then fails as scripted, then returns a result."""
 
     def __init__(self, outcome):
         super().__init__()

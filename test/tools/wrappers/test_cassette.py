@@ -1,4 +1,4 @@
-"""What was recorded comes back as it was: results, errors, timeouts; what was not is missed aloud."""
+"""Recorded results, errors and timeouts are replayed unchanged; missing calls raise."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def told(result):
 
 
 async def test_all_that_can_come_of_a_call_comes_back(path):
-    """Whatever has no JSON, such as things in `meta`, may be text; the rest is the same."""
+    """Values without a JSON form, such as some in `meta`, may become text; the rest is equal."""
     live = await answers(Recorded(Scripted(*OUTCOMES), path), len(OUTCOMES))
     replayed = await answers(Replayed(Scripted(), path), len(OUTCOMES))
     assert [told(r) for r in replayed] == [told(r) for r in live]

@@ -44,7 +44,7 @@ names = st.lists(st.sampled_from(sorted(transparent("unused"))), max_size=6)
 
 @given(stack=names, outcome=st.sampled_from(OUTCOMES))
 async def test_no_stack_of_transparent_wrappers_changes_a_result(wrappers, stack, outcome):
-    """A crash is told under the name of the call, so that both have the same."""
+    """A crash is reported under the name of the call, so that both have the same."""
     bare, wrapped = Renamed(Scripted(outcome), "other"), Scripted(outcome)
     for name in [*stack, "Renamed"]:
         wrapped = wrappers[name](wrapped)
@@ -117,7 +117,7 @@ async def test_retries_around_a_budget_pay_for_each_timeout():
 
 
 async def test_outermost_recorder_records_the_results_of_the_model(tmp_path):
-    """Its replay runs nothing of what is inside; that of one beside the tool runs all around it again."""
+    """The outer replay runs nothing inside; the inner one runs everything around it again."""
     outer, inner = tmp_path / "outer", tmp_path / "inner"
     recorded = Recorded(Truncated(Recorded(Scripted("x" * 40), inner), 20), outer)
     seen = await by_hand(recorded, q=1)

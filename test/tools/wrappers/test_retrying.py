@@ -1,4 +1,4 @@
-"""A tool is tried again only for what may pass, only where that is safe, and never past its deadline."""
+"""A tool is retried only after transient errors, only if that is safe, and never past its deadline."""
 
 import asyncio
 import errno
@@ -178,7 +178,7 @@ def test_a_key_that_names_no_argument_is_found_out_early():
 
 
 async def test_no_try_begins_after_the_deadline():
-    """The first pause alone would take longer than there is left, so there is none."""
+    """The first pause would exceed the remaining time, so there is none."""
     tool = Retrying(Scripted(INFRA), first_s=60, longest_s=60)
     now = asyncio.get_running_loop().time()
     with pytest.raises(InfrastructureError):
@@ -215,7 +215,7 @@ def test_invalid_numbers_are_rejected(options):
 
 
 async def test_a_try_that_queued_leaves_the_next_one_its_time():
-    """Waiting for approval moves the deadline: what was read before it is over."""
+    """Waiting for approval moves the deadline: a value read before is outdated."""
     outcomes = iter([InfrastructureError("gone"), None])
 
     class Fails(Tool):

@@ -1,4 +1,4 @@
-"""A page is one file, asks nobody for anything, and holds all of a dump as text that no browser runs."""
+"""A page is one file without external requests, and holds a dump as text that no browser runs."""
 
 import base64
 import hashlib
@@ -34,7 +34,7 @@ def _tag_count(page):
 
 @given(some=st.lists(records(), min_size=1, max_size=3), spice=st.sampled_from(HOSTILE))
 def test_all_text_of_a_dump_is_in_its_page_and_none_of_it_is_markup(tmp_path_factory, some, spice):
-    """Whatever the texts are, the page has as many tags as one of harmless texts."""
+    """For any texts, the page has as many tags as one of harmless texts."""
     spiced = [record(turn(spice), request_id=f"{spice}{n}", gts=spice) for n in range(2)]
     page = page_of(dump_of(tmp_path_factory.mktemp("dump"), [*some, *spiced]))
 

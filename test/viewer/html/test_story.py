@@ -1,4 +1,4 @@
-"""What happened is told in words, and no word of it says more than the dump does."""
+"""The story describes the trajectory, and states no more than the dump."""
 
 import pytest
 from helpers.record_strategies import record, turn
@@ -52,7 +52,7 @@ class TestStory:
         assert any("2 tool calls, of which 1 failed" in line.text for line in lines)
 
     def test_long_result_is_quoted_by_beginning_and_end(self):
-        """The last line of a traceback says what was wrong."""
+        """The last line of a traceback has the error."""
         bad = ToolResult.from_text("\n".join(f"line {n}" for n in range(10)) + "\n", is_error=True)
         (quote,) = [line.quote for line in story(record(turn(result=bad))) if line.call is not None]
         assert quote.split("\n") == ["line 0", "line 1", "…", "line 8", "line 9"]
