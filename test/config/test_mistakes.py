@@ -1,4 +1,4 @@
-"""Each mistake in a configuration of tools is said with its file and line, and with what was expected."""
+"""Errors in a tools configuration have the file, the line and the expected value."""
 
 from pathlib import Path
 
@@ -321,7 +321,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_said_with_its_line_and_what_was_expected(folder: Path, name: str):
+def test_error_has_the_line_and_the_expected_value(folder: Path, name: str):
     text, line, words = MISTAKES[name]
     (folder / "c.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -332,7 +332,7 @@ def test_a_mistake_is_said_with_its_line_and_what_was_expected(folder: Path, nam
         assert word in said
 
 
-def test_all_mistakes_of_a_section_are_said_at_once(folder: Path):
+def test_all_errors_of_a_section_are_reported_together(folder: Path):
     (folder / "c.yaml").write_text("tool: []\nfunction_tool_path: {}\nlimits: 3\n")
     with pytest.raises(ConfigError) as caught:
         load_tools(folder / "c.yaml")
@@ -352,7 +352,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
         load_tools(tmp_path / "none.yaml")
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path):
+def test_file_that_is_not_text_is_named(tmp_path: Path):
     (tmp_path / "c.yaml").write_bytes(b"tools: [\xff]")
     with pytest.raises(ConfigError, match=r"c\.yaml: .*utf-8"):
         load_tools(tmp_path / "c.yaml")
@@ -380,7 +380,7 @@ def test_an_anchor_inside_itself_is_refused(tmp_path: Path):
         load_tools(tmp_path / "c.yaml")
 
 
-def test_a_mistake_in_another_file_is_said_with_that_file(folder: Path):
+def test_error_in_another_file_names_that_file(folder: Path):
     (folder / "c.yaml").write_text("tool_config_path: d.yaml\n")
     (folder / "d.yaml").write_text("tools:\n- stop\n- pyton\n")
     with pytest.raises(ConfigError, match=r"d\.yaml:3: .*no tool 'pyton'"):

@@ -118,7 +118,7 @@ def _load(folder: Path, text: str) -> Any:
     return load_tools(folder / "tools.yaml")
 
 
-def test_the_sandbox_fusion_file_gives_our_tool_and_the_schema_as_it_stands(tmp_path: Path):
+def test_sandbox_fusion_file_gives_the_tool_with_its_schema(tmp_path: Path):
     (tool,) = _load(tmp_path, SANDBOX_FUSION).tools
     assert isinstance(tool, SandboxFusionTool)
     assert (tool.num_workers, tool.rate_limit, tool.default_timeout) == (10, 10, 30)
@@ -137,7 +137,7 @@ def test_the_sandbox_fusion_file_gives_our_tool_and_the_schema_as_it_stands(tmp_
     }
 
 
-def test_the_search_file_gives_our_tool_and_its_misspelt_items_are_said_and_meant(tmp_path: Path):
+def test_search_file_gives_the_tool_and_misspelt_keys_are_logged(tmp_path: Path):
     with pytest.warns(
         UserWarning, match=r"tools\.yaml:19: .*'item' is not a JSON Schema keyword; it is read as 'items'"
     ):
@@ -228,7 +228,7 @@ async def test_all_of_json_schema_reaches_the_model_and_the_check(tmp_path: Path
     assert "place.x" in result.text
 
 
-def test_arrays_of_nobody_knows_what_are_said(tmp_path: Path):
+def test_arrays_without_item_types_are_logged(tmp_path: Path):
     text = SEARCH.replace("              item:\n                type: string\n", "")
     with pytest.warns(UserWarning, match=r"tools\.yaml:17: .*the array has no type of its items"):
         _load(tmp_path, text)
@@ -249,7 +249,7 @@ async def test_nullable_and_strict_of_a_file_hold_for_a_class_of_ones_own(tmp_pa
     assert result.text == "None in try 1"
 
 
-def test_anchors_mean_what_they_mean_in_yaml(tmp_path: Path):
+def test_anchors_follow_yaml(tmp_path: Path):
     (tmp_path / "answers.py").write_text(ANSWERS)
     text = (
         "tools:\n"
@@ -419,7 +419,7 @@ def test_keys_of_the_trainer_that_mean_something_here_reach_the_result(
 
 
 @pytest.mark.parametrize("text", [SHAPES["a bare switch"], SHAPES["tool_kwargs"], "multi_turn: true\n"])
-def test_a_file_of_verl_has_verls_bound_on_results_and_a_file_of_tools_has_none(trainer: Path, text: str):
+def test_verl_file_has_its_bound_on_results_and_a_tools_file_has_none(trainer: Path, text: str):
     assert _load(trainer, text).tokenizer_options == {
         "max_tool_response_chars": 256,
         "tool_response_truncate_side": "middle",

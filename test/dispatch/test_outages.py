@@ -57,7 +57,7 @@ def warnings_of(caplog):
 
 @pytest.fixture
 def dead_port():
-    """A port of ours where nobody listens."""
+    """A local port without a listener."""
     with socket.socket() as mine:
         mine.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{mine.getsockname()[1]}"
@@ -103,7 +103,7 @@ async def test_the_step_after_an_outage_does_not_try_the_service(reply, caplog):
 
 
 async def test_one_call_that_fails_ends_the_step_while_the_circuit_is_half_open():
-    """The others wait for the one that tries it, and nobody tries it again."""
+    """The others wait for the one trial call, and none retries."""
     clock = VirtualClock()
     limiter = RateLimiter(
         max_concurrent=4, break_after=1, break_seconds=30, clock=clock, call_later=clock.call_later
@@ -122,7 +122,7 @@ async def test_one_call_that_fails_ends_the_step_while_the_circuit_is_half_open(
     assert server.connections == 1
 
 
-async def test_a_line_that_moves_is_waited_in_for_longer_than_a_call_may_take():
+async def test_waiting_in_a_moving_queue_may_exceed_the_call_timeout():
     """Twelve calls, one at a time, each of which takes a tenth of the timeout."""
 
     async def answer(path, data):
@@ -138,8 +138,8 @@ async def test_a_line_that_moves_is_waited_in_for_longer_than_a_call_may_take():
     assert max(result.timing.run_s for result in results) < 2.5
 
 
-async def test_a_program_may_take_as_long_as_its_call_has():
-    """Otherwise the service would have no time to say that it was stopped, and nobody could be blamed."""
+async def test_program_timeout_equals_the_remaining_call_time():
+    """Otherwise the service would have no time to report the timeout."""
     asked = []
 
     async def answer(path, data):
@@ -155,7 +155,7 @@ async def test_a_program_may_take_as_long_as_its_call_has():
 
 
 @pytest.mark.parametrize(("waited_s", "status"), [(0.0, Status.TIMEOUT), (0.5, Status.INFRA)])
-async def test_a_program_that_was_given_less_than_its_time_is_not_to_blame(waited_s, status):
+async def test_program_with_a_shortened_timeout_gives_infra(waited_s, status):
     stopped = {"status": "TimeLimitExceeded", "return_code": None, "execution_time": 0.1}
     replies = [Reply(502), Reply(body={"status": "Failed", "message": "", "run_result": stopped})]
     patience = Patience(first_s=max(waited_s, 0.001), longest_s=max(waited_s, 0.001))
@@ -190,7 +190,7 @@ class Down(Tool):
         raise InfrastructureError("busy" if ctx.trajectory < "t2" else "gone")
 
 
-async def test_calls_that_are_nobodys_fault_are_logged_once_per_tool_and_step(caplog):
+async def test_infra_results_are_logged_once_per_tool_and_step(caplog):
     async with rows(Down(), 6) as step:
         await step(x=1)
     (line,) = warnings_of(caplog)
@@ -215,7 +215,7 @@ class Waits(Tool):
         await asyncio.Event().wait()
 
 
-async def test_waiting_in_a_line_of_the_tools_own_is_not_its_run_and_the_run_is_bounded():
+async def test_waiting_in_a_queue_of_the_tool_is_not_run_time():
     event = asyncio.Event()
     tool = Waits(event)
     async with rows(tool, 1, per_call_timeout=0.05) as step:
@@ -230,7 +230,7 @@ async def test_waiting_in_a_line_of_the_tools_own_is_not_its_run_and_the_run_is_
     assert result.timing.run_s >= 0.04
 
 
-async def test_a_turn_that_is_over_ends_the_waiting_in_a_line():
+async def test_end_of_the_turn_ends_waiting_in_a_queue():
     async with rows(Waits(asyncio.Event()), 1, per_call_timeout=0.01, per_turn_timeout=0.05) as step:
         (result,) = await step(x=1)
     assert result.status is Status.TIMEOUT

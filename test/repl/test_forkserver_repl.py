@@ -41,7 +41,7 @@ async def test_it_is_the_default_where_it_works():
     assert isinstance(PythonTool().repl, ForkServerRepl)
 
 
-async def test_figures_and_what_is_displayed_come_back_as_images():
+async def test_figures_and_displayed_objects_return_as_images():
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(wall_seconds=60))) as repl:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\nplt.figure(); plt.plot([2])"
         shown = await repl.execute(code, timeout=50)
@@ -55,7 +55,7 @@ async def test_figures_and_what_is_displayed_come_back_as_images():
         assert "[2 images not shown" in many.stderr
 
 
-async def test_only_what_is_an_image_is_taken_for_one():
+async def test_only_valid_images_are_read_as_images():
     code = "class P:\n    def __init__(self, data): self.data = data\n"
     code += "    def _repr_png_(self): return self.data\n"
     async with ForkServerRepl() as repl:
@@ -103,7 +103,7 @@ async def test_numpy_is_seeded_when_a_cell_is_the_first_to_import_it():
     assert numbers[0] == numbers[1] is not None
 
 
-async def test_what_runs_on_in_the_background_is_told_apart():
+async def test_output_of_background_threads_is_marked():
     async with ForkServerRepl() as repl:
         assert (await repl.execute(LATE)).status == "ok"
         await repl.sandbox.write_file("now", b"")
@@ -135,12 +135,12 @@ async def test_processes_that_take_too_much_memory_together_are_ended():
         assert "200 MiB in all" in result.message
 
 
-async def test_a_library_that_is_not_there_is_said_when_it_is_to_be_loaded():
+async def test_missing_preloaded_library_raises_on_open():
     with pytest.raises(SandboxError, match="no_such_library"):
         await ForkServerSandbox(preload=["no_such_library"]).open()
 
 
-async def test_the_interpreter_of_a_sandbox_is_one_and_others_live_beside_it():
+async def test_sandbox_has_one_interpreter_and_other_processes():
     async with ForkServerSandbox() as sandbox, ForkServerRepl(sandbox) as first:
         with pytest.raises(SandboxError, match="SubprocessRepl"):
             await ForkServerRepl(sandbox).open()
@@ -165,7 +165,7 @@ def process_names() -> set[str]:
     return found
 
 
-async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch):
+async def test_idle_interpreter_returns_its_memory(monkeypatch):
     monkeypatch.setattr("torchrl_agentic.sandbox.bootstrap.IDLE_S", 0.2)
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(disk_total_bytes=10 << 20))) as repl:
         mark = f"idle{os.urandom(3).hex()}"
@@ -204,7 +204,7 @@ async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch
     ],
     ids=["numpy and pandas", "fork", "spawn", "shared memory", "torch"],
 )
-async def test_what_honest_code_needs_of_memory_is_allowed(code, printed):
+async def test_ordinary_code_fits_in_the_memory_limit(code, printed):
     limits = ResourceLimits(memory_bytes=4 << 30, memory_total_bytes=2 << 30)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
         result = await repl.execute("import math, multiprocessing\n" + code, timeout=90)

@@ -82,8 +82,8 @@ def parent(pid: int) -> int:
     return int(status.partition("\nPPid:")[2].split()[0])
 
 
-async def test_an_interpreter_that_is_killed_between_two_cells_is_told_with_the_next(make):
-    """Whoever did it: a timer of the cell may have."""
+async def test_interpreter_killed_between_cells_is_reported_with_the_next(make):
+    """A timer of the cell may have done it."""
     async with make() as repl:
         pid = await marked(repl)
         os.kill(pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ async def test_an_interpreter_that_is_killed_between_two_cells_is_told_with_the_
 
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)"])
-async def test_an_interpreter_that_its_own_cell_ends_is_the_cells_fault(make, code):
+async def test_interpreter_ended_by_its_cell_is_an_error_of_the_cell(make, code):
     async with make() as repl:
         assert (await repl.execute("x = 1")).status == "ok"
         result = await repl.execute(code)
@@ -104,7 +104,7 @@ async def test_an_interpreter_that_its_own_cell_ends_is_the_cells_fault(make, co
 
 
 @pytest.mark.parametrize("code", [THREAD, PROCESS], ids=["thread", "process"])
-async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_cells_fault(make, code):
+async def test_leftover_process_that_kills_the_interpreter_is_blamed_on_its_cell(make, code):
     async with make() as repl:
         pid = await marked(repl)
         assert (await repl.execute(code)).status == "ok"
@@ -114,7 +114,7 @@ async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_c
         assert (result.value, result.state_lost) == ("False", True)
 
 
-async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
+async def test_leftover_process_over_the_memory_limit_is_killed():
     """Between two cells: by its control group, which spares the interpreter, or by the supervisor, with all.
 
     A process that is killed for memory while a cell runs costs that cell its interpreter.
@@ -139,7 +139,7 @@ async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
             assert (await repl.execute("1")).state_lost
 
 
-async def test_a_clone_that_is_killed_leaves_the_original_alone():
+async def test_killed_clone_does_not_affect_the_original():
     async with KINDS["forkserver"]() as repl:
         await repl.execute("y = 2")
         (clone,) = await repl.fork()
@@ -177,7 +177,7 @@ async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
         assert not (await repl.execute("1")).state_lost
 
 
-async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
+async def test_interpreter_lost_before_any_code_gives_infra():
     """For example files that were written for the code are lost."""
     limits = ResourceLimits(disk_total_bytes=12 << 20)
     async with (
@@ -198,7 +198,7 @@ async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
         assert (result.value, result.state_lost) == ("1", False)
 
 
-async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
+async def test_killed_zygote_gives_infra_and_others_continue():
     """Nothing inside can reach it, and all trajectories of it are lost together."""
     sandbox = ForkServerSandbox(LIMITS)
     repls = [
@@ -224,7 +224,7 @@ async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
 
 
 @pytest.mark.parametrize("kind", [ForkServerSandbox, LandlockSandbox], ids=["forkserver", "landlock"])
-async def test_no_tool_of_a_trajectory_answers_infra_for_what_its_code_does(kind):
+async def test_failures_of_model_code_never_give_infra(kind):
     """Python, commands and files in one sandbox, whose supervisor is lost in between."""
     sandbox = kind()
     repls: list[Repl] = []

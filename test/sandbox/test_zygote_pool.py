@@ -34,7 +34,7 @@ async def up(sandbox: ForkServerSandbox) -> None:
         assert (await sandbox.run(["echo", "up"])).stdout == "up\n"
 
 
-async def test_a_killed_zygote_is_no_fault_of_the_code() -> None:
+async def test_killed_zygote_gives_infra() -> None:
     first = of_its_own()
     repls = [ForkServerRepl(first.fresh()) for _ in range(20)]
     await asyncio.gather(*(repl.open() for repl in repls))
@@ -70,7 +70,7 @@ async def _settled(pool: ZygotePool) -> int:
     return sum(zygote.live for zygote in pool._zygotes) - len(pool._spares)
 
 
-async def test_two_hundred_open_at_once_and_none_is_left() -> None:
+async def test_two_hundred_sandboxes_open_at_once_and_all_are_closed() -> None:
     async with of_its_own() as first:
         sandboxes = [first.fresh() for _ in range(200)]
         await asyncio.gather(*(sandbox.open() for sandbox in sandboxes))
@@ -116,7 +116,7 @@ async def test_cancelled_openings_leave_nothing() -> None:
         assert await _settled(newest_pool()) == 1
 
 
-async def test_closed_pools_are_made_anew() -> None:
+async def test_closed_pools_are_recreated() -> None:
     first = of_its_own()
     await first.open()
     pool = newest_pool()

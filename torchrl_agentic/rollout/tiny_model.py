@@ -8,7 +8,7 @@ run with it as with a large model of Qwen's family, in seconds and without a dow
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -27,8 +27,10 @@ def load_tiny(
         dtype: Data type of its weights.
         folder: Folder of the model; `examples/train_tiny.py` writes others.
     """
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, padding_side="left")
+    tokenizer = cast("Any", PreTrainedTokenizerFast).from_pretrained(
+        folder, local_files_only=True, padding_side="left"
+    )
     # TorchRL chooses a chat template by this name; a folder below /home/llama would get the wrong one.
     tokenizer.name_or_path = "torchrl-agentic-tiny"
-    model: Any = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
+    model = cast("Any", Qwen2ForCausalLM).from_pretrained(folder, local_files_only=True, dtype=dtype)
     return model.to(device).eval(), tokenizer

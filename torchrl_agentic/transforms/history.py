@@ -4,6 +4,11 @@ A message is a TensorDict of NonTensorData; a conversation is a lazy stack of me
 stack of conversations, of unequal length ("ragged"), nested once more for each further batch dimension.
 """
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# The public methods of TensorDict would check each message again.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools

@@ -18,7 +18,7 @@ def texts(*contents):
     return [TextContent(type="text", text=text) for text in contents]
 
 
-def test_structured_content_takes_the_place_of_the_text_that_says_the_same():
+def test_structured_content_replaces_equal_text():
     result = mcp_result(CallToolResult(content=texts("a", '{ "n" : 1 }', "b"), structured_content={"n": 1}))
     assert result.parts == (TextPart("a"), JsonPart({"n": 1}), TextPart("b"))
     assert result.meta == {"structured": {"n": 1}}
@@ -29,12 +29,12 @@ def test_structured_content_that_no_text_says_comes_last():
     assert result.parts == (TextPart("see there"), JsonPart({"n": 1}))
 
 
-def test_true_and_1_do_not_say_the_same():
+def test_true_and_1_are_different_content():
     parts = with_structured([TextPart('{"n": 1}')], {"n": True})
     assert parts == [TextPart('{"n": 1}'), JsonPart({"n": True})]
 
 
-def test_a_wrapped_value_that_the_text_says_is_not_said_twice():
+def test_wrapped_value_equal_to_the_text_is_not_repeated():
     for text, value in (("hello", "hello"), ("5", 5), ("[1, 2]", [1, 2])):
         result = mcp_result(CallToolResult(content=texts(text), structured_content={"result": value}))
         assert result.parts == (TextPart(text),)
@@ -77,6 +77,6 @@ def test_audio_is_named_and_kept_for_programs():
     assert result.meta == {"audio": [{"media_type": "audio/wav", "data": data}]}
 
 
-def test_what_the_server_says_besides_is_kept():
+def test_further_content_of_the_server_is_kept():
     result = mcp_result(CallToolResult.model_validate({"content": [], "_meta": {"cost": 2}}))
     assert result.meta == {"server_meta": {"cost": 2}}
